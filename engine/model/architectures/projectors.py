@@ -24,8 +24,7 @@ IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
 }
 """Smallest and largest number of image tokens by projector type: arguments of clip.cpp's `set_limit_image_tokens`.
 
-A type is missing if its limits are from other keys or if it has none. The settings cannot limit such a type, because
-llama.cpp refuses it.
+Projector types without such limits are not listed. For these, llama.cpp refuses limits on image tokens.
 """
 OWN_PIXELS = ("hunyuanvl", "kimik25")
-"""Projector types that ignore the settings' limits on image tokens if the file has limits in pixels."""
+"""Projector types for which limits on image tokens in the settings have no effect if the file has pixel limits."""

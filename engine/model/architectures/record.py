@@ -17,9 +17,12 @@ from engine.model.gguf.model_file import ModelFile
 Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four", "but_last"]
 """Layers that apply RoPE to queries and keys.
 
-`sliding`: layers with a window. `sliding_or_dense`: these, and the leading layers without experts. `finetuned`: as the
-file says. `but_fourth`: all but every fourth. `but_first_of_four`: all but the first of every four, if some layers have
-a window. `but_last`: all but the last.
+`sliding`: layers with a sliding window; all layers if no layer has one.
+`sliding_or_dense`: the layers of `sliding`, and the leading layers without experts.
+`finetuned`: all layers, unless `rope.scaling.finetuned` is false in the file.
+`but_fourth`: all but every fourth.
+`but_first_of_four`: all but the first of every four if some layers have a sliding window, else all.
+`but_last`: all but the last.
 """
 
 
@@ -29,7 +32,7 @@ class Style(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ embeddings
 
     input_scale: bool = False
-    """Whether embeddings are scaled, or normalised without weights."""
+    """Whether token embeddings are scaled. Also set if they are normalised without weights: this allocates the same."""
 
     input_norm: bool = False
     """Whether embeddings are normalised with weights of a norm tensor."""
@@ -49,7 +52,7 @@ class Style(msgspec.Struct, frozen=True):
     """Whether norms have no weights."""
 
     norms_after: bool = False
-    """Whether the norms of a layer's attention and feed-forward part are applied to the outputs of these parts."""
+    """Whether norms are applied to the outputs of attention and feed-forward, instead of to their inputs."""
 
     post_norm: bool = True
     """Whether the norm after attention is applied to attention's output; if not, to the sum of output and residual."""
@@ -62,19 +65,22 @@ class Style(msgspec.Struct, frozen=True):
     """
 
     scaled_sums: bool = False
-    """Whether the output of each part of a layer is scaled, whatever the file says."""
+    """Whether the outputs of attention and feed-forward are always scaled before they are added to the residual.
+
+    If not, they are scaled only if the file has a residual scale.
+    """
 
     parallel: Literal["", "input", "apart"] = ""
-    """Input of a feed-forward part that is computed parallel to attention.
+    """Input of the feed-forward part in layers that compute attention and feed-forward in parallel.
 
-    `input`: the output of attention's norm. `apart`: the output of a norm of its own. Empty: feed-forward follows
-    attention.
+    `input`: the normalised input of attention. `apart`: the layer's input after another norm. Empty: feed-forward
+    follows attention.
     """
 
     parallel_sum: Literal[
         "attention ffn input", "ffn attention input", "ffn input attention", "ffn (attention input)"
     ] = "attention ffn input"
-    """Order in which the three terms of a layer with parallel parts are added."""
+    """Order in which the outputs of parallel attention and feed-forward, and their input, are added."""
 
     # ------------------------------------------------------------------ attention
 
@@ -119,7 +125,7 @@ class Style(msgspec.Struct, frozen=True):
     """Whether the graph has a dense feed-forward part even if the file has experts."""
 
     early_router: bool = False
-    """Whether the router reads the input of the layer, instead of that of the feed-forward part."""
+    """Whether the router reads the input of the layer, instead of the input of the feed-forward part."""
 
     weighting: Literal["", "after_choice", "on_input"] = ""
     """When expert weights are computed, and to what they are applied.
@@ -144,19 +150,19 @@ class Style(msgspec.Struct, frozen=True):
     """
 
     bare_runs: bool = False
-    """Whether there is no norm between two passes over all layers."""
+    """Whether a looped model omits the norm between two passes over its layers."""
 
     bare_end: bool = False
-    """Whether there is no norm before the output matrix."""
+    """Whether the model has no norm before the output matrix."""
 
     scaled_output: bool = False
-    """Whether the input of the output matrix is scaled, whatever the file says."""
+    """Whether the input of the output matrix is scaled."""
 
     embeds: bool = False
     """Whether the result is the last layer's output, without an output matrix, as in embedding models."""
 
     reads_embedding: bool = False
-    """Whether the output matrix is the token embedding, read from its place in host memory."""
+    """Whether logits are computed with the token embedding in host memory, without a copy on the output's device."""
 
 
 Builder = str
@@ -201,7 +207,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """
 
     before: Builder | None = None
-    """Function that builds the input of the first layer from the embeddings; None: it is the embeddings."""
+    """Function that builds the input of the first layer from the embeddings; None: the embeddings are the input."""
 
     behind: Builder | None = None
     """Function that builds the operations after the last layer, on the device of the output layer;
@@ -215,10 +221,13 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """The layers in the graph: those of the encoder (`enc`), those of the decoder (`dec`), or all (empty)."""
 
     every_layer: bool = False
-    """Whether every layer is built for the forecast, even if they are alike."""
+    """Whether the forecast builds the graph with all layers; if not, equal layers are built once."""
 
     one_token: bool = False
-    """Whether a batch of one token for each sequence has another graph, which may need more memory."""
+    """Whether generation (one token of each sequence) has another graph than prompt processing.
+
+    That graph may need more memory.
+    """
 
     grows: bool = False
     """Whether the graph grows with the number of positions in the cache.
@@ -236,9 +245,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Parts of a layer that may have scale tensors."""
 
     gating: Literal["fused", "tanh", "clamped"] = "fused"
-    """How a gated activation is computed: in one operation, in several with tanh, or clamped if the
-    file has a limit.
-    """
+    """Computation of gated activations: as one operation, as several with tanh, or clamped if the file has a limit."""
 
     gating_func: Literal["file", "sigmoid", "file_or_sigmoid"] = "file"
     """Function of the router (`expert_gating_func`).
@@ -249,7 +256,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """
 
     n_keeping_largest: int = 0
-    """Number of leading layers whose feed-forward part keeps only the largest gates (`gaussian_topk` of Gemma 3n)."""
+    """Number of leading layers with sparse feed-forward activations (`gaussian_topk` of Gemma 3n)."""
 
     def style_of(self, model: ModelFile) -> Style:
         """Return the style for a model; it may depend on the model's file."""
@@ -263,22 +270,25 @@ class Window(msgspec.Struct, frozen=True):
     """Sliding-window attention of an architecture. A list or period in the file takes precedence over `period`."""
 
     period: int = 0
-    """Number of layers in a period, the last of which has full attention; 0: the file must list these layers."""
+    """Period of full attention: one layer of each period has it, the last one by default.
+
+    0: the file must list the layers with a window. 1: all attention layers have a window.
+    """
 
     full_first: bool = False
-    """Whether full attention is in the first layer of each period instead of the last."""
+    """Whether the first layer of each period has full attention, instead of the last."""
 
     n_tokens: int | None = None
-    """Window in tokens if the file has none; None: the file must have one."""
+    """Length of the window in tokens if the file has no length; None: the file must have one."""
 
     fixed: bool = False
-    """Whether the window is `n_tokens`, whatever the file says."""
+    """Whether the window is always `n_tokens` long, even if the file has another length."""
 
     optional: bool = False
-    """Whether the model has no window if the file has none."""
+    """Whether a file without the length of a window means that the model has no window."""
 
     none_if_zero: bool = False
-    """Whether a window of 0 in the file means that there is none."""
+    """Whether a length of 0 in the file means that the model has no window."""
 
     only_with_layers: int | None = None
     """Layer count of the only model size that has a window; None: all sizes."""
@@ -290,14 +300,14 @@ COMPRESSED_RATIOS = (4, 128)
 RecurrentLayers = Literal["all", "no_kv_heads", "no_kv_heads_no_ffn", "interval"]
 """Which layers of an architecture are recurrent.
 
-`all`: all layers. `no_kv_heads`: those without key heads. `no_kv_heads_no_ffn`: those without key heads and without a
-feed-forward part. `interval`: all but every n-th.
+`all`: all layers. `no_kv_heads`: layers without key heads. `no_kv_heads_no_ffn`: layers without key heads and without a
+feed-forward part. `interval`: all but the last layer of each period (`full_attention_interval`).
 """
 
 RecurrentState = Literal["scan", "grouped_scan", "wkv", "short_convolution", "kda", "linear"]
 """Formula for the size of the recurrent state (`llama_hparams::n_embd_r` and `n_embd_s`).
 
-`scan` and `grouped_scan` are those of Mamba, `linear` that of lightning attention.
+`scan` and `grouped_scan` are for Mamba, `linear` is for lightning attention.
 """
 
 
@@ -311,7 +321,10 @@ class Recurrence(msgspec.Struct, frozen=True):
     """Whether recurrent layers also have a KV cache."""
 
     interval: int = 4
-    """Period of the attention layers if the file has none."""
+    """Period of attention layers if the file has no `full_attention_interval`.
+
+    The last layer of each period has attention, the others are recurrent.
+    """
 
 
 class Indexer(msgspec.Struct, frozen=True):
@@ -324,9 +337,9 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether layers have an indexer if the file has no list."""
 
     default_long: int | None = None
-    """Least training context at which, if the file has no list, layers 0, 1 and then every fourth have an indexer.
+    """Training context, in tokens, from which on only some layers have an indexer if the file has no list.
 
-    None: the training context does not matter.
+    These are layers 0 and 1, and every fourth layer from layer 2 on. None: the training context does not matter.
     """
 
     any_length: bool = False
@@ -336,10 +349,10 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether the indexer's cache also contains values."""
 
     optional: bool = False
-    """Whether there is an indexer only if the file says how many tokens it keeps."""
+    """Whether the model has an indexer only if the file has `attention.indexer.top_k`."""
 
     pooled: bool = False
-    """Whether a row of the indexer's cache has three vectors instead of one if the file pools keys."""
+    """Whether a row of the indexer's cache has three vectors instead of one if `attention.indexer.kpool` is set."""
 
 
 class TensorSplit(msgspec.Struct, frozen=True):
@@ -352,9 +365,9 @@ class TensorSplit(msgspec.Struct, frozen=True):
     """Whether some layers may have no attention; llama.cpp would then divide an empty cache by zero heads."""
 
     whole_model: bool = False
-    """Whether layers share cache slots.
+    """Whether llama.cpp slices no weights and no KV cache, so that each device has all of them.
 
-    If so, either all layers are split or none, and each device has the whole cache.
+    CPU layers at the front are then not allowed, because layers share cache slots.
     """
 
     mirrors_state: bool = False
@@ -364,7 +377,10 @@ class TensorSplit(msgspec.Struct, frozen=True):
     """Whether the query projection contains a gate of the same width."""
 
     values_by_key: bool = False
-    """Whether value heads of recurrent layers are ordered by key head, so that plain splits keep them together."""
+    """Whether the value heads of each key head are adjacent in recurrent layers.
+
+    If so, the values are sliced as one segment; if not, as several segments with one value head of each key head.
+    """
 
 
 ANY_SPLIT, NO_SPLIT = TensorSplit(), TensorSplit(allowed=False)
@@ -379,7 +395,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether there is a KV cache or state between batches; encoders and diffusion models have none."""
 
     causal: bool = True
-    """Whether attention is causal. A file may say that it is not; for some architectures it never is."""
+    """Whether attention is causal, unless `attention.causal` is false in the file."""
 
     window: Window | None = None
     recurrence: Recurrence | None = None
@@ -412,10 +428,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether there is an additional layer with a single head that routes between adapters."""
 
     states_heads: bool = False
-    """Whether the file always has the head sizes. Then layer 0 may have no attention heads."""
+    """Whether files always have head sizes, so that these are not computed from the heads of layer 0."""
 
     keeps_encoded: bool = False
-    """Whether the embeddings are output next to the logits."""
+    """Whether the output buffer also has the encoder's embeddings (T5), next to the logits."""
 
     refused: str | None = None
     """Why the size of the state must be measured by a probe; None: it is computed."""
@@ -423,7 +439,7 @@ class Architecture(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ weights
 
     ties_output: bool = True
-    """Whether the token embedding is used as the output matrix if the file has none."""
+    """Whether the token embedding is used as the output matrix if the file has no output matrix."""
 
     output_first: bool = False
     """Whether llama.cpp creates the output matrix before the token embedding if one tensor is used for both.
@@ -443,12 +459,12 @@ class Architecture(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ rules
 
     mtp: GraphRecord | None = None
-    """The graph of its MTP heads, if drafts by them are supported."""
+    """The graph of the architecture's MTP heads; None: drafting with them is not supported."""
 
     drafts: Literal["", "always", "without_embedding"] = ""
-    """Condition on which the model can only draft for another one.
+    """Condition under which a model can only be a draft model, not the main model.
 
-    `always`: in any case. `without_embedding`: if the file lacks token embedding or output matrix. Empty: never.
+    `always`: always. `without_embedding`: if the file lacks the token embedding or the output matrix. Empty: never.
     """
 
     flash_attention: bool = True
@@ -463,9 +479,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """
 
     also_as_one: bool = False
-    """Whether llama.cpp also reserves a graph for a full micro batch of one sequence, with the caches of all sequences.
+    """Whether llama.cpp also reserves the graph of a full micro batch with one sequence (`[TAG_RESERVE_DIAG_DECAY]`).
 
-    llama.cpp divides the batch among the sequences, and aborts if tokens are left over.
+    With separate KV caches, micro batches must then have equally many tokens of each sequence; llama.cpp aborts
+    otherwise.
     """
 
     latent_values: bool = False

@@ -21,7 +21,7 @@ from engine.model.architectures.record import (
 from engine.model.gguf.model_file import ModelFile
 
 _ROPE_BAICHUAN = 32
-"""Layer count of the size of Baichuan that uses RoPE, by which the engine recognises it."""
+"""Layer count of Baichuan 7B. llama.cpp uses RoPE for this size only, and recognises it by the number of layers."""
 
 
 def _baichuan(model: ModelFile) -> Style:

@@ -165,7 +165,8 @@ def write_llama(
 ) -> None:
     """Write one model file.
 
-    `weights`: function that returns the values of a tensor; None: the tensor data is a sparse hole of the true size.
+    `weights`: function that returns the values of a tensor; None: the file has its full size, but the tensor data is a
+    hole (sparse file).
 
     Raises:
         OSError: if the file cannot be written.
@@ -199,6 +200,7 @@ def _write_hole(writer: gguf.GGUFWriter) -> None:
     writer.write_ti_data_to_file()
     assert writer.fout is not None
     file = writer.fout[0]
+    # `truncate` makes a hole, so that a test model of many GiB needs no space on the disk.
     file.truncate(writer.ggml_pad(file.tell(), writer.data_alignment) + n_bytes)
 
 

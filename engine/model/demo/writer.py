@@ -1,7 +1,7 @@
 """Writes the demo model that needs no download.
 
-The model writes letters with the frequencies in which they follow each other in a short text. Its KV cache is large
-for its size.
+The model generates letters with the bigram frequencies of a short sample text. Its KV cache is large compared to its
+weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ to hear more? There is always more, until the answer ends or the room is gone.
 """
 
 _N_CLASSES = 64
-"""Number of the first hidden dimensions, which encode the last letter. No layer changes them."""
+"""Number of hidden dimensions that encode the last letter (one-hot). They are the first ones; no layer changes them."""
 _LETTER_SIZE = 8.0
 _LAYER_NOISE = 0.0025
 _OUTPUT_NOISE = 0.09
@@ -46,9 +46,9 @@ _END_AFTER_STOP = 0.2
 
 
 class _Letters:
-    """The classes of letters that the demo model distinguishes: one for each letter of the sample text.
+    """Letter classes of the demo model: one for each letter of the sample text.
 
-    Class 0 is the start of a sentence, and every letter that is not in the sample.
+    Class 0 is for the start of a sentence, and for all letters that are not in the sample.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -88,9 +88,9 @@ class _Letters:
 
 
 def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
-    """Return a function that makes reproducible weights for a babbling llama of any depth.
+    """Return a function that makes reproducible weights for a llama model that generates letters at random.
 
-    The model must have at least 128 embedding dimensions.
+    The model may have any number of layers, and must have at least 128 embedding dimensions.
     """
     generator = np.random.default_rng(seed)
     letters = _Letters(vocabulary)
@@ -112,6 +112,7 @@ def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
             return values
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             values = noise(extents, _LAYER_NOISE)
+            # The output matrix reads the last letter from these dimensions, so layers must add nothing to them.
             values[:_N_CLASSES] = 0
             return values
         return noise(extents, extents[1] ** -0.5)

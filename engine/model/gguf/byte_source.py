@@ -95,19 +95,19 @@ class ByteSource(ABC):
         return ModelFileError(self.path, reason, offset=self.position if offset is None else offset)
 
     def take(self, layout: Struct, what: str) -> tuple[Any, ...]:
-        """Read one record of a fixed layout. `what`: its name for error messages."""
+        """Read one record with the fields of `layout`. `what`: name of the record for error messages."""
         start = self._locate(layout.size, what)
         self.position += layout.size
         return layout.unpack_from(self._window, start)
 
     def take_bytes(self, length: int, what: str) -> bytes:
-        """Read `length` bytes. The caller has limited the length. `what`: their name for error messages."""
+        """Read `length` bytes, which the caller must have limited. `what`: name of these bytes for error messages."""
         start = self._locate(length, what)
         self.position += length
         return self._window[start : start + length]
 
     def take_name(self, max_bytes: int, what: str) -> str:
-        """Read a GGUF string that is a name: 1 to `max_bytes` bytes of UTF-8. `what`: its name for error messages."""
+        """Read a name: a GGUF string of 1 to `max_bytes` bytes of UTF-8. `what`: kind of name for error messages."""
         start = self.position
         (length,) = self.take(_LENGTH, what)
         if not 0 < length <= max_bytes:
@@ -219,7 +219,8 @@ class FileSource(ByteSource):
 ReadRange = Callable[[int, int, int], bytes]
 """A function that reads a range of a remote file.
 
-It takes the first offset, the needed end and the wanted end, and returns the bytes up to an end between these two.
+It takes three byte offsets: the start, the smallest end and the largest end. It returns the bytes from the start to an
+end between the other two.
 """
 
 

@@ -19,7 +19,7 @@ MAX_NAME = 200
 SideRole = Literal["projector", "imatrix", "draft"]
 
 _DRAFTS = ("mtp-", "eagle3-", "dflash-", "dspark-")
-"""Parts of the file names of draft models, compared with upper and lower case.
+"""Strings in the file names of draft models. The comparison is case-sensitive.
 
 "MTP" in capitals is left out: it is in the names of models that have MTP heads and are no draft models.
 """

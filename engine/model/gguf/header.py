@@ -54,12 +54,10 @@ MAX_KEPT_ELEMENTS = 4096
 """Longest array of numbers that is stored; longer ones (scores and types of a vocabulary) are skipped."""
 
 _NEXT_KEY = bytes(7) + b"tokenizer."
-"""First bytes of the metadata key after a vocabulary, preceded by the upper 7 bytes of the key's length."""
+"""Bytes that mark the metadata key after a vocabulary: the upper 7 bytes of its length, which are 0, and its begin."""
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
-"""Assumed upper limit for the average length of a vocabulary's strings in bytes, to guess its end;
-most have 6 to 10.
-"""
+"""Assumed largest average length of a token's text in bytes, to guess where a vocabulary ends. Most have 6 to 10."""
 
 _U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -75,7 +73,8 @@ class MetadataReader:
     `metadata`: the values that were read.
     `arrays`: the arrays that were skipped.
     `file_index`: number of the file among the model's files, for `arrays`.
-    `guess`: whether to find the end of a vocabulary by the key after it, instead of by the length of each string.
+    `guess`: whether to find the end of a vocabulary by searching for the key after it, instead of reading the length of
+    each string.
     """
 
     def __init__(self, source: ByteSource, *, file_index: int, guess: bool = False) -> None:

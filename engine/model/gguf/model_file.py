@@ -1,6 +1,6 @@
-"""A model as its files describe it: metadata and tensors, the latter grouped by layer and by part of a layer.
+"""The header of a model: metadata and tensors, the latter grouped by layer and by part of a layer.
 
-The module also has the name of its quantisation, and the identity of its files: a renamed file is the same model, a
+The module also has the names of quantisations, and the identity of model files: a renamed file is the same model, a
 rewritten one is not.
 """
 
@@ -135,6 +135,7 @@ class ModelFile:
 
 _BLOCK_NAME = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,9})\.(.+)", re.ASCII | re.DOTALL)
 
+# Experts come first, because the pattern of `ffn` matches their names too.
 PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
     ("experts", r"ffn_(gate|up|down|gate_up)_(ch)?exps\.|ffn_(gate|up|down)\.\d+\."),
     ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),
@@ -193,19 +194,19 @@ _FILE_TYPES = {
 # For files that do not name their type: of these K-quants the M mix is the usual one.
 _MIX_OF_TENSOR_TYPE = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _GUESSED = 1024
-"""LLAMA_FTYPE_GUESSED in llama.h, a flag that is added to the file type."""
+"""Flag in the file type that it was guessed: `LLAMA_FTYPE_GUESSED` in llama.h."""
 
 
 def file_type_name(model: ModelFile) -> str:
-    """Return the name of the model's quantisation. If the header has none, it is the tensor type of most elements."""
+    """Return the name of the model's quantisation; the tensor type of most elements if the header has no file type."""
     return mix_name(model.metadata, model.tensors)
 
 
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
     """Return the name of the quantisation of a model file, from its header's metadata and tensors.
 
-    It is the name of `general.file_type`. If the header has none, it is the type of most elements; empty if there are
-    no tensors either.
+    It is the name of `general.file_type`. If the header has no such key, it is the tensor type of most elements; empty
+    if there are no tensors either.
     """
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
@@ -222,7 +223,7 @@ class FileIdentity:
     """Identity of a model's files.
 
     `parts`: device, inode, size and modification time (ns) of each file.
-    `copy`: 0, or the number of a further copy of the same model that is opened with another layout.
+    `copy`: number that distinguishes models opened from the same files with different layouts; 0 for the first one.
     """
 
     parts: tuple[tuple[int, int, int, int], ...]

@@ -16,7 +16,7 @@ _N_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """The name of one file of a split model, divided into its parts: `STEM-NUMBER-of-COUNT.gguf`.
+    """The fields of the file name of one part of a split model: `STEM-NUMBER-of-COUNT.gguf`.
 
     `number`: number of the file, from 1.
     `count`: number of files of the model.
@@ -34,7 +34,7 @@ class PartName:
 
 
 def parse_part_name(file_name: str) -> PartName | None:
-    """Return the parts of a split model's file name; None: the file is not named as a part."""
+    """Return the fields of a file name; None: it is not the name of a part of a split model."""
     match = _PART_NAME.fullmatch(file_name)
     return PartName(match[1], int(match[2]), int(match[3])) if match else None
 
@@ -46,7 +46,7 @@ def named_parts(path: Path) -> tuple[Path, ...]:
 
 
 def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
-    """Return number (from 0) and count of a split model's file, from its header; (0, 1) if the model is not split."""
+    """Return (number of the file, from 0; number of files) from the header of one file; (0, 1) if it is not split."""
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):
@@ -79,6 +79,7 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
                 ),
             )
         return (path,)
+    # llama.cpp derives the names of the other files from this one (`llama_split_prefix`), so the name must be correct.
     if name is None or (name.number, name.count) != (number + 1, count):
         example = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
         raise ModelFileError(

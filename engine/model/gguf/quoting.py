@@ -1,4 +1,4 @@
-"""Makes text from model files safe to show, as messages quote keys of damaged or hostile files."""
+"""Makes text from model files safe to show, because messages quote keys of damaged or hostile files."""
 
 from __future__ import annotations
 

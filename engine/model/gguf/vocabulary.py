@@ -17,24 +17,24 @@ from engine.model.gguf.quoting import quote
 
 TOKENS = "tokenizer.ggml.tokens"
 MOST_DIFFERENCE = 128
-"""Largest difference of the numbers of tokens (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE`): padding at the end may differ."""
+"""Largest allowed difference between two vocabulary sizes (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE`), which padding causes."""
 FIRST_COMPARED = 5
-"""First token whose text is compared (`SPEC_VOCAB_CHECK_START_TOKEN_ID`): control tokens may have other names."""
+"""Id of the first compared token (`SPEC_VOCAB_CHECK_START_TOKEN_ID`). The tokens before it are control tokens."""
 _LENGTH = Struct("<Q")
 _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
 _ADDS_BOS = re.compile("llama|bert")
-"""Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
+"""Names of tokenizers that add BOS if the header has no `add_bos_token` (`llama_vocab::impl::load`)."""
 _PRE_ADDS_BOS = re.compile(
     "llama3|llama-v3|llama-bpe|falcon3|falcon-h1|pixtral|midm-2\\.0|lfm2|jina-v5-nano|tekken|chameleon"
 )
-"""Values of `tokenizer.ggml.pre` of byte-pair tokenizers that begin a text with BOS if the header does not say it."""
+"""Values of `tokenizer.ggml.pre` with which BPE tokenizers add BOS if the header has no `add_bos_token`."""
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty if they agree.
+    """Return a phrase on how the headers' vocabulary metadata of `draft` and `model` differ; empty if they agree.
 
-    No tokens are read, so it is fast enough for a list of models.
+    No tokens are read, so the comparison is fast enough for a list of models.
     """
     mine, other = (each.metadata.get(TOKENIZER) for each in (model, draft))
     if not model.has_vocabulary or not draft.has_vocabulary:

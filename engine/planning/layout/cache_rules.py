@@ -28,7 +28,7 @@ _CUDA_LACKS_FLASH = ("iq4_nl",)
 CUDA_LACKS_WEIGHTS = frozenset({"TQ1_0", "TQ2_0"})
 """Types of weights that CUDA cannot multiply (`ggml_backend_cuda_device_supports_op`)."""
 REMOTE_CUDA = frozenset({"CUDA", "HIP", "ROCm", "MUSA"})
-"""Names of the backends of lent devices that lack the same kernels as CUDA.
+"""Backends with the kernels of CUDA, as RPC workers on other machines report them.
 
 ggml's RPC client does not ask a worker whether it has a kernel (`ggml_backend_rpc_device_supports_op`). On a local
 card, an operation without a kernel would run on the CPU; a worker aborts instead.
@@ -36,12 +36,12 @@ card, an operation without a kernel would run on the CPU; a worker aborts instea
 
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
-    """Return whether this model runs without flash attention: it is off, or its architecture does not support it."""
+    """Return whether flash attention is off in the settings, or unsupported for the model's architecture."""
     return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
 
 
 def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation for each limit on cache types and sequences that the settings break, whatever the layout is."""
+    """Yield a violation for each rule on cache types and sequences that the settings break with any layout."""
     yield from _value_cache(model, context)
     yield from _type_pair(model, context)
     yield from _block_sizes(model, context)
@@ -85,9 +85,9 @@ def member_attention_violations(model: ModelFile, context: ContextSettings) -> I
 
 
 def cuda_flash_gaps(model: ModelFile, context: ContextSettings) -> tuple[KvType | None, int | None]:
-    """Return (cache type, head width) for which CUDA's flash attention has no kernel, for this model and context.
+    """Return (cache type, head size) of this model and context for which CUDA's flash attention has no kernel.
 
-    Each is None if there is a kernel. The width is None too if K and V heads differ in width.
+    Either is None if CUDA has a kernel for it. The head size is also None if K and V heads have different sizes.
     """
     widths = _head_widths(model, "key")
     if not widths or not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):
@@ -206,9 +206,9 @@ def _has_latent_attention(model: ModelFile) -> bool:
 
 
 def _head_widths(model: ModelFile, key: str) -> list[int]:
-    """Return the widths of the K or V heads in elements, of full and of sliding-window attention.
+    """Return the sizes of K or V heads in elements: of full attention, and of sliding windows if theirs differs.
 
-    Empty if there are no heads.
+    Empty if layer 0 has no heads.
 
     `key`: "key" or "value".
     """

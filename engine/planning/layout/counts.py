@@ -1,4 +1,4 @@
-"""Functions that return a layout with a given number of layers, or of layers' experts, on one device."""
+"""Layouts with a given number of layers on one device, or with the experts of a given number of layers on it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def layer_count(layout: Layout, device: str) -> int:
 def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     """Return the layout with `count` layers on a device; each device then has one run of neighbouring layers.
 
-    Added layers come from the CPU first, then from the devices after this one in layer order, then from those before
-    it. Removed layers all go to the first of these.
+    Added layers come from the CPU first, then from the devices after `device` in layer order, then from the devices
+    before it. Removed layers all go to the first device of this order; to the CPU if no other device has layers.
 
     Raises:
-        LayoutError: the model has fewer layers, or `device` is the CPU and has all layers, so no other device is known.
+        LayoutError: the model has fewer than `count` layers, or all layers are on the CPU, `device` is the CPU, and no
+            other device is known.
     """
     if not 0 <= count <= layout.n_layers:
         raise LayoutError(
@@ -56,6 +57,7 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
         counts[each] -= taken
         missing -= taken
     made = make_layout(layout.n_layers, [each for each in order for _ in range(counts[each])])
+    # Moved run by run, because `made` has no overrides, and the output layer may be on another device.
     moved = layout
     for run in made.runs:
         moved = moved.move_range(run.first, run.last, run.device)
@@ -68,18 +70,19 @@ def expert_layers(layout: Layout, device: str, with_experts: Sequence[int]) -> t
 
 
 def with_expert_count(layout: Layout, device: str, count: int, with_experts: Sequence[int]) -> tuple[Layout, ...]:
-    """Return two layouts with the experts of `count` layers on a device: counted from the first and from the last
-    layer.
+    """Return two layouts with the experts of `count` layers on `device`.
 
-    If experts are added, those of the device's own layers are first. If experts are removed, those of other devices'
-    layers are first, which return to the device of their layer; those of the device's own layers go to the CPU. Equal
-    layouts are returned once.
+    One layout chooses layers from the first one upwards, the other from the last one downwards. If both layouts are
+    equal, one is returned.
 
-    `with_experts`: the layers that have experts.
+    Experts are added from layers on `device` first, then from layers on other devices. Experts are removed from layers
+    on other devices first, to the device of their layer; then from layers on `device`, to the CPU.
+
+    `with_experts`: indices of the layers that have experts.
 
     Raises:
-        LayoutError: `count` is above the number of layers with experts, or too few experts can be removed. Experts of
-            the CPU's own layers cannot leave the CPU.
+        LayoutError: fewer than `count` layers have experts, or `device` is the CPU and too few experts can leave it:
+            experts of layers on the CPU stay there.
     """
     held = expert_layers(layout, device, with_experts)
     if not 0 <= count <= len(with_experts):

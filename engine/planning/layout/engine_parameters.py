@@ -68,9 +68,9 @@ def entries(layout: Layout) -> tuple[Run, ...]:
 
 
 def further_devices(layout: Layout) -> tuple[str, ...]:
-    """Return the devices that are named by overrides only.
+    """Return the ids of the devices that have overrides, but no layers.
 
-    llama.cpp needs a list entry with no layers for each of them.
+    Each of them must be an entry of llama.cpp's device list, with no layers.
     """
     # The CPU is always there: llama.cpp adds its backend after the devices of the list.
     known = {CPU_ID, *(run.device for run in entries(layout))}

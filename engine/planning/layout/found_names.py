@@ -16,7 +16,7 @@ from engine.planning.layout.layout import Layout
 from engine.planning.layout.patterns import part_pattern, pattern_finder
 
 MAX_NAMES_LENGTH = 32768
-"""Most characters of a regex for llama.cpp. libstdc++ refuses a regex of over 100,000 states.
+"""Largest length of a regex for llama.cpp, in characters. libstdc++ refuses a regex of over 100,000 states.
 
 Regexes for whole models have some hundred characters.
 """
@@ -52,7 +52,7 @@ def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverrid
 def names_pattern(names: Iterable[str]) -> str:
     r"""Return a regex that matches exactly these tensor names.
 
-    Names that differ in the layer number only share one group, such as `blk\.(3|4)(\.ffn_up\.weight)`.
+    Names that differ only in the layer number become one group, such as `blk\.(3|4)(\.ffn_up\.weight)`.
     """
     layers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     alternatives = []

@@ -232,6 +232,7 @@ class Layout:
         members = [device for device in self.devices if device != CPU_ID]
         if not members:
             raise LayoutError(tr("splitting inside layers needs a device other than CPU"), place="split_mode")
+        # A device with the output layer alone gets a share too, because a share of 0 would leave it out.
         return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
 
     def _edited(self, runs: tuple[Run, ...], output_device: str) -> Layout:
@@ -282,7 +283,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
     """Check that `runs` contain each of `n_layers` layers once and in order; neighbouring runs may be on one device.
 
     Raises:
-        LayoutError: they do not, or `n_layers` is not between 1 and `MAX_LAYERS`.
+        LayoutError: a layer is missing, repeated or out of order, or `n_layers` is not between 1 and `MAX_LAYERS`.
     """
     if not 1 <= n_layers <= MAX_LAYERS:
         raise LayoutError(

@@ -38,17 +38,17 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 DraftKind = Literal["ngram", "model", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
-"""Context settings that a draft model has of its own in a layout file. All others are those of the main model."""
+"""Context settings that a layout file has for the draft model too. Its other settings are those of the main model."""
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 """Settings of a draft model whose context is as long as that of the main model."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEntry:
-    """The key `draft` of a layout file: what drafts tokens for speculative decoding.
+    """The key `draft` of a layout file: the source of drafted tokens for speculative decoding.
 
-    `model`: path or file name of the draft model; empty for drafts without a model. The other fields are as in `Draft`
-    (`engine/planning/memory/drafts.py`).
+    `model`: path or file name of the draft model; empty if the source is no draft model. The other fields are as in
+    `Draft` (`engine/planning/memory/drafts.py`).
     """
 
     kind: DraftKind
@@ -188,7 +188,7 @@ def encode_draft(draft: DraftEntry) -> str:
 
 
 def decode_draft(text: str) -> DraftEntry:
-    """Return the draft in a text of `encode_draft`. Raises `LayoutError` for any other text."""
+    """Return the draft in a JSON text made by `encode_draft`. Raises `LayoutError` for any other text."""
     root = parse_document(text, what="draft", source="", version=VERSION, fail=LayoutError)
     return _parse_draft(root, "draft")
 
@@ -218,9 +218,9 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
 
 
 def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
-    """Return the layout in a JSON object.
+    """Return the layout that a JSON object describes.
 
-    `n_layers`: number of layers of the model; None for the number that the object's runs cover.
+    `n_layers`: number of layers of the model; None if it follows from the runs in the object.
     """
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
     # Files written by hand may have no `model`: then the model's own layer count is used, else that of the runs.

@@ -138,7 +138,7 @@ class SharesMove(Move):
     shares: tuple[tuple[str, float], ...]
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` with the new shares; its runs are computed again from them."""
+        """Return `layout` with the new shares, and with runs computed from them."""
         return with_shares(layout, self.shares)
 
 

@@ -26,7 +26,7 @@ MOVABLE_PARTS: Mapping[MovablePart, tuple[OverridePart, ...]] = {"experts": ("ex
 EMBEDDING = "token_embd.weight"
 EMBEDDING_PATTERN = r"^token_embd\.weight$"
 _SEPARATE: tuple[OverridePart, ...] = ("experts", "ffn", "attention")
-"""Override parts without a tensor in common, so that the order of their overrides does not matter."""
+"""Parts that have no tensor in common, so that the order of their overrides does not matter."""
 
 
 def part_words(part: str) -> str:
@@ -78,6 +78,7 @@ def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) ->
 
     Raises `LayoutError` as `place_part` does.
     """
+    # `place_part` raises the error for an invalid range.
     if places and not (min(places) >= 0 and max(places) < layout.n_layers):
         return place_part(layout, part, min(places), max(places), CPU_ID)
     for name in MOVABLE_PARTS[part]:
@@ -115,10 +116,10 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides as (those at the front whose order does not matter, all others).
+    """Return the layout's overrides as (overrides at the front whose order does not matter, all later overrides).
 
-    The order does not matter for overrides of `_SEPARATE` parts and of the token embedding: they have no tensor in
-    common.
+    The order of overrides of `_SEPARATE` parts and of the token embedding does not matter, because no tensor is in two
+    of these.
     """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]

@@ -1,10 +1,10 @@
 """llama.cpp's split mode row: how many rows of each weight each device has, and which device computes each layer.
 
-In llama-cpp-python 0.3.36 only ggml-sycl has a buffer type for it (`ggml_backend_sycl_split_buffer_type`). Its device
-accepts every operation whatever the buffer is, and llama.cpp asks for the split buffer first (`make_gpu_buft_list`). So
-all weights of the split layers and of the output layer are split, also norms and biases. (stable-diffusion.cpp splits
-only matrices of at least 256 x 256 inside layers.) KV cache and computations are on the layer's own device
-(`dev_layer`), which follows from the shares as in mode layer.
+In llama-cpp-python 0.3.36 only ggml-sycl has a split buffer type (`ggml_backend_sycl_split_buffer_type`). SYCL devices
+accept every operation with any buffer type, and llama.cpp tries the split buffer first (`make_gpu_buft_list`). So all
+weights of the split layers and of the output layer are split, also norms and biases. (stable-diffusion.cpp splits only
+matrices of at least 256 x 256 inside layers.) KV cache and computations are on the layer's own device (`dev_layer`),
+which follows from the shares as in mode layer.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def with_homes(layout: Layout) -> Layout:
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])
     bounds = [float32(total / sums[-1]) for total in sums]
+    # llama.cpp counts the output layer as a layer, and searches with `std::upper_bound` in float32.
     n_split = layout.n_layers + 1 - leading
     homes = [members[bisect_right(bounds, float32(position / n_split))] for position in range(n_split)]
     places = [*[CPU_ID] * leading, *homes]
@@ -74,7 +75,7 @@ def with_homes(layout: Layout) -> Layout:
 
 
 def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Violation]:
-    """Yield violations for weights with which ggml-sycl aborts in mode row: stacks, and unsupported types.
+    """Yield violations for weights with which ggml-sycl aborts in mode row: three-dimensional ones, unsupported types.
 
     Rules: `row_weights`.
     """

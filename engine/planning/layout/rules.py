@@ -131,7 +131,7 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
 
 
 class LentGap(NamedTuple):
-    """An operation for which a lent device has no kernel.
+    """An operation for which a lent device (RPC device of another machine) has no kernel.
 
     `operation`: its name for users, such as "scans with states of 64".
     `is_recurrent`: whether recurrent layers need it; else layers that mix residual streams do.
@@ -142,7 +142,7 @@ class LentGap(NamedTuple):
 
 
 def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap | None:
-    """Return an operation of these layers for which a lent device has no kernel; None if none is known.
+    """Return an operation of these layers for which a lent (RPC) device has no kernel; None if none is known.
 
     `layers`: indices of the layers on the device.
     """
@@ -159,8 +159,8 @@ def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap
 def _mixes_streams(model: ModelFile, index: int) -> bool:
     """Return whether a layer mixes its residual streams with each other (`build_hc_sinkhorn`).
 
-    Its weight `hc_attn_fn` then has more than two columns for each stream: one for reading it, one for writing to it
-    (`build_hc_pre`), and those for mixing.
+    The weight `hc_attn_fn` has two columns for each stream, one for reading and one for writing (`build_hc_pre`). More
+    columns are for mixing.
     """
     count = model.hyper_parameter("hyper_connection.count")
     if not isinstance(count, int) or count < 2:
@@ -170,7 +170,7 @@ def _mixes_streams(model: ModelFile, index: int) -> bool:
 
 
 def lent_too_large(device: Device, model: ModelFile, layers: Sequence[int], *, with_output: bool) -> TensorInfo | None:
-    """Return a weight tensor that is larger than a lent device can compute with; None if there is none.
+    """Return a weight tensor that is too large for the kernels of a lent (RPC) device; None if there is none.
 
     On a local card, the scheduler assigns such a tensor to the CPU. The RPC client does not ask the worker for its
     limit, and ggml-vulkan binds only the first `maxStorageBufferRange` bytes of the tensor (`ggml_vk_subbuffer`).
@@ -188,7 +188,7 @@ def lent_too_large(device: Device, model: ModelFile, layers: Sequence[int], *, w
 
 
 def _too_large_on(device: Device, layout: Layout, model: ModelFile) -> TensorInfo | None:
-    """Return a weight tensor that the layout places on a lent device and that is too large for it; None if none is."""
+    """Return a weight tensor that is too large for the lent (RPC) device on which the layout places it, or None."""
     limit = device.buffers.largest_tensor_bytes
     # In modes tensor and row each member has a part of each matrix, which may be small enough.
     if device.remote is None or limit is None or layout.split_mode in ("tensor", "row"):
@@ -226,7 +226,7 @@ def _output_matrix(model: ModelFile) -> TensorInfo | None:
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
     """Return the first device of the layout with a known fault in flash attention for these cache types.
 
-    None if there is none. A lent card that has no such kernel counts too, because its worker would end.
+    None if there is none. A lent (RPC) device without a kernel for them counts too, because its worker would abort.
     """
     # Without `offload_kqv` the CPU computes attention for all layers.
     has_flash = context.offload_kqv and not without_flash_attention(model, context)
@@ -429,7 +429,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
 
 
 def _missing(mode: str, device: Device | None) -> str:
-    """Return why a device cannot have a share, as the end of a sentence without its full stop; empty if unknown."""
+    """Return why a device cannot have a share, as a clause for the end of a sentence; empty if unknown."""
     if device is None or device.is_host:
         return ""
     fault = device.fault("tensor_split") if mode == "tensor" else None

@@ -36,9 +36,10 @@ def count_unlisted_layers(model: ModelFile) -> int:
 
 _FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
 _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")
-"""Names of weights that an override may move without the rest of their layer in mode tensor.
+"""Names of weights that an override may move in mode tensor while other weights of their layer stay.
 
-Each device has a full copy of norms and routers; `attn_output` is the end of the attention half of a layer.
+These are weights of which each device has a full copy (norms, routers), and `attn_output`, the last weight of
+attention.
 """
 
 
@@ -114,7 +115,7 @@ def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterat
 
 
 def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
-    """Yield a violation if these shares divide the heads of a model with one Q or K norm per head into fractions.
+    """Yield a violation if the model has one Q or K norm per head, and a share is not a whole number of heads.
 
     llama.cpp cuts Q between groups of K heads, but cuts the norms between any two heads, and then aborts
     (ggml-backend-meta.cpp: GGML_ASSERT(ret.axis != GGML_BACKEND_SPLIT_AXIS_UNKNOWN)).
@@ -226,9 +227,10 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
 
 
 def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
-    """Return the name of a weight that an override moves apart from weights it is computed with.
+    """Return the name of a weight that overrides must not move in mode tensor, but do; None if there is none.
 
-    None if there is none.
+    Such weights are those of attention and recurrent layers except `_MIRRORED` ones. Of the feed-forward weights,
+    `ffn_gate`, `ffn_up` and `ffn_gate_up` must not move while others of the same kind stay.
     """
     finders = [pattern_finder(override.pattern) for override in overrides]
     # All weights of the layer are needed first: a later tensor may be the one that stayed.
@@ -286,7 +288,7 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
 
 
 def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout:
-    """Return `layout`, which must be of mode tensor or row, with new shares; its runs are computed again from them."""
+    """Return `layout`, which must be in mode tensor or row, with new shares, and with runs computed from them."""
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 
 

@@ -43,9 +43,9 @@ _CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 _SCAN = "ssm_a"
 _RWKV6_STEP = "time_mix_first.weight"
 _RWKV6_BYTES = 4 * (123 * 123) * (123 + 123 * 123)
-"""Bytes of the result of RWKV 6's operation in llama.cpp's query to the device (`weight_buft_supported`).
+"""Bytes of the result of the RWKV 6 operation with which llama.cpp tests a device (`weight_buft_supported`).
 
-The query has 123 heads of 123 elements, and 123 tokens and sequences.
+The operation has 123 heads of 123 elements, 123 tokens and 123 sequences.
 """
 _NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
     "all": frozenset(),
@@ -55,7 +55,7 @@ _NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
 _CUDA_THREADS = 128
 """Block size of CUDA's convolution and scan kernels; the number of channels must be a multiple of it."""
 _ASKED_TOKENS = 512
-"""Number of tokens in the matrix product of llama.cpp's query to the device (`weight_buft_supported`)."""
+"""Number of tokens in the matrix product with which llama.cpp tests a device (`weight_buft_supported`)."""
 _EXPERTS = "exps"
 
 
@@ -77,7 +77,7 @@ def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
 
 
 def _scans(architecture: Architecture) -> bool:
-    """Return whether the architecture uses `ssm_a` in Mamba's scan; delta nets use it in a multiplication only."""
+    """Return whether the architecture uses the weight `ssm_a` in Mamba's scan; delta nets only multiply with it."""
     rule = architecture.recurrence
     return rule is not None and rule.layers != "interval" and rule.state in ("scan", "grouped_scan")
 
@@ -98,9 +98,9 @@ def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, s
 
 
 def _asked_bytes(model: ModelFile, tensor: TensorInfo) -> int:
-    """Return the bytes of the largest tensor in llama.cpp's query to the device about this weight.
+    """Return the bytes of the largest tensor in the operation with which llama.cpp tests a device for this weight.
 
-    The query is a matrix product; its tensors are matrix, input, and result for each used expert.
+    The operation is a matrix product. Its tensors are the matrix, the input, and the result for each used expert.
     """
     if len(tensor.shape) < 2:
         return tensor.size_bytes
@@ -168,9 +168,9 @@ class HostBuffer:
     max_buffer_bytes: int | None = None
 
     def of(self, size_bytes: int, n_parts: int = 1) -> int:
-        """Return the bytes of `n_parts` buffers for `size_bytes` in all.
+        """Return the bytes of `n_parts` buffers that together have room for `size_bytes`.
 
-        0 for 0 bytes, because then there is no buffer.
+        0 if `size_bytes` is 0, because then there is no buffer.
         """
         return size_bytes + n_parts * self.extra_bytes if size_bytes else 0
 
@@ -182,15 +182,15 @@ PLAIN_HOST = HostBuffer()
 class BackendTraits:
     """Properties of a backend that memory forecasts need.
 
-    `pinned_host`: whether it has a host buffer type, `pinned`, from which large batches are copied.
-    `op_offload`: whether it computes large batches with weights in host memory.
+    `pinned_host`: whether the backend has a host buffer type for pinned memory, which `pinned` describes.
+    `op_offload`: whether it computes large batches even if their weights are in host memory.
     `converts_kv`: whether flash attention makes F16 copies of a KV cache of another type.
     `reorders`: whether it computes nodes in another order (`graph_optimize`).
     `fuses`: whether it keeps the sources of fused expert nodes allocated (`graph_optimize` of CUDA).
-    `max_buffer_bytes`: largest buffer, above which it makes several; None for any size.
-    `has_pools`: whether `cuda_pools.py` can compute the memory that it allocates while it answers.
-    `overhead_bytes`: bytes that a process uses on the device before its first buffer. It is a rough guess, and loads
-    replace it by measurements (`engine/planning/fit/calibration.py`).
+    `max_buffer_bytes`: largest buffer; larger ones are divided. None for any size.
+    `has_pools`: whether `cuda_pools.py` can compute the memory that the backend allocates during generation.
+    `overhead_bytes`: bytes that a process uses on the device before its first buffer: a rough guess, which measurements
+    of loads replace (`engine/planning/fit/calibration.py`).
     """
 
     size_rule: SizeRule
@@ -250,9 +250,9 @@ TRAITS: dict[str, BackendTraits] = {
 
 
 def backend_traits(device: Device) -> BackendTraits:
-    """Return the properties of the device's backend, with values that the device reports.
+    """Return the properties of the device's backend, with the values that the device reports.
 
-    For an unknown backend they are cautious guesses.
+    For an unknown backend the properties are cautious guesses.
     """
     if device.is_host:
         return CPU_TRAITS
@@ -261,10 +261,10 @@ def backend_traits(device: Device) -> BackendTraits:
         traits = RPC_TRAITS if remote is None else _remote_traits(remote.backend, remote.overhead_bytes or 0)
         # The RPC client asks the worker about no kernel and no host buffer (`ggml_backend_rpc_device_supports_op`).
         # What the worker's device cannot compute is refused by `lent_gap` and `lent_too_large`.
-        told = BufferFacts(
+        reported = BufferFacts(
             alignment_bytes=device.buffers.alignment_bytes, largest_buffer_bytes=device.buffers.largest_buffer_bytes
         )
-        return _with_reported(traits, told)
+        return _with_reported(traits, reported)
     return _with_reported(TRAITS.get(device.backend, _OTHER), device.buffers)
 
 
@@ -292,28 +292,30 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
 
 
 @lru_cache(maxsize=64)
-def _with_reported(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
-    """Return `traits` with the values of `told` that the device reports.
-
-    Values that are None there stay as in `traits`.
-    """
+def _with_reported(traits: BackendTraits, reported: BufferFacts) -> BackendTraits:
+    """Return `traits` with the values that the device reported; values that are None in `reported` do not change."""
     rule, pinned = traits.size_rule, traits.pinned
     return replace(
         traits,
         size_rule=replace(
             rule,
-            alignment_bytes=told.alignment_bytes or rule.alignment_bytes,
-            kernels=replace(rule.kernels, largest_bytes=told.largest_tensor_bytes, mixes_streams=told.mixes_streams),
+            alignment_bytes=reported.alignment_bytes or rule.alignment_bytes,
+            kernels=replace(
+                rule.kernels, largest_bytes=reported.largest_tensor_bytes, mixes_streams=reported.mixes_streams
+            ),
         ),
         pinned=replace(
             pinned,
-            alignment_bytes=told.host_alignment_bytes or pinned.alignment_bytes,
-            max_buffer_bytes=told.largest_buffer_bytes or pinned.max_buffer_bytes,
+            alignment_bytes=reported.host_alignment_bytes or pinned.alignment_bytes,
+            max_buffer_bytes=reported.largest_buffer_bytes or pinned.max_buffer_bytes,
         ),
-        max_buffer_bytes=told.largest_buffer_bytes or traits.max_buffer_bytes,
+        max_buffer_bytes=reported.largest_buffer_bytes or traits.max_buffer_bytes,
     )
 
 
 def supports_mapping(device: Device) -> bool:
-    """Return whether load mode "auto" uses mmap if this device is in the list; False for integrated GPUs."""
+    """Return whether llama.cpp may map the model file in load mode "auto" if a model uses this device.
+
+    False for integrated GPUs.
+    """
     return device.kind != "igpu" or device.backend not in ("CUDA", "HIP", "ROCm", "MUSA", "Vulkan")

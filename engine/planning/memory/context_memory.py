@@ -24,7 +24,7 @@ _LOGIT_BYTES = 4
 
 
 class ContextMemory:
-    """Tables for one model with one set of context settings.
+    """Memory of state, output buffer and compute buffers, for one model with one set of context settings.
 
     `hyper`: hyper-parameters of the model.
     `shape`: sizes that llama.cpp computes from the settings.
@@ -45,19 +45,20 @@ class ContextMemory:
         self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self.states), strict=True)
         self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
-        """KV cache and recurrent state of each layer together, in bytes on the host, for display."""
+        """Bytes of KV cache and recurrent state of each layer, with the padding of host memory; for display."""
         self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
         # Logits are F32, one row for each sequence. T5 keeps the encoder's output beside them.
         self._output_width = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
         n_floats = self._output_width * shape.n_sequences
         if hyper.pooled_width:
+            # A text is pooled in one micro batch, and fits into the cells of its sequence and the trained context.
             longest = min(shape.n_ubatch, shape.n_cells, hyper.n_ctx_train)
             n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
             n_floats = max(n_floats, n_tokens * (hyper.n_vocab + hyper.pooled_width))
         self.output_buffer_bytes = n_floats * _LOGIT_BYTES
         """Bytes of the output buffer in host memory (`llama_context::output_reserve`).
 
-        It has one row of logits for each sequence. For an embedding model it also has a vector and logits for each
+        The buffer has one row of logits for each sequence. For an embedding model it has a vector and logits of each
         token of a batch, because the load computes such a batch once (`warm_up.py`).
         """
         self._pools: CudaPools | None = None
@@ -68,7 +69,11 @@ class ContextMemory:
             self.compute = ComputeForecast(graphs, context)
 
     def n_outputs(self, n_drafted: int) -> int:
-        """Return the most output rows of a generation batch, in which each sequence has `n_drafted` drafted tokens."""
+        """Return the largest number of output rows of a generation batch.
+
+        `n_drafted`: number of drafted tokens of each sequence in the batch.
+        """
+        # One row for the last token of each sequence and one for each drafted token, but not more than the batch has.
         return max(self.shape.n_sequences, min(self.shape.n_batch, self.shape.n_sequences * (n_drafted + 1)))
 
     def output_bytes(self, n_outputs: int) -> int:
@@ -84,7 +89,7 @@ class ContextMemory:
         return self._context.flash_attn
 
     def pools(self, model: ModelFile) -> CudaPools:
-        """Return the object that computes the memory that CUDA allocates while it answers; it is made on first use."""
+        """Return the `CudaPools` of this context, which are made on first use."""
         if self._pools is None:
             self._pools = CudaPools(model, self.hyper, self.shape, self._context)
         return self._pools
@@ -94,8 +99,8 @@ class ContextMemory:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return (bytes of the KV cache, bytes of recurrent state), each by device id.
 
-        The state of a layer is on the layer's device. In split mode tensor it is sliced as in `members`. It is all in
-        host memory if the setting `offload_kqv` is off.
+        The state of a layer is on the layer's device. In split mode tensor the state is sliced as in `members`. If the
+        setting `offload_kqv` is off, all state is in host memory.
         """
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}

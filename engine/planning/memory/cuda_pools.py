@@ -1,4 +1,4 @@
-"""Memory that CUDA allocates on a card while it answers, in addition to llama.cpp's buffers.
+"""Memory that CUDA allocates on a card during generation, in addition to llama.cpp's buffers.
 
 ggml's CUDA backend has a pool for temporary tensors of one operation. The pool grows to the size that the largest
 operation needs, and never shrinks (`ggml_cuda_pool_vmm`). A card that computes with cuBLAS also has a workspace. Most
@@ -29,18 +29,18 @@ from engine.planning.settings.context_settings import ContextSettings
 _POOL_STEP = 2 * MIB
 """Bytes by which a pool grows: granularity of virtual memory on NVIDIA's cards."""
 _BLOCKS_BYTES = 4 * _POOL_STEP
-"""Bytes that are added because the buffers for weights, cache, state and computing end in a partly empty block."""
+"""Bytes added for the partly used last block of each buffer: weights, KV cache, recurrent state, compute buffer."""
 _ALIGNMENT = 128
 _CUBLAS_BYTES = 32 * MIB
 """cuBLAS workspace from Hopper on; earlier cards have 4 MiB (`ggml_backend_cuda_context::cublas_handle`)."""
 _MULTIPROCESSORS = 192
-"""Number of multiprocessors that is assumed; no card has more."""
+"""Assumed number of multiprocessors of a card; no card has more."""
 _TILE_ELEMENTS = 128 * 128
-"""Elements of the largest tile of a product in parts (`launch_mul_mat_q`, stream-k)."""
+"""Elements of the largest tile of partial sums in a matrix product (`launch_mul_mat_q`, stream-k)."""
 _FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
-"""Flash attention (`launch_fattn`): columns of a tile, blocks on a multiprocessor, and the largest head size for them.
+"""Launch sizes of flash attention (`launch_fattn`): columns of a tile, CUDA blocks on a multiprocessor, largest head.
 
-Larger heads have half as many blocks.
+Heads above the largest size (in elements) have half as many blocks.
 """
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _FLOAT_CACHES = ("f32", "f16", "bf16")
@@ -48,9 +48,9 @@ _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
 """Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
 _MOST_TOKENS_OF_MMF = 16
 _SORTED_BYTES = 64 * MIB
-"""Limit of bytes of rows that are sorted at once (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
+"""Most bytes of rows that one call sorts (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
 _SORT_BUFFERS = 6
-"""Buffers for sorting: keys and indices before and after it, the result, and about as much for CUB."""
+"""Number of buffers for sorting: unsorted and sorted keys, unsorted and sorted indices, the result, and one for CUB."""
 _SCAN_CHUNK = 256
 _NO_PRODUCT = ("conv1d.weight", "ssm_a", "ssm_d", "conv.weight", "rope_freqs.weight", "rope_factors_long.weight",
                "rope_factors_short.weight", "tid2eid.weight")  # fmt: skip
@@ -60,7 +60,7 @@ _REDUCED_BYTES = 32 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Bytes that one device allocates while it answers.
+    """Bytes that one device allocates during generation, in addition to llama.cpp's buffers.
 
     `late_bytes`: part of `total_bytes` that is allocated only while the context fills.
     """
@@ -97,9 +97,9 @@ class CudaPools:
     def of(
         self, placement: Placement, members: MemberTables | None = None, *, flash: bool, n_outputs: int = 0
     ) -> dict[str, Answering]:
-        """Return the bytes that devices allocate while they answer, by device id.
+        """Return the bytes that devices allocate during generation, by device id.
 
-        Devices with unknown pools are left out.
+        Devices whose pools cannot be computed are left out.
 
         `members`: slices of weights in split mode tensor; None in other modes.
         `flash`: whether flash attention is used.
@@ -123,6 +123,7 @@ class CudaPools:
                 # The last token of each sequence has an output, and each drafted token.
                 fixed_bytes = max(fixed_bytes, self._product_bytes(self._output, n_outputs))
             soon_bytes, full_bytes = self._soon_and_full(layers, flash=flash)
+            # Each entry of the device list has a backend of its own, and so its own pool and cuBLAS workspace.
             n_pools = placement.entries.count(device)
             pool_bytes = n_pools * pad(max(fixed_bytes, full_bytes), _POOL_STEP)
             late_bytes = pool_bytes - n_pools * pad(max(fixed_bytes, soon_bytes), _POOL_STEP)
@@ -134,7 +135,7 @@ class CudaPools:
         return found
 
     def _layers_of(self, device: str, placement: Placement) -> list[int]:
-        """Return the indices of the layers that a device may compute as a whole or in part."""
+        """Return the indices of the layers of which a device may compute at least a part."""
         n_layers = min(len(self._matrices), self._hyper.n_layers)
         # Moved weights are computed where they are, and those in host memory on a device if batches are large.
         if placement.shares or placement.row_shares or placement.overrides:
@@ -187,6 +188,7 @@ class CudaPools:
         """Return the temporary bytes of a product with experts (`ggml_cuda_mul_mat_id`)."""
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         n_rows = n_tokens * self._n_used
+        # `ids_src1`, `ids_dst` and `expert_bounds`, three int32 arrays of `ggml_cuda_mul_mat_q`.
         if _has_mmq(tensor):
             return _mmq_bytes(n_in, n_rows) + 3 * pad(4 * n_rows, _ALIGNMENT)
         # `ggml_cuda_should_use_mmf`: small batches of floats have a kernel.
@@ -201,8 +203,9 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return the temporary bytes of attention for the layer that needs most, as (in the warm-up, with a
-        full context).
+        """Return (bytes in the warm-up, bytes with a full context) of the temporary tensors of attention.
+
+        Both are those of the layer that needs most.
         """
         if not self._context.offload_kqv:
             return 0, 0
@@ -290,14 +293,14 @@ def _has_mmq(tensor: TensorInfo) -> bool:
 
 
 def _mmq_bytes(n_in: int, n_rows: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input as Q8_1, and tiles of partial sums."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input in Q8_1, and tiles of partial sums."""
     # A `block_q8_1_mmq` has 144 bytes for 128 elements; up to 128 further ones pad the last tile
     # (`get_mmq_x_max_host`). Stream-k adds an F32 tile of partial sums for each multiprocessor.
     return n_rows * pad(n_in, ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
 
 
 def _cublas_bytes(type_name: str, n_weights: int, n_in: int, n_out: int, n_tokens: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result as F16."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result in F16."""
     if type_name == "F32":
         return 0
     weight_bytes = 0 if type_name in _FLOATS else 2 * n_weights

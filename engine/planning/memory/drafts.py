@@ -34,7 +34,7 @@ class Draft:
     `model`: the draft model; None for other kinds.
     `files`: identity of the draft model's files, by which drafts are compared.
     `layout`: devices of the draft model; None if the program chooses one device.
-    `context`: the draft model's own settings (`DRAFT_SETTINGS`). The context length is that of one request;
+    `context`: the draft model's own settings (`DRAFT_SETTINGS`). Its context length is in tokens for one request;
     `AUTO_CONTEXT` for the length of the main model.
     """
 
@@ -47,7 +47,7 @@ class Draft:
 
     @property
     def path(self) -> Path | None:
-        """Path of the draft model; None for other kinds."""
+        """Path of the draft model; None if tokens are drafted without a draft model."""
         return None if self.model is None else self.model.paths[0]
 
 
@@ -93,8 +93,8 @@ def draft_file(draft: Draft | None) -> DraftEntry | None:
 def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> Draft | None:
     """Return the draft that a layout file names; None if it names none.
 
-    A draft model is looked for at its path, then by its file name beside the layout file and beside the model. Its file
-    is read, so this must not be called in the GUI thread.
+    A draft model is looked up by its path, then by its file name in the folders of the layout file and of the model.
+    Its file is read, so this must not be called in the GUI thread.
 
     `folder`: folder of the layout file.
 
@@ -128,7 +128,7 @@ def drafts_for(model: ModelFile) -> bool:
 
 
 def _keeps_state(model: ModelFile) -> bool:
-    """Return whether the model has layers with recurrent state; False if the header cannot be read for that."""
+    """Return whether the model has layers with recurrent state; False if the header is malformed."""
     try:
         return any(read_state(model)[0].recurrent)
     # A malformed header is named when the model is loaded.
@@ -137,10 +137,10 @@ def _keeps_state(model: ModelFile) -> bool:
 
 
 def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
-    """Return the settings of the draft model's context beside a main model with the settings `main`.
+    """Return the context settings of the draft model. `main`: context settings of the main model.
 
-    It has as many sequences and the same batches as the main model, and no pipeline: it computes one token after
-    another.
+    Both contexts have the same batch sizes and number of sequences. The draft model has no pipeline, because it
+    computes one token after another.
     """
     own = draft.context
     chosen = {key: getattr(own, key) for key in DRAFT_SETTINGS if key != "n_ctx"}
@@ -161,11 +161,11 @@ def uses_mtp(draft: Draft | None) -> bool:
 def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate, subject: str = "") -> MemoryEstimate:
     """Return `estimate` with the memory of a draft model or of MTP heads added; each device's overhead is counted once.
 
-    Weights, state and buffers of the draft become `draft_bytes` of a device. Mapped weights and the memory of answering
-    are added to those of the main model.
+    Weights, state and buffers of the draft model become `draft_bytes` of a device. Its mapped weights and its
+    `answering_bytes` are added to those of the main model.
 
-    `of_draft`: memory of the draft alone.
-    `subject`: name of what drafts, for messages; empty for a draft model.
+    `of_draft`: memory of the draft model or MTP heads alone.
+    `subject`: name for messages, such as that of the MTP heads; empty for a draft model.
     """
     devices = dict(estimate.devices)
     for device_id, memory in of_draft.devices.items():
@@ -176,6 +176,7 @@ def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate, subjec
         devices[device_id] = replace(
             before,
             mapped_bytes=before.mapped_bytes + memory.mapped_bytes,
+            # One process loads both models, so a device has the overhead once.
             overhead_bytes=before.overhead_bytes or memory.overhead_bytes,
             answering_bytes=before.answering_bytes + memory.answering_bytes,
             late_bytes=before.late_bytes + memory.late_bytes,

@@ -38,16 +38,16 @@ class DeviceMemory:
     """Memory of a layout on one device, in bytes.
 
     `weights_bytes`: weights in buffers.
-    `mapped_bytes`: weights in the mapped file, on the host only. The system can reclaim them, so they are not part of
-    the need.
+    `mapped_bytes`: weights in the memory-mapped file, on the host only; not in `need_bytes`, because the system can
+    reclaim their pages.
     `compute_bytes`: compute buffer.
     `output_bytes`: buffer for logits and embeddings.
     `overhead_bytes`: memory that the process allocates before its first buffer.
-    `pipeline_bytes`: part of `compute_bytes` for the additional copies of a pipeline.
-    `answering_bytes`: memory that the backend allocates while it answers, with a full context; 0 if unknown.
+    `pipeline_bytes`: part of `compute_bytes` for the additional copies of inputs in pipeline parallelism.
+    `answering_bytes`: memory that the backend allocates during generation, with a full context; 0 if unknown.
     `late_bytes`: part of `answering_bytes` that is allocated after the load, while the context fills.
     `projector_bytes`: part of `compute_bytes` in which the projector computes the largest image; 0 if unknown.
-    `draft_bytes`: weights, state and buffers of a draft model; they are in none of the other numbers.
+    `draft_bytes`: weights, state and buffers of a draft model, which are not in the other fields.
     """
 
     weights_bytes: int = 0

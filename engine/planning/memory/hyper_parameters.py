@@ -90,8 +90,8 @@ def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
     """Return the hyper-parameters that determine the size of a model's state, and the record of its architecture.
 
     Raises:
-        MissingNumberError: a key is missing, or the architecture is unknown. The message names it, and the model's
-            memory is left to the probe.
+        MissingNumberError: a key is missing, or the architecture is unknown; the message names it. Only a probe can
+            then measure the model's memory.
     """
     architecture = find_architecture(model.architecture)
     if architecture is None:
@@ -105,7 +105,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     """Return the hyper-parameters of a model of this architecture.
 
     Raises:
-        MissingNumberError: a key is missing; the message names it, and the model's memory is left to the probe.
+        MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.
     """
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:
@@ -231,6 +231,7 @@ def _head_sizes(
     full = 0
     if n_head or architecture.states_heads:
         full = number(model, key, n_embd // n_head if n_head else None)
+    # Layers with a sliding window may have heads of another size, which has a key of its own.
     in_window = number(model, f"{key}_swa", full)
     return tuple(in_window if slides else full for slides in sliding)
 
@@ -248,6 +249,7 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
         return min(n_layers, architecture.n_kv_layers)
     if architecture.shares_kv:
         n_shared = number(model, "attention.shared_kv_layers", 0, least=0)
+        # Two layers must have a cache: one for readers with full attention, one for those with a window (`_cache_of`).
         if n_shared > n_layers - 2:
             raise MissingNumberError(f"{model.architecture}.attention.shared_kv_layers is {n_shared} of {n_layers}")
         return n_layers - n_shared
@@ -257,8 +259,9 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
 def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
     """Return the index of the layer whose KV cache each layer reads.
 
-    The first `n_owners` layers have their own cache. Later layers read the cache of the last owner, and sliding ones
-    that of the owner before it. So these two owners must be of the same kind as their readers.
+    The first `n_owners` layers have their own cache. Later layers with full attention read the cache of the last owner;
+    later layers with a sliding window read the cache of the owner before it. Such an owner must have the same kind of
+    attention.
     """
     found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
     for index, owner in enumerate(found):
@@ -286,7 +289,7 @@ def _caching_layers(
 def _window(
     model: ModelFile, rule: Window | None, recurrent: tuple[bool, ...], n_trunk: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return (window in tokens, whether each layer has it); (0, all False) for a model with no sliding window."""
+    """Return (length of the sliding window in tokens, whether each layer has it); (0, all False) without a window."""
     n_layers = model.n_layers
     nowhere = (False,) * n_layers
     if rule is None or (rule.only_with_layers is not None and n_trunk != rule.only_with_layers):
@@ -375,6 +378,7 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
         return 0, 0
     kind = architecture.recurrence.state
     if kind == "wkv":
+        # Token shift: time mixing and channel mixing each read the previous token, so the state has two by default.
         shifts = number(model, "token_shift_count", 2, least=0)
         return shifts * n_embd, n_embd * number(model, "wkv.head_size")
     if kind == "short_convolution":
@@ -385,8 +389,10 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
     kernel = number(model, "ssm.conv_kernel", least=0)
     if kind == "kda":
         head = number(model, "kda.head_dim")
+        # Queries, keys and values have a convolution each, with a kernel of 4 tokens if the file names none.
         return 3 * (kernel - 1 if kernel else 3) * n_head * head, head * head * n_head
     inner, state = number(model, "ssm.inner_size"), number(model, "ssm.state_size")
+    # Mamba 2 convolves the scan's input together with B and C (2 x groups x state), Mamba 1 the input alone.
     n_groups = number(model, "ssm.group_count", least=0) if kind == "grouped_scan" else 0
     return max(0, kernel - 1) * (inner + 2 * n_groups * state), state * inner
 
@@ -395,6 +401,7 @@ def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
     layers = _value(model, "ple.layers")
     if not isinstance(layers, tuple):
         return (0,) * model.n_layers
+    # A dilated convolution: the tokens that it reads are `ple.ngram_size` tokens apart.
     rows = (number(model, "ple.conv_kernel") - 1) * number(model, "ple.ngram_size")
     width = rows * number(model, "hyper_connection.count") * n_embd
     return tuple(width if index in layers else 0 for index in range(model.n_layers))

@@ -1,4 +1,4 @@
-"""Contents of a model file by part, as a JSON document and as text."""
+"""Metadata of a model file and the bytes of its parts, as a JSON document and as text."""
 
 from __future__ import annotations
 

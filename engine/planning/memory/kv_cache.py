@@ -18,7 +18,7 @@ from engine.planning.settings.context_settings import ContextSettings, KvType
 from engine.planning.settings.table import CONTEXT_STEP
 
 CELL_PADDING = CONTEXT_STEP
-"""llama.cpp rounds the cells of a sequence up to a multiple of this (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
+"""Multiple to which llama.cpp rounds up the cells of a sequence (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,6 @@ def layer_states(
         return compressed_states(hyper, context)
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     in_window = window_cells(hyper, context)
-    # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
     k_widths, v_widths = hyper.k_widths, hyper.v_widths
     # `v_trans`: a transposed V cache has one row per element, so llama.cpp allocates the widest layer's width
     # everywhere.
@@ -172,8 +171,8 @@ def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) ->
 def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple[LayerState, ...]:
     """Return the state of layers with a window of keys and with compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
 
-    Each sequence has its own stream, even with a unified cache. A state contains the rows that are not yet compressed.
-    With the lower ratio there are two vectors for each row, because blocks overlap.
+    Each sequence has its own stream, even with a unified cache. The recurrent tensors contain the rows that are not yet
+    compressed. Rows of the lower compression ratio have two vectors each, because blocks overlap.
     """
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS
@@ -183,6 +182,7 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
     for index, ratio in enumerate(hyper.ratios):
         width, head = k_widths[index], hyper.head_k[0]
         cache = [CacheTensor("k", context.type_k, width, n_window_rows)]
+        # Tokens that do not fill a block yet: two tensors, for their keys and for their scores.
         pending: list[CacheTensor] = []
         # One compressed key for each `ratio` cells, padded like other cells.
         if ratio in COMPRESSED_RATIOS:
@@ -200,18 +200,17 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
 
 
 _SPAN_TOKENS = 1 << 22
-"""Difference of two context lengths from which bytes per token are computed.
+"""Length of a context in tokens. The bytes per token are computed from it and from a context twice as long.
 
-It is longer than any window, and a multiple of the cell padding and of compression ratios.
+It is longer than any sliding window, and a multiple of the cell padding and of the compression ratios.
 """
 
 
 def kv_bytes_per_token(model: ModelFile) -> int | None:
-    """Return the bytes that one more token needs in an F16 KV cache.
+    """Return the bytes that each further token of the context needs in an F16 KV cache.
 
-    None if the header does not have enough information.
-
-    Only layers count whose cache grows with the context.
+    Caches of sliding windows are not counted, because they do not grow with the context. None if the header does not
+    have enough information.
     """
     try:
         hyper, architecture = read_state(model)

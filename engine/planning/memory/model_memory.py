@@ -230,7 +230,7 @@ class ModelMemory:
 
         `with_compute`: whether compute buffers are computed; without them the estimate is much faster.
         `n_drafted`: most tokens that are drafted for one step; a batch has an output row for each of them.
-        `mtp`: whether MTP heads are loaded, and read the hidden state of each token in a batch.
+        `mtp`: whether MTP heads are loaded; the output buffer then has a hidden state for each token of a batch.
         """
         mtp = mtp and not mtp_fault(self.model)
         refusal = self._refusal(layout, rig)
@@ -290,10 +290,7 @@ class ModelMemory:
         with_compute: bool,
         n_outputs: int,
     ) -> dict[str, Answering]:
-        """Return the bytes that devices allocate while they answer, by device id.
-
-        Empty if the header is not supported.
-        """
+        """Return the bytes that devices allocate during generation, by device id; empty if they cannot be computed."""
         # The graph has just been computed, so whether flash attention suits is known.
         flash: bool | None = tables.flash_attention != "off"
         if flash and with_compute and tables.compute is not None:
@@ -360,7 +357,7 @@ def _knows_rows(layout: Layout, rig: Rig) -> bool:
 
 
 def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
-    """Return the values of the settings on which the sizes of caches and graphs depend, as a cache key."""
+    """Return the settings on which the sizes of KV caches and graphs depend, as a key for cached tables."""
     return tuple(getattr(context, key) for key in _DECIDING)
 
 

@@ -1,4 +1,4 @@
-"""`MtpMemory`: the memory that a context for MTP heads adds to that of the model.
+"""`MtpMemory`: the memory of the context for MTP heads, in addition to that of the model.
 
 MTP heads are the last blocks of a file. With `load_mtp` llama.cpp loads their weights to the devices of these layers.
 The heads get their own context, with a KV cache and compute buffers (`LLAMA_CONTEXT_TYPE_MTP`). The weights are counted
@@ -27,7 +27,7 @@ from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.settings.context_settings import ContextSettings
 
 _OWN_TABLES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-"""Tensors of heads with their own embedding or output matrix; no graph of such heads was compared with llama.cpp."""
+"""Names of an MTP head's own embedding and output matrix; no graph of such heads was compared with llama.cpp."""
 _FLOAT_BYTES = 4
 _MOST_TABLES = 12
 """Number of sets of context settings whose tables are cached, as in `ModelMemory`."""
@@ -56,7 +56,7 @@ def mtp_fault(model: ModelFile) -> str:
 
 
 def heads_of(hyper: HyperParameters, n_heads: int) -> HyperParameters:
-    """Return the hyper-parameters of the last `n_heads` blocks, as those of a model with attention in every layer."""
+    """Return the hyper-parameters of a model that consists of the last `n_heads` blocks, all with full attention."""
     return replace(
         hyper,
         n_trunk_layers=n_heads,
@@ -155,5 +155,5 @@ class MtpMemory:
 
 
 def hidden_bytes(hyper: HyperParameters, rows: int) -> int:
-    """Return the bytes of `rows` hidden states in the output buffer."""
+    """Return the bytes that `rows` hidden states take in the output buffer."""
     return hyper.n_embd * rows * _FLOAT_BYTES

@@ -52,7 +52,7 @@ class Placement:
 
     `leading`: number of CPU layers at the front, which are no entry of the device list.
     `runs`: the other layers; each run of neighbouring layers is an entry. Empty in split mode tensor.
-    `output_listed`: whether the output layer belongs to an entry. It is False only if everything is on the CPU.
+    `output_listed`: whether the output layer belongs to an entry; False only if the whole model is on the CPU.
     `entries`: device ids of llama.cpp's list.
     `overrides`: overrides that move weights.
     `traits`: properties of each device's backend, by device id.
@@ -60,11 +60,11 @@ class Placement:
     `maps_file`: whether the model file is memory-mapped.
     `can_map`: whether all devices allow mapping in load mode "auto".
     `locks_file`: whether the mapped file is locked in memory.
-    `pipeline`: whether devices compute micro batches at the same time, with copies of their inputs; False for "auto".
+    `pipeline`: whether pipeline parallelism is on, so that inputs have several copies; False if the setting is "auto".
     `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
-    `left_out`: number of the model's CPU layers at the front that this object leaves out; above 0 only for MTP heads.
+    `left_out`: number of CPU layers at the front that are not in this object; above 0 only for MTP heads.
     `op_offload`: whether devices compute batches of at least `offload_batch` tokens with weights in host memory.
     """
 

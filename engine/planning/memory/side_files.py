@@ -34,9 +34,8 @@ class Projector:
     """A projector file (mmproj), which encodes images or audio for a model.
 
     `device`: device id that the user chose; None if the program chooses.
-    `sees`, `hears`: whether its header has a vision or an audio encoder.
-    `image_tokens`: (fewest, most) tokens of an image, if settings can change them; None if the header does not have
-    them.
+    `sees`, `hears`: whether the file has a vision encoder, and whether it has an audio encoder.
+    `image_tokens`: (smallest, largest) number of tokens of an image; None if the settings cannot limit it.
     """
 
     path: Path
@@ -82,6 +81,7 @@ class Adapter:
                 home = homes[int(block[1])]
             elif tensor.name.startswith(_OUTPUT):
                 home = placement.output_device
+            # llama-adapter.cpp puts both matrices into the buffer type of the weight, which overrides may have moved.
             changed = _changed_weight(tensor.name)
             home = next((device for finds, device in rules if finds(changed)), home)
             traits = placement.traits.get(home)
@@ -91,7 +91,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
-    """What is loaded with a model: at most one projector, any number of LoRA adapters, and at most one draft."""
+    """The projector, the LoRA adapters and the draft that are loaded with a model; all are optional."""
 
     projector: Projector | None = None
     adapters: tuple[Adapter, ...] = ()
@@ -190,7 +190,7 @@ def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, proje
 def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
     """Return `estimate` with `sizes` (bytes by device id) added to the weights.
 
-    A device that held nothing before gets the overhead of a process too.
+    A device without any memory in `estimate` also gets the overhead of a process (`overhead_bytes`).
     """
     devices = dict(estimate.devices)
     for device_id, size_bytes in sizes.items():
@@ -222,7 +222,7 @@ def _changed_weight(name: str) -> str:
 
 
 def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
-    """Return the two LoRA matrices for each weight, by the weight's name.
+    """Return the two LoRA matrices (A, B) for each weight, by name of the weight.
 
     Raises:
         ModelFileError: the tensors are not those of a complete LoRA adapter.

@@ -25,9 +25,7 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Slices are multiples of this number of elements if each device still gets a slice then; kernels are faster
-with it.
-"""
+"""Number of elements to whose multiples slices are rounded, for faster kernels, if each device still gets a slice."""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -35,10 +33,11 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 
 
 class _Rule(NamedTuple):
-    """A rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
+    """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
     `kind`: kind of tensor, which determines segments and granularity.
-    `like`: names of tensors; the first one that the layer has determines the block size.
+    `like`: names of weights. The type of the first one in the layer determines the quantisation block; empty for the
+    tensor's own type.
     """
 
     pattern: re.Pattern[str]
@@ -86,17 +85,17 @@ _GROUPED_RULES = (
     _rule(r"ffn_down_shexp\.weight", 0, "ffn", _SHARED_DOWN),
     *(rule for rule in _BLOCK_RULES if rule.kind in ("ffn", "ffn_up", "gate_up")),
 )
-"""Rules for models whose heads are projected in groups. Their state and output layer are on every device as a whole."""
+"""Rules for models with grouped output projections. Each device has their whole state and the whole output layer."""
 _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0, "output"))
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Division of the sliced dimension of a tensor.
+    """Division of the sliced dimension of a tensor into segments, such as Q, K and V, which are sliced separately.
 
-    `segments`: (elements, number of equal segments).
-    `granularity`: number of elements to whose multiples each segment is sliced.
+    `segments`: (elements of a segment, number of such segments) for each size of segment.
+    `granularity`: number of elements of which slices are multiples, for each entry of `segments`.
     """
 
     segments: tuple[tuple[int, int], ...]
@@ -116,6 +115,7 @@ class TensorSplit:
         n = len(self._shares)
         # `get_il_eff` in llama-model.cpp: a layer is rotated by the number of earlier layers of its kind.
         self._rotations = [kinds[:index].count(kind) % n for index, kind in enumerate(kinds)]
+        # The slices of a layer depend on these numbers only, so equal layers share the cached result (`_slices`).
         layers = zip(hyper.n_head, hyper.n_head_kv, hyper.head_k, hyper.head_v, hyper.recurrent, strict=True)
         self._likenesses: list[tuple[object, ...]] = [
             (*numbers, self._rotations[index], self._feed_forward_width(index)) for index, numbers in enumerate(layers)
@@ -135,6 +135,7 @@ class TensorSplit:
         if layer is None or layer < self._hyper.n_layers:
             name = parts[2] if in_block else tensor.name
             rule = next((each for each in self._candidates(layer) if each.pattern.fullmatch(name)), None)
+        # Without a rule llama.cpp mirrors the tensor: each device has all of it.
         if rule is None or rule.axis >= len(tensor.shape):
             return [padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, each) for each in rules]
         block_elements = self._block_elements(layer, rule.like, tensor.type_name)
@@ -229,6 +230,7 @@ class TensorSplit:
             found = self._delta_net_segments(kind)
             if found is not None:
                 return found
+        # Q, K and V are cut separately, so that each device gets the heads of all three that belong together.
         if kind == "qkv":
             q_width = hyper.n_head[layer] * hyper.head_k[layer] * (2 if gated else 1)
             k_width, v_width = hyper.k_widths[layer], hyper.v_widths[layer]
@@ -239,6 +241,7 @@ class TensorSplit:
             return ((q_width, 1), (k_width, 1), (v_width, 1))
         if kind == "gate_up":
             return ((extent // 2, 2),)
+        # An `ffn_up` of twice the feed-forward width contains gate and up in one matrix; each half is cut separately.
         if kind == "ffn_up" and not gated and extent == 2 * self._feed_forward_width(layer):
             return ((extent // 2, 2),)
         return ((extent, 1),)
@@ -353,6 +356,7 @@ class MemberTables:
         `leading`: number of CPU layers at the front, which are left out.
         """
         last = self._last_state
+        # By identity: a context has one tuple of states, and comparing all its tensors takes longer.
         if last is not None and last[0] is states and last[1] == leading:
             return last[2]
         layers = list(enumerate(states))[leading:]

@@ -98,7 +98,7 @@ _FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"
 _NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
 """Names of tensors in layers of encoders, decoders and audio models.
 
-Llama.cpp places them like blocks with their number.
+llama.cpp places them like the block with the same number.
 """
 _UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
 """Names of tensors that llama.cpp does not load."""
@@ -114,7 +114,7 @@ class TensorClasses:
 
     `blocks`: tensors of each layer.
     `inputs`: input tensors, which stay on the CPU.
-    `ropes`: RoPE factors, once for each buffer type with a layer that needs them.
+    `ropes`: RoPE factors; each buffer type with a layer that needs them gets a copy.
     `outputs`: tensors of the output layer.
     `lazy`: input tensor that llama.cpp leaves in the file; None if there is none.
     """
@@ -129,7 +129,8 @@ class TensorClasses:
 def classify(model: ModelFile, architecture: Architecture | None) -> TensorClasses:
     """Return the tensors of `model`, grouped by the rule that chooses their device.
 
-    Tensors that llama.cpp does not load are left out."""
+    Tensors that llama.cpp does not load are left out.
+    """
     blocks = [block.tensors for block in model.blocks]
     inputs: list[TensorInfo] = []
     ropes: list[TensorInfo] = []
@@ -172,7 +173,7 @@ _MOST_PATTERNS = 4096
 
 
 class OverrideHomes:
-    """Look-up of the tensors of one model that overrides match.
+    """Finds the tensors of one model that overrides match.
 
     Matches are cached by pattern, since layouts share most patterns.
     """

@@ -1,7 +1,7 @@
 """Bytes of weights on each device, added up as in llama.cpp's buffers (`llama_model_loader::load_all_data`).
 
-The bytes of a layer on a device are computed once for each combination of overrides, and those of each range of layers
-once too. A drag changes two ranges; the others are cached.
+The bytes of a layer on a device are computed once for each combination of overrides. Sums over ranges of layers are
+cached too: a drag changes two ranges only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Weights of a CPU entry of the device list are always in plain memory.
 _SPLIT = "all members of a tensor split"
 """Place of tensors that are sliced over the devices of split mode tensor."""
 _ROWS = "split rows"
-"""Buffer of tensors whose rows are split in mode row."""
+"""Name of the buffer for tensors whose rows are split in mode row."""
 _MOST_RANGES = 4096
 _MOST_LAYERS = 16384
 
@@ -63,7 +63,7 @@ class _Tally:
     `repacked_bytes`: bytes in host memory that are repacked.
     `plain_bytes`: bytes in plain host memory.
     `pinned_bytes`: bytes in pinned host memory.
-    `made`: (tensor name, buffer) of tensors that are counted already.
+    `made`: (tensor name, buffer) of the tensors in the sums.
     """
 
     spans: list[tuple[int, int]]
@@ -174,6 +174,7 @@ class WeightTables:
 
     def _forget_others(self, placement: Placement, members: MemberTables | None) -> None:
         """Clear the caches that are not valid for the devices and overrides of `placement`."""
+        # Of the entries only the first matters: its kernels decide for weights in split mode tensor (`_left_to_host`).
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
             placement.maps_file, placement.pinned_host, placement.extra_buffers, placement.host, members,
@@ -192,7 +193,7 @@ class WeightTables:
             self._overrides, self._moved = placement.overrides, self._homes.devices(placement.overrides)
 
     def _unsupported_by(self, kernels: Kernels) -> frozenset[str]:
-        """Return the names of the weights that are in host memory because a device has only these kernels."""
+        """Return the names of the weights for which a device with `kernels` has no kernel; they are in host memory."""
         found = self._unsupported.get(kernels)
         if found is None:
             found = self._unsupported[kernels] = find_unsupported(self._model, self._architecture, kernels)
@@ -214,12 +215,12 @@ class WeightTables:
         return found
 
     def _left_to_host(self, placement: Placement, home: str) -> frozenset[str]:
-        """Return the names of the weights for which the device with the place `home` has no kernel."""
+        """Return the names of the weights that are in host memory, because the device `home` has no kernel for them."""
         traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 
     def _outside_of_layers(self, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
-        """Yield (tensor, place, whether it is an input) for each tensor that is in no layer."""
+        """Yield (tensor, device id or host buffer, whether it is an input) for each tensor outside of layers."""
         for tensor in self._inputs:
             yield tensor, _REPACKABLE, True
         ranges = _ranges(placement, len(self._with_rope_factors))
@@ -286,7 +287,7 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return (place, first layer, end) of each range of layers on one device."""
+    """Return (place, first layer, last layer + 1) of each range of layers on one device."""
     found = [(_REPACKABLE, 0, placement.leading)]
     found += [(run.device, run.first, run.last + 1) for run in placement.runs]
     if placement.shares:

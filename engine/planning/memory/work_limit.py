@@ -1,4 +1,4 @@
-"""Time limits for estimates. The lengths of their loops are from a model file, which may describe an endless graph.
+"""Time limits for estimates, because a model file may describe a graph that takes too long to compute.
 
 The caller sets a time and a way to cancel with `limited`, and the loops call `check_limits`. Outside of `limited` there
 is no limit.
@@ -42,8 +42,8 @@ _limits = _Limits()
 def limited(seconds: float, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
     """Limit the estimates in the `with` block to `seconds` of this thread's processor time.
 
-    An outer limit that is shorter stays valid. Processor time is used so that a forecast on a busy machine is late, but
-    not given up. `cancelled`: returns whether the caller cancelled.
+    If limits are nested, the earlier deadline counts. Processor time is used so that a forecast on a busy machine is
+    late, but not given up. `cancelled`: returns whether the caller cancelled.
 
     Raises:
         TooMuchWorkError, CancelledError: from `check_limits`.
@@ -60,7 +60,7 @@ def limited(seconds: float, cancelled: Callable[[], bool] | None = None) -> Iter
 
 
 def check_limits() -> None:
-    """Raise an exception if a limit of this thread is reached. Every loop whose length is from a model file calls this.
+    """Raise an exception if a limit of this thread is reached. Loops whose length depends on a model file call this.
 
     Raises:
         TooMuchWorkError: the time is up.

@@ -31,7 +31,8 @@ Source: `ggml_cuda_fattn_kv_type_supported`, `ggml_cuda_lightning_indexer_suppor
 """
 
 _CUDA_VECTOR_TYPES = frozenset({"f16", "bf16", "q4_0", "q8_0"})
-"""KV cache types, equal for K and V, for which CUDA has vector kernels of flash attention (`GGML_CUDA_FA_QUANTS`)."""
+"""KV cache types for which CUDA has vector kernels of flash attention if K and V have one type (`GGML_CUDA_FA_QUANTS`).
+"""
 
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
@@ -40,7 +41,10 @@ def backend_devices(placement: Placement) -> tuple[str, ...]:
 
 
 def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
-    """Return the scheduler's backends for (name of the buffer type, properties of the backend) of each entry."""
+    """Return the scheduler's backends.
+
+    `entries`: (name of the buffer type, properties of the backend) for each entry of the device list, the CPU last.
+    """
     traits = {name: found for name, found in entries if name != HOST}
     return [_backend(name, found, traits) for name, found in entries]
 
@@ -209,7 +213,7 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return backend properties for several devices as one: the largest alignment, and row padding if one has it."""
+    """Return the backend properties of a merged device: largest alignment of the members, row padding if one has it."""
     return BackendTraits(
         SizeRule(
             alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),

@@ -99,7 +99,7 @@ class ComputeForecast:
         return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
 
     def uses_flash_attention(self, placement: Placement) -> bool:
-        """Return whether llama.cpp will use flash attention; for "auto", after it has checked the devices."""
+        """Return whether llama.cpp will use flash attention; for "auto", depending on the devices' kernels."""
         if placement.shares or self._flash_mode != "auto":
             return self._flash_mode != "off"
         return self._known(placement, asks_flash=True).flash
@@ -204,7 +204,7 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention is certainly on the layers' devices, so that no graph is needed as a check."""
+        """Return whether every layer's device surely computes its flash attention; False if only a graph can tell."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False

@@ -54,16 +54,16 @@ class _PlacedSections:
     A unit is a layer that adds nodes, with the layers before it that add none. A variant is a number for layers with
     equal graphs (`GraphTables.variants`).
 
-    `outer`: variant of the weights in no block.
-    `named`: buffer types to which overrides move weights of each layer; the last entry is for weights in no block.
-    `alike`: variant of each layer, by the weights whose sizes are compared.
-    `uniform`: sections of all units as if they were on one device, by this device.
+    `outer`: variant of the weights outside of blocks.
+    `named`: buffer types to which overrides move weights, for each layer and last for the weights outside of blocks.
+    `alike`: variant of each layer, by the weights whose bytes are compared.
+    `uniform`: sections of all units for a model on a single device, by device.
     `mixed`: section of a unit, by number of the unit and devices of its layers.
-    `segments`: segments that were built before.
-    `ends`: section of the output layer, by devices of its layers.
-    `plain`: the object for overrides with device ids, if in this one overrides have other names of devices; else None.
-    `names`: name of a device in this object, by device id; empty if `plain` is None.
-    `renamed`: objects for the same overrides with other names of devices, by devices of a segment.
+    `segments`: cached segments.
+    `ends`: section of the output layer, by devices of the last layers and the output layer.
+    `plain`: None if the overrides name devices by id; else the object for the same overrides with device ids.
+    `names`: name of each device in the overrides, by device id; empty if they name devices by id.
+    `renamed`: objects for the same overrides with devices named by position, by the devices of a segment.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -94,7 +94,7 @@ class _SegmentBackends:
 
 
 class LayoutGraph:
-    """The graphs of all layouts for one batch. They are lists of segments (layers on one device), which are cached.
+    """Graphs of all layouts for one batch: lists of segments (layers on one device), which are cached.
 
     `pinned`: whether norms are pinned to the backend of their layer's device.
     `whole`: whether graphs must be built whole, because layers read tensors of layers that are not their neighbours.
@@ -224,8 +224,7 @@ class LayoutGraph:
         return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
     def _backends_for(self, placement: Placement, rig: int, devices: tuple[str, ...]) -> _SegmentBackends:
-        """Return the backends of `devices`, the last of which is the CPU. Names of buffer types contain numbers, not
-        device ids.
+        """Return the backends of `devices`, the last of which is the CPU. Names of buffer types contain positions.
 
         `rig`: result of `_rig`.
         """
@@ -340,8 +339,7 @@ class LayoutGraph:
         return found
 
     def _renamed(self, known: _PlacedSections, devices: tuple[str, ...], named: frozenset[str]) -> _PlacedSections:
-        """Return the cached sections in which overrides name devices by their position in `devices` instead of their
-        id.
+        """Return the cached sections in which overrides name devices by position in `devices`, not by id.
 
         So cached steps are valid for all devices of the same kinds.
 
@@ -361,7 +359,7 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _SegmentBackends, unit: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section of unit `unit`, which is on several devices, or on another device than the unit before.
+        """Return the section of a unit that is on several devices, or on another device than the unit before.
 
         A unit is a layer that adds nodes, with the layers before it that add none.
         """
@@ -443,9 +441,9 @@ class LayoutGraph:
 
 
 def _name(devices: Sequence[str], device: str) -> str:
-    """Return a name for a device that contains its first position in `devices` instead of its id; the CPU keeps its id.
+    """Return a name for a device by its first position in `devices`, such as "#0"; the CPU keeps its id.
 
-    So the names are equal for lists of other devices.
+    So equal positions have equal names in all segments.
     """
     return device if device == CPU_ID else f"#{devices.index(device)}"
 

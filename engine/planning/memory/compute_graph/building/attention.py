@@ -78,8 +78,8 @@ def hadamard_size(head: int) -> int:
 def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = False) -> tuple[Tensor, Tensor | None]:
     """Return the tensors of a layer's K and V cache; they are made on first use.
 
-    `place`: place of the layer in the graph; None for the current layer.
-    `k_only`: whether there is no V cache; its tensor is then None.
+    `place`: number of the layer in the graph; None for the current layer.
+    `k_only`: whether the layer has no V cache; the second tensor is then None.
     """
     place = ctx.place if place is None else place
     found = ctx.caches.get(place)
@@ -148,7 +148,7 @@ def build_attn(
 
     `sliding`: whether keys are expanded before values, as in llama.cpp's overload for caches with sliding windows
     (`llm_graph_input_attn_kv_iswa`).
-    `place`: place of the layer that owns the cache; None for the current layer.
+    `place`: number of the layer that owns the cache; None for the current layer.
     """
     graph = ctx.graph
     if inp_attn.k_rot is not None:

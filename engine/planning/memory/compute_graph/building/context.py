@@ -42,7 +42,7 @@ class GraphInputs:
     `inp_out_ids`: indices of the tokens with logits.
     `inp_attn`: inputs of attention to the full KV cache.
     `inp_attn_swa`: inputs of attention to the cache of sliding-window layers; None if there are none.
-    `last`: the last layer. Layers that the file does not list are on its device.
+    `last`: the last layer. Layers that are not in the file are on the device of the last layer.
     `inp_indexer`: inputs of the indexer's attention; None if there is no indexer.
     `state_rows`: indices of the recurrent states of the sequences in the batch; None for a model with no states.
     `unused_rows`: indices of the states of all other sequences; None for a model with no states.
@@ -67,20 +67,20 @@ Value = TypeVar("Value")
 
 
 class Shared:
-    """Store of tensors that a layer makes and later layers read too, such as masks.
+    """Store of tensors that one layer makes and later layers also read, such as masks.
 
-    Tensors are grouped in values: frozen dataclasses, which each builder module defines. A value is looked up by its
-    class, and by the key `of` if there are several values of one class. If the graph is built in sections (runs of
-    nodes), all these tensors must be inputs of the graph (`all_inputs`).
+    Builder modules define frozen dataclasses for these tensors. An object is stored under its class, and under the key
+    `of` if there are several objects of one class. If the graph is built in sections (runs of nodes), all stored
+    tensors must be inputs of the graph (`all_inputs`).
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[type, object], object] = {}
 
     def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
-        """Return the stored value of class `kind`; if there is none, call `make` and store its result.
+        """Return the stored object of class `kind`; if there is none, call `make` and store its result.
 
-        `of`: further key of the value; None if there is one value of this class in the graph.
+        `of`: further key of the object; None if the graph has one object of this class.
         """
         found = self.find(kind, of)
         if found is None:
@@ -89,22 +89,22 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store a value under its class and the key `of`, replacing an earlier one.
+        """Store an object of tensors under its class and the key `of`, replacing an earlier object.
 
-        `of`: a tensor or another key; None if there is one value of this class in the graph.
+        `of`: a tensor or another key; None if the graph has one object of this class.
         """
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the value stored under the class `kind` and the key `of`; None if there is none."""
+        """Return the object stored under the class `kind` and the key `of`; None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found
 
     def get(self, kind: type[Value], of: object = None) -> Value:
-        """Return the value of class `kind` that an earlier layer stored; raise `LookupError` if there is none.
+        """Return the object of class `kind` that an earlier layer stored; raise `LookupError` if there is none.
 
-        `of`: further key of the value, as for `put`.
+        `of`: further key of the object, as for `put`.
         """
         found = self.find(kind, of)
         if found is None:
@@ -146,16 +146,16 @@ class Batch:
     `n_tokens`, `n_sequences`: number of tokens and of sequences in the batch.
     `n_outputs`: number of tokens with logits.
     `n_cells`: number of cells in one stream of the full KV cache; a stream is the part of one sequence.
-    `n_cells_swa`: the same for the KV cache of sliding-window layers.
+    `n_cells_swa`: number of cells in one stream of the KV cache of sliding-window layers.
     `n_streams`: number of streams; 1 for a unified KV cache, which all sequences share.
     `n_states`: number of sequences with a recurrent state.
     `type_k`, `type_v`: types of the KV cache.
     `flash`: whether attention is one node (flash attention).
-    `v_trans`: whether the V cache is transposed, as it is if flash attention is off.
+    `v_trans`: whether the V cache is transposed, as without flash attention.
     `offload_kqv`: whether KV caches and attention are on the devices of their layers, as in the settings.
-    `unfused`: names of other operations that are computed as several nodes instead of one.
-    `n_positions`: number of positions in the KV cache, rounded up to 256. llama.cpp reserves buffers for an empty
-    cache.
+    `unfused`: names of operations, besides flash attention, that are several nodes instead of one.
+    `n_positions`: number of used positions in the KV cache, rounded up to 256. It is 256 when llama.cpp reserves
+    buffers, because the cache is then empty.
     """
 
     n_tokens: int
@@ -197,8 +197,8 @@ class GraphContext:
 
     Methods return tensors. The order of nodes follows from `build_forward_expand`, as in llama.cpp.
 
-    `outer`: weights that are in no block.
-    `caches`: K and V cache by the place of the layer that owns them.
+    `outer`: weights outside of blocks.
+    `caches`: K and V cache, by number of the layer that owns them.
     `place`: number of the current layer in this graph.
     `cpu_backend`: index of the CPU backend.
     """
@@ -230,7 +230,7 @@ class GraphContext:
         self._inputs: dict[str, Tensor] = {}
         self._weights: dict[object, Tensor] = {}
         self.weight_owners: dict[Tensor, tuple[int, str]] = {}
-        """Place of the layer in the graph and short name of the weight, for each weight of a layer."""
+        """(Number of the layer in the graph, short name of the weight) for each weight of a layer."""
         self.weight_names: dict[Tensor, str] = {}
         """Full name of each weight in the graph."""
         self._given: GraphInputs | None = None
@@ -268,7 +268,7 @@ class GraphContext:
 
     @property
     def inp_attn(self) -> AttnInput:
-        """Return the attention inputs of the current layer: of its sliding window if it has one, else of all cells."""
+        """Return the inputs of the current layer's attention, which is to a sliding window or to all cells."""
         sliding = self.inputs.inp_attn_swa
         return sliding if self.layer.hparams.is_swa and sliding is not None else self.inputs.inp_attn
 
@@ -300,7 +300,7 @@ class GraphContext:
         return self.weight(stem) if self.has(stem) else None
 
     def outer_weight(self, facts: WeightFacts, buft: str) -> Tensor:
-        """Return the tensor of a weight that is in no block, such as the output matrix."""
+        """Return the tensor of a weight outside of blocks, such as the output matrix."""
         return self._new_weight(facts, buft, facts.ne)
 
     def _new_weight(self, facts: WeightFacts, buft: str, ne: Sequence[int]) -> Tensor:
@@ -343,7 +343,7 @@ class GraphContext:
         return found if bias is None else self.graph.add(found, bias)
 
     def projection(self, stem: str, source: Tensor) -> Tensor:
-        """Return queries, keys or values of `source` as a matrix product, not yet divided into heads."""
+        """Return the product of `source` and the query, key or value weight `stem`, not yet divided into heads."""
         if self.style.projections == "full":
             return self.linear(stem, source)
         bare = self.style.projections == "bare"
@@ -360,7 +360,7 @@ class GraphContext:
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return a node that llama.cpp replaces by several if it is not on its layer's device (see `Graph.fused`)."""
+        """Return a node that llama.cpp replaces by several if it is not on the device of its layer (`Graph.fused`)."""
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))
         return found

@@ -65,7 +65,7 @@ def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tenso
 
 
 def outer_norm(ctx: GraphContext, name: str, buft: str, current: Tensor, backend: int = -1) -> Tensor:
-    """Return `current` normalised, with the weights `name` that are in no block, if the file has them."""
+    """Return `current` normalised, multiplied by the norm weights `name` outside of blocks if the file has them."""
     graph, outer = ctx.graph, ctx.outer
     current = ctx.raw_norm(current, layer_norm=ctx.style.layer_norm)
     current.backend = backend
@@ -94,6 +94,7 @@ def finish(
         current.is_output = True
         graph.build_forward_expand(current)
         return graph
+    # `llm_graph_result::set_outputs`: hidden states, embeddings and logits are outputs, which gallocr never frees.
     if ctx.style.out_ids == "before_norm":
         current.is_output = True
         current = graph.get_rows(current, ctx.inputs.inp_out_ids)

@@ -1,4 +1,4 @@
-"""Tables of one model from which its graphs are built: hyper-parameters and weights of layers, and equal layers.
+"""Tables of one model from which its graphs are built: hyper-parameters, weights and kind of each layer.
 
 Layers with equal graphs are of one kind, and one section of a graph represents all of them.
 """
@@ -50,15 +50,15 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 from engine.planning.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
-"""The weights whose sizes must be equal in layers that count as equal: none, those that overrides move, or all."""
+"""Weights whose bytes are compared to find equal layers: none, the weights that overrides move, or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """Representative of all layers that have the same graph.
 
-    `layer`: index of one of these layers; -1 for the weights that are in no block.
-    `moved`: buffer type to which overrides move a weight, by full name of the weight.
+    `layer`: index of one of these layers; -1 for the weights outside of blocks.
+    `moved`: buffer type of each weight that overrides move, by full name of the weight.
     """
 
     layer: int
@@ -68,7 +68,7 @@ class Variant:
 class GraphTables:
     """Hyper-parameters, weights and kinds of layers of one model, from which its graphs are built.
 
-    They are valid for all context settings and layouts. Layers of one kind have equal nodes.
+    The tables are valid for all context settings and layouts. Layers of one kind have equal nodes.
     """
 
     def __init__(
@@ -125,8 +125,9 @@ class GraphTables:
         self._model = model
         self.architecture: Architecture = architecture
         self.unsupported_weights: list[frozenset[str]] = [frozenset()]
-        """Full names of the weights for which a device has no kernel, by number of the kernel class; empty for
-        class 0.
+        """Full names of the weights for which devices have no kernel, by number of the kernel class.
+
+        Devices of class 0 have kernels for all weights.
         """
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
@@ -136,9 +137,9 @@ class GraphTables:
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of the kernel class for a device with these kernels.
+        """Return the number of the class to which a device with these kernels belongs.
 
-        Devices of one class lack kernels for the same weights, which llama.cpp puts in host memory.
+        Devices of a class have no kernel for the same weights, which llama.cpp puts in host memory.
         """
         found = self._kernel_classes.get(kernels)
         if found is None:
@@ -188,10 +189,10 @@ class GraphTables:
         """(First, last) layer of each unit: a layer that adds nodes, with the layers before it that add none."""
 
     def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
-        """Return the number of each layer's variant (index in `variants`) under `overrides`.
+        """Return the number of each layer's variant (index in `variants`) with `overrides`.
 
         Layers of one variant have the same graph, and their weights are in the same buffer types. A device that
-        computes with weights in host memory allocates copies of them, so the bytes of these weights must be equal too.
+        computes with weights in host memory allocates copies of them, so these weights must have equally many bytes.
 
         `sizes`: the weights whose bytes are compared.
         """
@@ -206,13 +207,16 @@ class GraphTables:
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
-        """Return the number of the variant of the weights that are in no block."""
+        """Return the number of the variant (index in `variants`) of the weights outside of blocks."""
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
         return self._variant(tuple(here.values()), ("outer", *here), -1, here)
 
     def renamed(self, number: int, names: Mapping[str, str]) -> int:
-        """Return the number of a variant with other names of buffer types. `names`: new name by old name."""
+        """Return the number of the variant that differs from variant `number` in the names of buffer types only.
+
+        `names`: new name by old name.
+        """
         moved = self.variants[number].moved
         if names.keys().isdisjoint(moved.values()):
             return number
@@ -221,10 +225,10 @@ class GraphTables:
         return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
 
     def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
-        """Return the number of a variant, which is added if it is new.
+        """Return the number of a variant (index in `variants`); a new variant is added.
 
-        `places`: buffer type of each weight; empty for that of the layer's device.
-        `rest`: everything else by which variants differ.
+        `places`: buffer type of each weight that overrides move; "" for other weights.
+        `rest`: all other properties by which variants differ.
         """
         found = self._numbers.setdefault((places, rest), len(self.variants))
         if found == len(self.variants):
@@ -233,7 +237,7 @@ class GraphTables:
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the buffer type to which overrides move a weight, by full name of the weight."""
+        """Return the buffer type of each weight that overrides move, by full name of the weight."""
         return {name: buft_of_device(device) for name, device in self._homes.devices(overrides).items()}
 
     @property
@@ -242,7 +246,7 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of layer `index`: those of the block `source`, with `.scale` tensors of its own block."""
+    """Return the weights of layer `index`: those of block `source`, but the `.scale` tensors of block `index`."""
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
         return found
@@ -255,7 +259,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
     """Return the number of layers in a part of the model ("enc" or "dec").
 
     Raises:
-        MissingNumberError: the file has a number above `n_layers`.
+        MissingNumberError: `decoder_block_count` in the file is above `n_layers`.
     """
     count = number(model, "decoder_block_count", n_layers) if part == "dec" else n_layers
     if count > n_layers:
@@ -275,15 +279,15 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
 _MOST_GRAPHS = 16
 """Largest number of whole graphs that are cached.
 
-If devices lack kernels for different weights, each step of a drag over them needs another graph.
+If devices have no kernels for different weights, each step of a drag needs another graph.
 """
 
 
 class _WholeGraph:
-    """The sections of one model's graph if it must be built whole, for any overrides of weights in blocks.
+    """The sections of a graph that must be built whole, with any overrides of weights in blocks.
 
-    Such overrides change only the buffer types of weights. A section with the same weights in the same buffer types is
-    the same object in all graphs, so that the cached results for it are valid.
+    Such overrides change only the buffer types of weights. Sections with the same weights in the same buffer types are
+    one object in all graphs, so that cached results for them are valid.
 
     `sections`: the sections without overrides.
     `names`: full name of each weight in the sections.
@@ -298,9 +302,9 @@ class _WholeGraph:
         self._variants: dict[tuple[int, tuple[tuple[int, str], ...]], Section] = {}
 
     def with_moved(self, moved: Mapping[str, str]) -> tuple[Section, ...]:
-        """Return the sections with weights in other buffer types.
+        """Return the sections with the weights in `moved` in other buffer types.
 
-        `moved`: the new buffer type of each moved weight, by the weight's full name.
+        `moved`: new buffer type of each moved weight, by full name of the weight.
         """
         return tuple(
             self._variant(number, tuple([(index, moved[name]) for index, name in names if name in moved]))
@@ -355,17 +359,21 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return the weights whose sizes are compared for layers on a device with this buffer type and kernel class."""
+        """Return which weights must have equally many bytes in equal layers, on a device with this buffer type.
+
+        `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
+        """
         if not self._op_offload:
             return "none"
         return "all" if kernel_class or buft == HOST else "moved"
 
     def section(self, name: SectionName) -> Section:
-        """Return the section with some layers that follow other layers.
+        """Return the section (run of nodes) with a name; it is built on first use.
 
-        Its name is `("layers", before, layers, kernel_classes, is_last, outer)`; `before` is empty for the first
-        section. The section with the output matrix is `("end", before, layers, kernel_classes, True, outer)`. Layers
-        and `outer` are numbers of variants. `kernel_classes` has one entry for each layer, and one for the output.
+        `("layers", before, layers, kernel_classes, is_last, outer)` names the section of `layers`, which follow the
+        layers `before`; the latter are empty for the first section. `("end", before, layers, kernel_classes, True,
+        outer)` names the section with the output matrix. `before`, `layers` and `outer` are numbers of variants.
+        `kernel_classes` has one entry for each layer, and one for the output layer.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
@@ -418,7 +426,7 @@ class SectionMaker:
         *,
         is_last: bool,
     ) -> tuple[Section, tuple[PlacedWeight, ...]]:
-        """Build a section; return it and the weights of layers in it.
+        """Build a section (run of nodes); return it and its weights.
 
         `kind`: "layers", or "end" for the section with the output matrix.
         `variants`: the layers of the section, after the `n_before` layers that it follows.
@@ -442,7 +450,7 @@ class SectionMaker:
         return section, tuple([(number, *owner) for number, owner in found if owner is not None])
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
-        """Return the graph of all layers in sections, for graphs that must be built whole.
+        """Return the sections (runs of nodes) of the graph of all layers, for graphs that must be built whole.
 
         `kernel_classes`: number of the kernel class of each layer's device, and of the output layer's.
         """

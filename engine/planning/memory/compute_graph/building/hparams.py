@@ -35,7 +35,7 @@ class Stacks:
 
 
 def read_stacks(model: ModelFile) -> Stacks:
-    """Return the numbers of layers in the two stacks of an HRM model, and of their cycles.
+    """Return the stacks of an HRM model, with the numbers of layers and cycles in the file.
 
     Raises:
         MissingNumberError: a number is missing, or the numbers contradict the number of layers in the file.
@@ -49,7 +49,7 @@ def read_stacks(model: ModelFile) -> Stacks:
 
 
 _LEAST_LIMIT = 1e-6
-"""Smallest limit in the file with which gates are clamped, as in `build_ffn` of llama-graph.cpp."""
+"""Limits up to this value in the file mean that gates are not clamped, as in `build_ffn` of llama-graph.cpp."""
 _SIGMOID = 2
 """Number of the sigmoid router in files: `LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
 
@@ -67,14 +67,14 @@ class LayerHparams:
 
     `n_experts_used`: experts of each token; 0 if the layer has no experts.
     `indexer_width`: width of the indexer's keys; 0 if the layer has no indexer.
-    `ratio`: compression ratio of its keys (`dsv4_compress_ratios`); 0 for none.
-    `owns_cache`: whether it has its own KV cache.
-    `has_rope`: whether its queries and keys are rotated by RoPE.
-    `cache_of`: index of the layer whose KV cache it reads; -1 for its own.
-    `keeps_largest`: whether only the largest gates are used (`gaussian_topk` of Gemma 3n).
+    `ratio`: compression ratio of the layer's keys (`dsv4_compress_ratios`); 0 for none.
+    `owns_cache`: whether the layer has its own KV cache.
+    `has_rope`: whether RoPE is applied to queries and keys.
+    `cache_of`: index of the layer whose KV cache the layer reads; -1 for its own.
+    `keeps_largest`: whether feed-forward activations are sparse (`gaussian_topk` of Gemma 3n).
     `block_size`: cells in a block of the indexer; 0 for none.
     `gating`, `expert_gating`: computation of the dense and of the expert feed-forward part.
-    `adds_input`: whether a part of the embeddings is added to its output (deepstack).
+    `adds_input`: whether a part of the image embeddings is added to the layer's output (deepstack).
     """
 
     n_head: int
@@ -145,7 +145,7 @@ class SsmHparams:
     def kept(self) -> int:
         """Number of tokens of the previous batch that a convolution needs.
 
-        If the file has no kernel size, it is 3 (`llama_hparams::n_embd_r`).
+        3 if the file has no kernel size (`llama_hparams::n_embd_r`).
         """
         return self.d_conv - 1 if self.d_conv else 3
 
@@ -160,8 +160,8 @@ class ModelHparams:
     `n_rot`: elements of a head that RoPE rotates.
     `scaled`: parts of a layer whose weights may have `.scale` tensors.
     `sigmoid_router`: whether the router uses sigmoid instead of softmax.
-    `ple_n_heads`, `ple_ngram_size`: rows read for each token, and length of the hashed token sequences (per-layer
-    embeddings).
+    `ple_n_heads`: number of rows of the n-gram embedding table that each token reads.
+    `ple_ngram_size`: length of the longest hashed n-gram in tokens.
     `rotated_heads`: sizes of the K and V heads that are rotated by a Hadamard matrix if the cache is quantised, for
     full-attention layers and for sliding-window layers; 0 for none.
     `hc_mult`: number of parallel residual streams (hyper-connections), mixed in `hc_sinkhorn_iters` steps.
@@ -213,7 +213,7 @@ def read_model_hparams(
     """Return the hyper-parameters of the model. `positions`: as in `Style`.
 
     Raises:
-        MissingNumberError: a key is missing; the message names it, and the model's memory is left to the probe.
+        MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.
     """
     # Hybrid models may begin with recurrent layers, which have no KV heads.
     first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)
@@ -256,13 +256,16 @@ def read_model_hparams(
 
 
 def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
-    """Return the sizes of the K and V heads in the full or the sliding-window cache.
+    """Return the sizes of the K and V heads that a Hadamard matrix rotates if the KV cache is quantised.
 
-    0 if layers have different sizes, or if heads of this size cannot be rotated.
+    0 if layers have heads of different sizes, or if heads of this size cannot be rotated.
+
+    `slides`: whether to return those of sliding-window layers, instead of those of full-attention layers.
     """
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 
     def common(heads: tuple[int, ...]) -> int:
+        # As `_rotation` in attention.py: heads whose size is not a multiple of 64 are not rotated.
         sizes = {heads[index] for index in layers}
         return sizes.pop() if len(sizes) == 1 and heads[0] % 64 == 0 else 0
 

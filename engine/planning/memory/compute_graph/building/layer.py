@@ -27,7 +27,7 @@ class WeightFacts:
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes that backends add if they pad rows."""
+        """Bytes that backends with row padding (`ROW_PADDING`) add to the weight."""
         return row_padding_bytes(self.type_name, self.ne[0]) if self.ne else 0
 
 
@@ -60,7 +60,7 @@ def block_weights(block: Block, part: str = "") -> Weights:
 
 
 def global_weights(model: ModelFile) -> Weights:
-    """Return the weights that are in no block, by short name."""
+    """Return the weights outside of blocks, by short name."""
     return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}
 
 
@@ -96,7 +96,7 @@ def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[s
     It is the type to which an override moves the weight; else `HOST` if the layer's device has no kernel for the
     weight; else that of the layer. llama.cpp does not check kernels for overridden weights.
 
-    `moved`: buffer type to which overrides move a weight, by full name of the weight.
+    `moved`: buffer type of each weight that overrides move, by full name of the weight.
     `unsupported`: full names of the weights for which a device has no kernel, by buffer type of the device.
     """
     if not moved and not unsupported:
@@ -112,10 +112,10 @@ def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[s
 def variant_weight_bufts(
     variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]
 ) -> SelectBuft:
-    """Return a function as `weight_bufts` does, for layers whose overrides differ by the buffer type of the layer.
+    """Return a function like that of `weight_bufts`, for layers that have different overrides.
 
-    `variants`: by buffer type of a layer, the buffer type to which overrides move a weight, by full name of the weight.
-    `outer`: buffer type to which overrides move a weight that is in no block, by its full name.
+    `variants`: overrides of the layer with a given buffer type: buffer type of each moved weight, by its full name.
+    `outer`: overrides of the weights outside of blocks: buffer type of each moved weight, by its full name.
     `unsupported`: as in `weight_bufts`.
     """
 
@@ -127,9 +127,9 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return a function like `select`, for layers that use the weights of another block, as in looped models.
+    """Return a function that chooses buffer types in models whose layers use weights of other blocks (looped models).
 
-    The new function passes the buffer type of that block's device to `select` instead of that of the layer.
+    It calls `select` with the buffer type of the block's device, instead of that of the layer's device.
 
     `bufts`: buffer type of each block's device.
     """

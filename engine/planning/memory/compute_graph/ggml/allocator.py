@@ -100,8 +100,7 @@ class Size(NamedTuple):
     """Size of a compute buffer.
 
     `size_bytes`: bytes of all its backend buffers together.
-    `pipeline_bytes`: bytes for pipeline parallelism, which are a part of `size_bytes`: all copies of tensors but the
-    first.
+    `pipeline_bytes`: part of `size_bytes` for the second and further copies of tensors, in pipeline parallelism.
     `n_chunks`: number of backend buffers.
     """
 
@@ -144,7 +143,7 @@ class Growth:
 class LiveOut:
     """The tensors that must stay allocated at the end of a section (a run of nodes), because later sections read them.
 
-    `copies`: inputs of the split that is not finished at that point; later sections read them.
+    `copies`: copied inputs of the unfinished split, which later sections read.
     `read`: names of the tensors that later sections read.
     `bufts`: buffer types in which later sections allocate.
     """
@@ -217,7 +216,7 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
 def start_in(
     leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
 ) -> list[TensorAlloc]:
-    """Allocate the leaf tensors of the whole graph in `buffers`; return those that sections refer to by a name.
+    """Allocate the leaf tensors of the whole graph in `buffers`; return the named ones, which sections refer to.
 
     With pipeline parallelism inputs are not allocated; the bytes of their copies are added to `kept`.
     """
@@ -271,8 +270,7 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Allocate a section (a run of nodes); return the state of the buffers after it, and how far it makes them
-        grow.
+        """Allocate a section (a run of nodes); return the state of the buffers after it, and their growth.
 
         `live_out`: tensors that must stay allocated after the section. `before`: state of the buffers before it.
         """
@@ -301,9 +299,9 @@ class Gallocr:
 class _SectionAlloc:
     """Allocation of one section (a run of nodes) of the graph.
 
-    Each tensor has a slot, like the index of a `hash_node` in ggml-alloc: its index in the section. Copies come after
-    all tensors, and tensors that the section neither computes nor reads come last. `_blocks` has (buffer type, offset,
-    size) for each slot, or None if it has no memory.
+    Each tensor has a slot, its index in the section, like the index of a `hash_node` in ggml-alloc. Copies have the
+    next slots, and tensors that the section neither computes nor reads have the last ones. `_blocks` has (buffer type,
+    offset, size) for each slot, or None if its tensor has no memory.
     """
 
     def __init__(
@@ -392,7 +390,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the state of the buffers after this section of the graph, and how far the section made them grow."""
+        """Return the state of the buffers after this section of the graph, and their growth in it."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for slot, name in self._passed:
@@ -458,7 +456,7 @@ _VBUFFER_MAX_CHUNKS = 16
 The last chunk has no size limit (`ggml_dyn_tallocr_new_chunk`).
 """
 _CHUNK_STRIDE = 1 << 62
-"""Factor of the chunk's number in an offset, so that one integer contains chunk and offset."""
+"""Factor of the chunk's number in an offset, so that one integer contains the chunk's number and the offset in it."""
 
 
 def n_chunks(buffer: DynTallocr) -> int:
@@ -482,8 +480,8 @@ class ChunkedTallocr(DynTallocr):
     def alloc(self, size: int) -> int:
         """Allocate a block of `size` bytes and return its offset (`ggml_dyn_tallocr_alloc`).
 
-        The last chunk with a gap of this size between its blocks is used. If there is none, it is the chunk whose end
-        fits best, or else a new chunk.
+        The block is in the last chunk with a gap of this size between its blocks. If no chunk has such a gap, the block
+        is at the end of the chunk that fits best, or else in a new chunk.
         """
         number = self._chunk_with_gap(size)
         if number is None:

@@ -16,7 +16,7 @@ from engine.planning.memory.compute_graph.ggml.sections import DistantReadError,
 from engine.planning.memory.compute_graph.ggml.splits import Copy
 
 Places = tuple[tuple[Key, int], ...]
-"""(Name of a tensor, index of its backend) for each tensor whose backend the next section of the graph has to know."""
+"""(Name, backend index) of each tensor whose backend the next section of the graph needs."""
 State = Places | LiveOut | GallocrState
 """State of scheduler or allocator between two sections (runs of nodes) of the graph.
 
@@ -29,8 +29,8 @@ _MOST_MAPS = 4096
 class BackendMap:
     """Translation of backend indices and buffer type names from one segment (layers on one device) to another one.
 
-    `numbers`: index in the other segment for each backend; -1 if it is not there.
-    `names`: name of the buffer type in the other segment, by name in this one. It follows from `numbers`, so it is not
+    `numbers`: index of each backend in the other segment; -1 if that segment does not have it.
+    `names`: name of each buffer type in the other segment, by name in this one. It follows from `numbers`, so it is not
     compared.
     """
 
@@ -51,18 +51,18 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index in the other segment of backend `number` of this one; -1 if it is not there."""
+        """Return the index that backend `number` has in the other segment; -1 if that segment does not have it."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names in the other segment of tensors with these names in this one.
+        """Return the names that the tensors `keys` of this segment have in the other segment.
 
-        Tensors for which that segment has no name are left out.
+        Tensors that have no name there are left out.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the name in the other segment of the tensor that is `key` in this one; None if it has none."""
+        """Return the name that the tensor `key` of this segment has in the other segment; None if it has none there."""
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
@@ -99,7 +99,7 @@ class BackendMap:
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
         """Return allocated tensors with the names and buffer types that they have in the other segment.
 
-        Tensors for which that segment has no name are left out.
+        Tensors that have no name there are left out.
         """
         return tuple(
             [
@@ -155,5 +155,5 @@ class SplitState:
 
 
 def in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozenset[Key]], ...]:
-    """Return the copies of each backend, sorted, without backends that have none."""
+    """Return (backend index, names of its copies) for each backend that has copies, sorted by index."""
     return tuple(sorted((index, keys) for index, keys in lasting.items() if keys))

@@ -164,9 +164,7 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes from `weighted` + 1 to `last` are a view of each expert's result and the sum
-        of these views.
-        """
+        """Return whether the nodes `weighted` + 1 to `last` are views of the experts' results, and the sum of these."""
         product, total = self._tensor(weighted), self._tensor(last)
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
@@ -192,10 +190,10 @@ class _Matcher:
     # ------------------------------------------------------------------ choice of experts
 
     def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
-        """If a selection of experts begins at the node `place`, add its tensors to `kept`: until the node after the
-        selection.
+        """If a selection of experts begins at the node `place`, add its tensors to `kept`.
 
-        Return the index of the selection's last node; `place` if no selection begins there.
+        The tensors stay allocated until the node after the selection. Return the index of the selection's last node;
+        `place` if no selection begins there.
         """
         ops = self._choice(place, end)
         if ops is None:

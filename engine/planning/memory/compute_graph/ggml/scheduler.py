@@ -79,7 +79,7 @@ class Place:
 
     `buft`: buffer type of the device.
     `pin`: index of the backend to which norms are pinned (`llama_context::graph_get_cb`); -1 for none.
-    `kernel_class`: number of a class of devices; those of one class lack kernels for the same weights.
+    `kernel_class`: number of a class of devices, which have no kernels for the same weights.
     """
 
     buft: str
@@ -89,7 +89,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section (a run of nodes, mostly a layer) with its layers on devices, after pass 1 of the scheduler.
+    """A section (a run of nodes, mostly a layer) whose layers are on devices, after pass 1 of the scheduler.
 
     `bufts`: buffer type of each tensor that has one before allocation, else None.
     `backend_ids`: backend index of each tensor; -1 if pass 1 assigns none.
@@ -111,7 +111,7 @@ class Assigned:
     A section is a run of consecutive nodes of the graph: mostly a layer (`sections.py`).
 
     `backends`: backend index of each tensor that the section computes or reads.
-    `involved`: indices of the backends that compute nodes of it.
+    `involved`: indices of the backends that compute nodes of the section.
     """
 
     bound: Bound
@@ -519,7 +519,7 @@ def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[i
 
 
 def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
-    """Return the slots of the node's sources whose memory its result may reuse; copies are allowed, views are not."""
+    """Return the slots of the sources whose memory the node's result may reuse; these may be copies, but not views."""
     tensors = section.tensors
     result = tensors[node.number]
     if not node.is_placed or result.op not in INPLACE_OPS:

@@ -1,4 +1,4 @@
-"""Sections of a graph: the nodes of one layer with placeholders for devices, shared by all such layers.
+"""Sections of a graph: the nodes of one layer with placeholders for devices, shared by all layers of a kind.
 
 Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
 layer before it), and used for all layers with this pair. A section is one layer, or a few if a layer leaves nodes to
@@ -27,7 +27,7 @@ Key = tuple[object, ...]
 """Name of a tensor that more than one section uses, as seen from one of them. In ggml it would be the tensor's address.
 
 `("in", n)`: input `n` of the graph.
-`("view", n, shape, offset)`: a view of input `n`.
+`("view", "in", n, ne, nb)`: a view of input `n` with shape `ne` and strides `nb`.
 `("weight", buft)`: a weight that layers share, in a buffer type.
 `("embd", n)`: tensor `n` of those made before the first layer.
 `(0, n)`: tensor `n` of this section. `(-1, n)`: tensor `n` of the section before.
@@ -46,7 +46,7 @@ Shape = tuple[tuple[object, ...], ...]
 def buft_at(place: int, kernel_class: int = 0) -> str:
     """Return the placeholder for the buffer type of a layer's device, such as "@0.1".
 
-    `place`: number of the layer in its section (a run of nodes). `kernel_class`: as of `scheduler.Place`.
+    `place`: number of the layer in its section (a run of nodes). `kernel_class`: as in `scheduler.Place`.
     """
     return f"@{place}.{kernel_class}"
 
@@ -70,7 +70,7 @@ def pin_at(place: int) -> int:
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name in the next section of the tensor that has the name `key` in this one.
+    """Return the name that the tensor `key` of this section has in the next section.
 
     None if the next section cannot read it.
     """
@@ -97,7 +97,7 @@ def is_early(key: Key) -> bool:
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name in the previous section of the tensor that has the name `key` in this one.
+    """Return the name that the tensor `key` of this section has in the previous section.
 
     None if the previous section cannot know it.
     """
@@ -156,10 +156,9 @@ class Section:
     `read_counts`: number of times that nodes have each tensor as a source.
     `ops`: operation of each node.
     `fused`: (tensor, buffer type) as in `Graph`.
-    `layers`: numbers of the layers that it refers to.
+    `layers`: numbers of the layers that the section refers to.
     `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
-    `earlier`, `later`: names that sections before and after use too, if the section serves for one layer only; else
-    None.
+    `earlier`, `later`: names that earlier and later sections also use, if the graph was built whole; else None.
     `plain`: the section of which this one is a copy with weights in other buffer types; None if it is no copy.
     """
 
@@ -185,7 +184,7 @@ class Section:
 
     @property
     def form(self) -> Section:
-        """Return the section without overrides of weights; all copies made by `with_bufts` have the same one.
+        """Return the section without overrides of weights, of which `with_bufts` made this one.
 
         It is a cache key for results that do not depend on the buffer types of weights.
         """
@@ -200,14 +199,14 @@ class Section:
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name in the next section of the tensor that has the name `key` in this one.
+        """Return the name that the tensor `key` of this section has in the next section.
 
         None if the next section cannot read it.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name in the previous section of the tensor that has the name `key` in this one.
+        """Return the name that the tensor `key` of this section has in the previous section.
 
         None if the previous section cannot know it.
         """
@@ -433,8 +432,9 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer makes between its start and the next one; nodes not yet expanded at its end
-    come last.
+    """Return the nodes that a layer creates; the ones that are not yet expanded at the layer's end are last.
+
+    `before`, `mark`: start of the layer (None for the first one) and start of the next layer.
     """
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
@@ -539,7 +539,7 @@ def partition_graph(
 def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (number of nodes, number of leaf tensors) at the start of each section, and at the end of the graph.
 
-    A start is left out if its section would read no weight: its backend would then depend on its neighbours.
+    A section that reads no weights is joined with a neighbour, because its backend would depend on the neighbours.
     """
     found = [(0, 0)]
     end = (len(graph.nodes), len(graph.leafs))

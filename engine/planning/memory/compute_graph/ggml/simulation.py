@@ -62,9 +62,9 @@ SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool
 """Name of a section (a run of nodes): the arguments with which `SectionMaker.section` builds it."""
 
 _numbers = count()
-"""Source of numbers for segments and caches, which cache keys contain.
+"""Numbers for segments and caches, which stand for these objects in cache keys.
 
-The objects themselves as keys would be reference cycles, which are freed late.
+Keys with the objects themselves would be reference cycles, which are freed late.
 """
 
 NO_BACKENDS: Places = ()
@@ -74,8 +74,8 @@ _OrderOfMany = tuple[tuple[SplitSection, ...], tuple[FollowingSection, ...], fro
 SplitStep = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
 """Result of pass 5 of the scheduler for one section.
 
-It has: the section divided by splits, the backend index of the open split, whether that split has inputs, names of the
-copies of layers' tensors, and for each backend the names of its copies of inputs and shared weights.
+(Section divided by splits, backend index of the open split, whether that split has inputs, names of the copies of
+layers' tensors, names of the copies of inputs and shared weights for each backend).
 """
 
 
@@ -157,9 +157,9 @@ class StepCache:
         return found
 
     def translated(self, origin: StepCache, backend_map: BackendMap, state: int) -> int:
-        """Return the number in this cache of a state from the cache of another segment.
+        """Return the number that a state of another segment has in this cache.
 
-        `origin`: cache of the other segment. `state`: number of the state there.
+        `origin`: cache of the other segment. `state`: number of the state in that cache.
         """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
@@ -272,10 +272,10 @@ class StepCache:
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
         """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in these sections.
 
-        Return the new sections, and the places of nodes of later sections that are now computed in these.
+        Return the new sections, and the nodes of later sections that were moved into them.
 
         `behind`: following sections in which the last split continues.
-        `used`: places of nodes of these sections that earlier sections compute.
+        `used`: nodes of these sections that were moved to earlier sections.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -310,9 +310,11 @@ class StepCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Collect backwards what later sections read: a `LiveOut` after each section, and one before the first.
+        """Return (`LiveOut` at the end of each section, `LiveOut` at the start of the first), as state numbers.
 
-        All are given as state numbers (see `number`). `state`: number of the `LiveOut` after the last section.
+        A `LiveOut` has the tensors that later sections read, so the search runs backwards.
+
+        `state`: number of the `LiveOut` after the last section (see `number`).
         """
         found = self._live_out_segments.get((split_sections, state))
         if found is None:
@@ -338,7 +340,7 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate the tensors of these sections, and return (growth of the buffers, number of their state after it).
+        """Allocate the tensors of these sections; return the growth of the buffers, and the number of their new state.
 
         `live_outs`: numbers of the `LiveOut` after each section.
         `state`: number of the buffers' state before the first section.
@@ -521,8 +523,7 @@ class Simulation:
         }
 
     def moved(self) -> frozenset[str]:
-        """Return the names of fused operations of which the scheduler put a node on another device than that of its
-        layer.
+        """Return the names of fused operations with a node that is not on the device of its layer.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.

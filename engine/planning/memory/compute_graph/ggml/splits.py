@@ -26,7 +26,7 @@ class Copy:
 NodeAlloc = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """A node as the allocator sees it: (slot, bytes, slots of parents whose memory it may reuse, slots of its sources).
 
-A slot is the index of a tensor in the section, as that of a `hash_node` in ggml-alloc. The first one is -1 if the node
+A slot is the index of a tensor in the section, as that of a `hash_node` in ggml-alloc. The node's own slot is -1 if it
 needs no memory of its own.
 """
 
@@ -55,7 +55,7 @@ class SplitSection:
     `use_counts`: uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more for an output.
     `slots`: slot by name, for tensors that other sections read or compute.
     `passed`: (slot, name in the next section) of tensors that the next section may read.
-    `names_before`: names, in the section before, of the tensors that nodes and copies read.
+    `names_before`: names, as used in the previous section, of the tensors that nodes and copies read.
     `early`: slots of tensors that an earlier section computes (see `vulkan_order`).
     """
 

@@ -25,11 +25,11 @@ from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_ea
 from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
 
 _NUM_TO_CHECK = 20
-"""Number of nodes, counted from the first unscheduled one, that are searched for nodes to run together with it
+"""Number of nodes from which a set that runs together is chosen: the first unscheduled node and those after it
 (`NUM_TO_CHECK`).
 """
 _PULL_REACH = 15
-"""Number of nodes after a node that are searched for a node to fuse with it."""
+"""A node is fused only with nodes that are less than this number of nodes after it."""
 
 _TOPK_MOE_EARLY_SOFTMAX = ("soft_max", "reshape", "argsort", "view", "get_rows")
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
@@ -104,14 +104,13 @@ class Order:
 def reorder(
     nodes: Sequence[SeenNode], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
 ) -> Order:
-    """Return the order in which Vulkan computes a split's nodes, up to the point where all nodes before `end` are
-    computed.
+    """Return the order in which Vulkan computes a split's nodes, until all nodes before `end` are computed.
 
-    It also contains the nodes after `end` that are moved forward.
+    It also contains later nodes that are moved before these.
 
     `end`: index of a node; None for all nodes.
-    `used`: places of nodes that are computed already.
-    `goes_on`: whether the split has nodes before these, which are all computed.
+    `used`: indices of nodes that are already computed.
+    `goes_on`: whether the split has earlier nodes, not in `nodes`, which are all computed.
     """
     return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 
@@ -204,7 +203,7 @@ class _Reordering:
     # ------------------------------------------------------------------ what is taken along
 
     def _current_set(self) -> list[int]:
-        """Return the places of the first unscheduled node, nodes to run with it, and views (`current_set`)."""
+        """Return the indices of the first unscheduled node, of nodes to run with it, and of views (`current_set`)."""
         first, end = self._first_unused, min(self._first_unused + _NUM_TO_CHECK, len(self._nodes))
         taken = [first]
         for place in range(first + 1, end):
@@ -302,7 +301,7 @@ class _Reordering:
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
-        """Add to `taken` the view of a node and the `set_rows` that stores it in a cache, if no others read them."""
+        """Add a node's view and the `set_rows` that stores it in a cache to `taken`, if nothing else reads them."""
         nodes, view, stores = self._nodes, -1, -1
         for each in range(place + 1, min(place + _PULL_REACH, len(nodes))):
             if self._used[each]:
@@ -356,7 +355,7 @@ def _is_contiguous_1(tensor: Tensor) -> bool:
 
 
 _REACH = 64
-"""Number of nodes after a section (a run of nodes) that are considered for being moved into it.
+"""Number of nodes after a section (a run of nodes) that may be moved into it.
 
 No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
 """
@@ -368,13 +367,11 @@ NodePlace = tuple[int, int]
 
 
 FollowingSection = tuple[SplitSection, BackendMap | None]
-"""A section that follows, and the translation of backends to the section before it; None if they have the same
-backends.
-"""
+"""(A following section, translation of its backends to the section before it); None if both have the same backends."""
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the sections in which a section's last split continues, as far as nodes move forward from them."""
+    """Return the sections in which a section's last split continues, up to `_REACH` nodes."""
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -486,8 +483,7 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number that identifies a tensor in all sections of the split, also in those that refer to it by a
-        name.
+        """Return a number for a tensor that is the same for all sections of the split.
 
         `distance`: number of sections from this one to the one in which the tensor has the index `number`.
         """
@@ -527,8 +523,7 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return a node of a later section as the allocator sees it, with the slots that its tensors have in this
-        section.
+        """Return the `NodeAlloc` of a node that is moved here from a later section, with this section's slots.
 
         `distance`: number of sections from this one to the later one. `place`: index of the node there.
         """
@@ -544,10 +539,11 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _slot(self, distance: int, slot: int) -> int | None:
-        """Return the slot in this section of a tensor of a later section, which has `slot` there.
+        """Return the slot (index) in this section of the tensor with the slot `slot` in a later section.
 
-        None for weights and caches, which are not allocated. `distance`: number of sections from this one to the later
-        one. A slot is the index of a tensor in a section.
+        None for weights and caches, which are not allocated.
+
+        `distance`: number of sections from this one to the later one.
         """
         if not distance:
             return slot

@@ -133,6 +133,7 @@ def _single_tokens(
     positions = graph.cast(graph.reshape(positions, count * heads, streams), "i32")
     cells = graph.get_rows(graph.reshape(blocks.cell_numbers, 1, n_positions, streams), positions)
     cells = graph.scale(graph.reshape(cells, size, n_chosen, heads, streams))
+    # A cell has one row for each group of heads, so the row of a group is cell x groups + group.
     rows = graph.add(cells, graph.reshape(graph.new("arange", (groups,)), 1, 1, heads))
     rows = graph.cast(graph.reshape(rows, count * heads, streams), "i32")
 
@@ -141,6 +142,7 @@ def _single_tokens(
             graph.view(source, (head, groups * n_cells, streams), (0, source.nb[1], source.nb[3])), rows
         )
         found = graph.reshape(found, head, count, 1, heads * streams)
+        # `get_rows` makes F32 of a quantised cache, and flash attention then reads a copy in F16.
         wanted = "f16" if TYPES_BY_NAME[source.type].block_elements > 1 else source.type
         return found if found.type == wanted else graph.cast(found, wanted)
 

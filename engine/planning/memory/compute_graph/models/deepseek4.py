@@ -34,11 +34,12 @@ Kind = Literal["csa", "hca", "lid"]
 class Compression:
     """Input tensors that all layers share for one kind of compressed keys (`llm_graph_input_dsv4`).
 
-    `places`: place of each token in its block.
-    `kept`: tokens that are written to the state; `rows`: rows of the state for them.
-    `read`: rows from which blocks are made.
-    `cells`: cells of the new keys.
-    `positions`: positions of the new keys.
+    `places`: index of each token in its block.
+    `kept`: indices of the tokens that are written to the state.
+    `rows`: rows of the state to which these tokens are written.
+    `read`: rows that complete blocks consist of, in the state followed by the batch.
+    `cells`: cells of the new compressed keys.
+    `positions`: positions of the new compressed keys.
     `mask`: mask of attention to the compressed keys.
     """
 
@@ -99,10 +100,11 @@ def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor
 
 
 def compress(ctx: GraphContext, kind: Kind, current: Tensor, cache: Tensor) -> None:
-    """Return the number of rows of a layer's state: for each stream the compression ratio, or twice that if blocks
-    overlap.
+    """Write compressed keys of complete blocks to `cache`, and keys and scores of the last tokens to the layer's state.
 
-    Blocks overlap with the lower ratio.
+    Later blocks need the state.
+
+    `current`: normalised input of the layer.
     """
     graph, batch, stem = ctx.graph, ctx.batch, "indexer_compressor" if kind == "lid" else "attn_compressor"
     given = compression(ctx, kind)
@@ -137,7 +139,10 @@ def _ratio(kind: Kind) -> int:
 
 
 def _n_rows(ctx: GraphContext, kind: Kind) -> int:
-    """Return the rows of a layer's state for all sequences; twice the ratio if blocks overlap (lower ratio)."""
+    """Return the number of rows of a layer's state for all streams.
+
+    A stream has as many rows as the compression ratio; twice as many for the lower ratio, because blocks overlap.
+    """
     return (1 if kind == "hca" else 2) * _ratio(kind) * ctx.batch.n_streams
 
 
@@ -178,7 +183,7 @@ def _weighted(ctx: GraphContext, keys: Tensor, scores: Tensor) -> Tensor:
 
 
 def dsv4_inputs(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the embeddings repeated for each residual stream, after the mask of the window was expanded."""
+    """Add the mask of the sliding window to the graph, and return the embeddings repeated for each residual stream."""
     assert ctx.inputs.inp_attn_swa is not None
     ctx.graph.build_forward_expand(ctx.inputs.inp_attn_swa.mask)
     return repeat_streams(ctx, current)

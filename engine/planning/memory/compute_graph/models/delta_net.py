@@ -64,7 +64,7 @@ def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensors of `_build_qkvz` from the single weight of older files, in whose rows they alternate."""
+    """Return the tensors of `_build_qkvz` in older files: one weight has the rows of all four, grouped by key head."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
     groups, wide = ssm.n_group, ssm.d_inner // ssm.n_group
@@ -185,8 +185,9 @@ def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of KDA. Its input is added to the graph before the state is read (glm5-next.cpp,
-    bailingmoe3.cpp).
+    """Return the output of KDA, whose input is added to the graph before the state is read.
+
+    It is used for kimi-linear.cpp and glm5-next.cpp.
     """
     return build_kda_layer(ctx, ctx.graph.build_forward_expand(current))
 

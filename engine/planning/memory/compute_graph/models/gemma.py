@@ -53,6 +53,7 @@ def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Te
     if not owns:
         return q, None, None
     k = ctx.linear("attn_k", current)
+    # Layers without `attn_v` use the keys as values, before norm and RoPE are applied to the keys.
     return q, k, ctx.linear("attn_v", current) if ctx.has("attn_v") else k
 
 
@@ -76,7 +77,7 @@ def project_per_layer_inputs(ctx: GraphContext, embeddings: Tensor) -> None:
 
 
 def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the part of the per-layer embeddings that is added to the layer's output, gated by `current`."""
+    """Return the layer's per-layer embeddings, gated by `current` and projected, to be added to the layer's output."""
     graph, per_layer = ctx.graph, ctx.shared.get(_PerLayerInputs).embeddings
     current = graph.unary(graph.mul_mat(ctx.weight("inp_gate"), current))
     current = graph.mul(current, graph.view(per_layer, per_layer.ne[:2]))
@@ -115,11 +116,12 @@ def gemma3n_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def altup_unembed(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the tokens with logits, with all versions of the residual stream merged into one (`altup_unembd_proj`)."""
+    """Return all versions of the residual stream merged into one, for tokens with logits (`altup_unembd_proj`)."""
     graph = ctx.graph
     size = _calc_magnitude(ctx, _first(ctx, current))
     others = _resized(ctx, "altup_unembd_proj", ctx.inputs.output, _rest(ctx, current), size)
     total = _first(ctx, current)
+    # The views of all versions look alike here, because tensors of this graph have no offsets.
     for _ in range(_N_ALTUP - 1):
         total = graph.add(total, _first(ctx, others))
     return graph.get_rows(graph.scale(total), ctx.inputs.inp_out_ids)
@@ -152,7 +154,7 @@ def _first(ctx: GraphContext, versions: Tensor) -> Tensor:
 
 
 def _rest(ctx: GraphContext, versions: Tensor) -> Tensor:
-    """Return a view of all versions of the residual stream but the active one."""
+    """Return a view of the versions of the residual stream that are not active."""
     return ctx.graph.view(versions, (*versions.ne[:2], _N_ALTUP - 1))
 
 

@@ -39,9 +39,9 @@ def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def gated(ctx: GraphContext, found: Tensor, current: Tensor) -> Tensor:
-    """Return `found`, the output of the heads, multiplied by a gate for each element or head.
+    """Return `found`, the output of the heads, multiplied by the layer's gate; unchanged if it has none.
 
-    `found` is unchanged if the layer has no gate.
+    There is a gate value for each element or for each head.
     """
     if not ctx.has("attn_gate"):
         return found
@@ -76,7 +76,10 @@ def mla_heads(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def q_lora(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the input of the query projection: a low-rank vector (`q_lora_rank`) if the layer has weights for it."""
+    """Return the input of the query projection: a low-rank vector (`q_lora_rank`) of `current`, or `current` itself.
+
+    The latter is returned if the layer has no `attn_q_a`.
+    """
     if not ctx.has("attn_q_a"):
         return current
     return ctx.build_norm(ctx.graph.mul_mat(ctx.weight("attn_q_a"), current), "attn_q_a_norm")
@@ -223,11 +226,11 @@ With more tokens, the other rows are masked instead (`build_dsa_layer`).
 class _KpoolInput:
     """Input tensors of the pooling indexer (`llm_graph_input_kpool`).
 
-    `cells`: cells of all pools; `members`: tokens in each pool.
-    `mask`: pools that each token may see.
-    `tail`: cells of each token's sequence that fill no pool.
-    `dead`: selected cells that a token must not see.
-    `new_members`, `new_cells`: the same for pools that this batch completes.
+    `cells`: cells of all pools. `members`: tokens in each pool.
+    `mask`: mask of the pools that each token may attend to.
+    `tail`: cells of each token's sequence that are not in a complete pool.
+    `dead`: mask of selected cells that a token must not attend to.
+    `new_members`, `new_cells`: `members` and `cells` of the pools that this batch completes.
     """
 
     cells: Tensor
@@ -241,7 +244,7 @@ class _KpoolInput:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """What the last layer with an indexer selected: cells, or an attention mask."""
+    """Selection of the last layer with an indexer: the selected cells, or an attention mask."""
 
     found: Tensor
 
@@ -294,7 +297,7 @@ def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _n_full_pools(ctx: GraphContext) -> int:
-    """Return the largest number of complete pools, if each sequence had all cells of a unified cache."""
+    """Return the number of complete pools in the worst case: each sequence has all cells of a unified cache."""
     return ctx.batch.n_cells // ctx.hparams.indexer.kpool * ctx.batch.n_states
 
 

@@ -22,7 +22,7 @@ class Hidden:
 
 
 def build_inp_embd_h(ctx: GraphContext) -> Tensor:
-    """Return the embeddings of the tokens, and share the input of hidden states (`llm_graph_input_embd_h`)."""
+    """Return the token embeddings, and store the input tensor of hidden states (`llm_graph_input_embd_h`)."""
     graph, n_tokens = ctx.graph, ctx.batch.n_tokens
     tokens = graph.new_input("i32", n_tokens)
     ctx.shared.put(Hidden(graph.new_input("f32", ctx.hparams.n_embd, n_tokens)))
@@ -30,7 +30,7 @@ def build_inp_embd_h(ctx: GraphContext) -> Tensor:
 
 
 def nextn_layer(ctx: GraphContext, embedded: Tensor) -> Tensor:
-    """Return the normalised output of a head, from which the logits follow."""
+    """Return the normalised output of an MTP head, from which its logits are computed."""
     hidden = ctx.build_norm(ctx.shared.get(Hidden).states, "nextn.hnorm")
     embedded = ctx.build_norm(embedded, "nextn.enorm")
     current = ctx.linear("nextn.eh_proj", ctx.graph.concat(embedded, hidden, 0))

@@ -73,6 +73,7 @@ def build_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
     rolling = graph.reshape(states.read(states.rolling), ssm.d_conv - 1, ssm.d_inner, sequences)
     joined = ctx.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
     half = (ssm.d_inner, tokens, sequences)
+    # Both halves have the same view here: the graph has shapes and strides of views, but no offsets.
     x, z = graph.view(joined, half, joined.nb), graph.view(joined, half, joined.nb)
     window = graph.concat(rolling, graph.transpose(x), 0)
     states.write(states.rolling, graph.view(window, (ssm.d_conv - 1, ssm.d_inner, sequences), window.nb))
@@ -93,6 +94,7 @@ def build_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
     def scan(seen: Tensor, rows: Tensor) -> Tensor:
         seen = graph.reshape(seen, ssm.d_state, 1, ssm.d_inner, batch.n_states)
+        # `ggml_ssm_scan` returns the outputs of all tokens and then the new states in one tensor.
         n_elements = ssm.d_inner * tokens * sequences + ssm.d_state * ssm.d_inner * sequences
         return graph.new("ssm_scan", (n_elements,), seen, columns, dt, ctx.weight("ssm_a"), b, c, rows)
 
@@ -146,7 +148,7 @@ def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`).
 
-    In the result of the input projection, gate and input of the scan alternate from head to head.
+    The input projection has the scan's input and the gate of each head next to each other.
     """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
@@ -209,7 +211,7 @@ def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
 
 
 def minimax_01_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer whose residuals are its scaled norms (src/models/minimax-01.cpp)."""
+    """Return the output of a layer that adds scaled normalised inputs as residuals (src/models/minimax-01.cpp)."""
     graph = ctx.graph
     normed = ctx.build_norm(previous, "attn_norm")
     current = ctx.mixed(normed)

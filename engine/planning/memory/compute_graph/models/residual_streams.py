@@ -21,9 +21,9 @@ class HcPre:
     """Input of one part of a layer (attention or feed-forward) with hyper-connections (`build_hc_pre`).
 
     `streams`: all residual streams.
-    `one`: their weighted sum, which the part reads.
-    `gives`: share of the part's result that each stream gets.
-    `mixing`: matrix by which the streams are mixed with each other; None if they are not.
+    `one`: weighted sum of the streams, which is the part's input.
+    `gives`: factor of the part's output for each stream to which it is added.
+    `mixing`: matrix that mixes the streams with each other; None if they are not mixed.
     """
 
     streams: Tensor
@@ -133,7 +133,9 @@ def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
 
 
 def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
-    """Return the residual streams with `current`, the result of attention or feed-forward, added (`build_hc_post`)."""
+    """Add `current`, the output of attention or feed-forward, to the residual streams, and return these
+    (`build_hc_post`).
+    """
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)
     return _mixed(ctx, current, read.streams, read.gives, read.mixing)
@@ -149,7 +151,7 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return the share of one residual stream for each token, with shape (1, tokens)."""
+    """Return the factor of one residual stream for each token, with shape (1, tokens)."""
     return ctx.graph.view(shares, (1, shares.ne[1]), shares.nb)
 
 
@@ -168,7 +170,7 @@ def _weighted_copy(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor
 
 
 def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the residual streams, each with its share of `current` added."""
+    """Return the residual streams plus `current` times the factor of each stream in `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     current, shares, streams = (graph.cast(source, "f32") for source in (current, shares, streams))
     sums = [graph.add(_stream(ctx, streams), graph.mul(current, _share(ctx, shares))) for _ in range(count)]
@@ -207,7 +209,7 @@ def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Te
 
 
 def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
-    """Return the residual streams mixed by the matrix `mixing`, each with its share of `current` added."""
+    """Return the residual streams mixed by the matrix `mixing`, plus `current` times the factor of each stream."""
     graph, count = ctx.graph, streams.ne[1]
     if ctx.fuses("hc_post"):
         return ctx.fused("hc_post", streams.ne, current, streams, shares, mixing)
@@ -288,7 +290,7 @@ def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Ten
 
 
 def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return (input of a part of the layer, share of its result for each stream) (`build_hc_mix`).
+    """Return (input of a part of the layer, factor of its output for each stream) (`build_hc_mix`).
 
     `part`: "attn" or "ffn".
     """
@@ -303,7 +305,7 @@ def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor
 
 
 def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
-    """Return the residual streams with `current`, the result of attention or feed-forward, added
+    """Add `current`, the output of attention or feed-forward, to the residual streams, and return these
     (`build_hc_combine`).
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
@@ -315,7 +317,7 @@ def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives
 
 
 def _build_ple(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the residual streams with an output computed from the embeddings of hashed sequences added
+    """Add an output computed from the embeddings of hashed n-grams to the residual streams, and return these
     (`build_ple`).
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
@@ -358,7 +360,7 @@ def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
 
 
 def _tap(ctx: GraphContext, wide: int) -> Tensor:
-    """Return one factor of the convolution for each channel, as F32."""
+    """Return one tap of the convolution: a factor for each channel, in F32."""
     graph, half = ctx.graph, ctx.layer.weights["ple_conv1d"].type_name != "F32"
     column = graph.view(ctx.weight("ple_conv1d"), (1, wide))
     column = graph.reshape(graph.new("cont", column.ne, column, type_name="f16" if half else "f32"), wide)
@@ -375,7 +377,7 @@ class _Residuals:
 def res_mix_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer that mixes in residuals of earlier layers (kimi-k3.cpp).
 
-    Every `attn_res_block_size` layers the residual is stored and a new one begins.
+    After every `attn_res_block_size` layers the residual is stored, and the next layer begins a new residual.
     """
     graph, period = ctx.graph, ctx.hparams.attn_res_block_size
     current = _mixed_residuals(ctx, previous, "attn_res_score")
@@ -383,6 +385,7 @@ def res_mix_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     if keeps:
         _res_push(ctx, previous)
     current = ctx.mixed(graph.build_forward_expand(ctx.build_norm(current, "attn_norm")))
+    # A stored residual is not added again: later layers read it from the mixture.
     residual = current if keeps else graph.add(previous, current)
     current = ctx.build_norm(_mixed_residuals(ctx, residual, "ffn_res_score"), "ffn_norm")
     return graph.add(residual, feed_forward(ctx, current))

@@ -21,7 +21,7 @@ class _FirstValues:
 
 
 def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of a layer's time mixing, and store the last token of each sequence (src/models/arwkv7.cpp)."""
+    """Return the output of a layer's time mixing, and store each sequence's last token (src/models/arwkv7.cpp)."""
     states, shift = _build_token_shift_load(ctx)
     mixed = _mix_time(ctx, states, current, _shifted(ctx, shift, current))
     _build_token_shift_store(states, ctx, ctx.graph.view(current, (shift.ne[0], 1, shift.ne[2]), current.nb))
@@ -146,6 +146,7 @@ def _build_rwkv6_time_mix(ctx: GraphContext, states: RecurrentStates, current: T
     k, v, r = (graph.reshape(part, size, heads, n_tokens) for part in (k, v, r))
     decay = graph.unary(graph.mul_mat(ctx.weight("time_mix_decay_w1"), w))
     w = graph.add(graph.mul_mat(ctx.weight("time_mix_decay_w2"), decay), ctx.weight("time_mix_decay"))
+    # Three nodes of llama.cpp: exp(-exp(w)).
     w = graph.reshape(graph.unary(graph.unary(graph.unary(w))), size, heads, n_tokens)
     if gated:
         k = graph.like("sub", k, graph.mul(k, w))
@@ -185,6 +186,7 @@ def _build_rwkv7_time_mix(ctx: GraphContext, states: RecurrentStates, current: T
     size, heads = _heads(ctx, states)
     n_tokens, gates = batch.n_tokens, ctx.has("time_mix_g1")
     change = graph.like("sub", shifted, current)
+    # One mixed input each for r, w, k, v and a, and for g if the layer has a gate.
     change = graph.repeat(change, width, batch.sequence_tokens, batch.n_sequences, 6 if gates else 5)
     joined = graph.add(graph.mul(change, ctx.weight("time_mix_lerp_fused")), current)
     xr, xw, xk, xv, xa, xg = (graph.view(joined, (width, n_tokens), joined.nb[:2]) for _ in range(6))

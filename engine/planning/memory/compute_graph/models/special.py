@@ -73,7 +73,7 @@ def talkie_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 def deci_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer whose attention may be a single matrix, or missing (src/models/deci.cpp).
 
-    A layer with no feed-forward part returns its input, because llama.cpp skips the rest of the layer.
+    A layer with no feed-forward part returns its input, because llama.cpp skips all of such a layer.
     """
     graph, hparams = ctx.graph, ctx.layer.hparams
     current = previous
@@ -99,7 +99,7 @@ def deepstack_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 _IMAGE_TOKENS = 8192
-"""Number of tokens for parts of images, which have the ids 4 to 8195."""
+"""Number of tokens in the vocabulary that stand for image parts; their ids are 4 to 8195."""
 
 
 def chameleon_attention(ctx: GraphContext, current: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
 def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer in a model that runs all its layers several times (src/models/nanbeige.cpp).
 
-    Between two runs the output norm is applied.
+    The last layer of each run applies the output norm, unless the file omits it.
     """
     current = decoder_layer(ctx, previous)
     ends_run = (ctx.layer.index + 1) % ctx.hparams.n_blocks == 0
@@ -156,9 +156,9 @@ class _StackOutput:
 
 
 def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer.
+    """Return the output of a layer of an HRM model (src/models/hrm-text.cpp).
 
-    The first layer of a stack reads the sum of both stacks (src/models/hrm-text.cpp).
+    The first layer of a stack reads the sum of both stacks' outputs.
     """
     graph, stacks = ctx.graph, ctx.hparams.stacks
     assert stacks is not None
@@ -247,6 +247,7 @@ def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     if ctx.layer.is_last:
         rows = ctx.inputs.inp_out_ids
         current, residual = graph.get_rows(current, rows), graph.get_rows(residual, rows)
+        # The last layer goes on with the output rows only, so the adapters of all other tokens are dropped too.
         ids = ctx.shared.get(_AdapterIds).ids
         wanted = graph.get_rows(graph.reshape(ids, 1, ids.ne[0]), rows)
         ctx.shared.put(_AdapterIds(graph.reshape(wanted, rows.ne[0])))

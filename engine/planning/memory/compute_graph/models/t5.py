@@ -26,7 +26,7 @@ class _Distances:
 
 @dataclass(frozen=True, slots=True)
 class _FirstTable:
-    """The first layer's table of biases by distance, for layers that have none."""
+    """The first layer's table of attention biases by distance, for layers without a table of their own."""
 
     biases: Tensor
 

@@ -80,7 +80,7 @@ def weighted_sum(
 ) -> Tensor:
     """Return the sum of the outputs of the `chosen` experts, weighted by `rows` unless it is None.
 
-    `kind`: suffix of the names of their weights.
+    `kind`: suffix of the names of the experts' weights.
     `activations`: number of nodes of the activation if there is no gate.
     """
     graph = ctx.graph
@@ -134,7 +134,7 @@ def _activations(ctx: GraphContext, source: Tensor, chosen: Tensor, kind: str, a
 
 
 def _best_groups(ctx: GraphContext, probs: Tensor, n_experts: int) -> Tensor:
-    """Return the router's scores with the less likely groups of experts masked (as in `build_moe_ffn`)."""
+    """Return the router's scores, masked except for the most likely groups of experts (as in `build_moe_ffn`)."""
     graph, groups, n_tokens = ctx.graph, ctx.hparams.n_expert_groups, probs.ne[1]
     each = n_experts // groups
     grouped = graph.reshape(probs, each, groups, n_tokens)
@@ -323,9 +323,7 @@ def _sum(ctx: GraphContext, residual_first: bool, current: Tensor, residual: Ten
 
 
 def single_part_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with attention, a recurrent scan or a feed-forward part
-    (src/models/nemotron-h.cpp).
-    """
+    """Return the output of a layer with one part: attention, scan or feed-forward (src/models/nemotron-h.cpp)."""
     graph = ctx.graph
     current = ctx.build_norm(previous, "attn_norm", layer_norm=ctx.style.layer_norm)
     if ctx.has("attn_output") or ctx.layer.hparams.is_recurrent:

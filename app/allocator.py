@@ -36,14 +36,24 @@ def limit_malloc() -> None:
             library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
+def pause_collections() -> None:
+    """Turn automatic garbage collection off until `freeze_window_objects`, while modules and widgets are made.
+
+    These objects live as long as the process, so a collection finds nothing. Collections took 8 % of the processor time
+    from the start to the first picture.
+    """
+    gc.disable()
+
+
 def freeze_window_objects() -> None:
-    """Exclude all objects that exist now from garbage collection (`gc.freeze`). Call it once the window is complete.
+    """Exclude all objects that exist now from garbage collection, and turn it on again. Call it with a complete window.
 
     Python starts a full collection only when the new objects exceed a quarter of the objects that survived the last
     one. If the objects of the window counted, collections would be rare, and unreachable forecast tables would fill
     many megabytes.
     """
     gc.freeze()
+    gc.enable()
 
 
 @contextmanager

@@ -111,11 +111,12 @@ def _x_server_answers() -> bool:
 def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
-    from app.allocator import freeze_window_objects, limit_malloc
+    from app.allocator import freeze_window_objects, limit_malloc, pause_collections
     from app.language import find_language, kept_choice, speak
 
     # Before Qt starts threads: each may get an arena of its own.
     limit_malloc()
+    pause_collections()
     application = QApplication(sys.argv[:1])
     skip_feature_search()
     try:

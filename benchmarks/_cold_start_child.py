@@ -58,6 +58,12 @@ def main() -> None:
         first.seen.connect(partial(end, bare))
         bare.show()
     else:
+        # As `app/gui.py` starts the window.
+        from app.allocator import pause_collections
+        from app.gui import skip_feature_search
+
+        pause_collections()
+        skip_feature_search()
         from app.opening import Opening, StartOptions
         from app.settings import Settings
         from app.theme import Theme

@@ -2,6 +2,8 @@
 
 Paired machines store each other's certificate and compare it byte by byte. So the name in a certificate has no meaning,
 and a certificate never expires.
+
+`cryptography` is imported by the functions that need it, because the window imports this module at its start.
 """
 
 from __future__ import annotations
@@ -13,12 +15,6 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from engine.base.errors import EngineError
 from engine.base.files import read_at_most, write_private
@@ -55,6 +51,9 @@ def read_identity(path: Path) -> Identity:
     Raises:
         IdentityError: if it can be neither read nor created.
     """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
     try:
         if not path.exists():
             _make(path)
@@ -76,6 +75,9 @@ def read_identity(path: Path) -> Identity:
 
 def is_certificate(data: bytes) -> bool:
     """Return whether these bytes are a single DER certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
     if len(data) > MAX_CERTIFICATE_BYTES:
         return False
     try:
@@ -87,6 +89,12 @@ def is_certificate(data: bytes) -> bool:
 
 
 def _make(path: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     # A random name, because TLS looks up trusted issuers by name, and equal names would be ambiguous.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"layerdeck-{secrets.token_hex(8)}")])

@@ -52,6 +52,8 @@ CONTEXT_PARAMS = {context_params}
 ADAPTERS = {adapters}
 PROJECTOR = {projector}
 PROJECTOR_DEVICE = {projector_device}
+# Fields of `mtmd_context_params`.
+PROJECTOR_PARAMS = {projector_params}
 
 
 def bind(name, result, *arguments):
@@ -150,6 +152,8 @@ def chat_handler():
 
     def on_device():
         params = default()
+        for key, value in PROJECTOR_PARAMS.items():
+            setattr(params, key, value)
         if PROJECTOR_DEVICE is not None:
             params.device = device(PROJECTOR_DEVICE)
         return params
@@ -204,6 +208,7 @@ def export_python(plan: Plan) -> Exported:
         adapters=_literal([(str(each.path.absolute()), each.scale) for each in files.adapters]),
         projector=_literal(None if files.projector is None else str(files.projector.path.absolute())),
         projector_device=_literal(None if projector == CPU_ID else _place(plan, projector)),
+        projector_params=_literal(_projector_params(plan)),
     )
     if batch == OFFLOAD_MIN_BATCH:
         text = text.replace("import os\n", "", 1)
@@ -256,6 +261,15 @@ def _context_params(plan: Plan) -> dict[str, object]:
         "swa_full": used.swa_full,
         "kv_unified": used.kv_unified,
     }
+
+
+def _projector_params(plan: Plan) -> dict[str, int]:
+    limits = {
+        "image_min_tokens": plan.settings.image_min_tokens,
+        "image_max_tokens": plan.settings.image_max_tokens,
+    }
+    # The other limits are the projector's own.
+    return {key: limit for key, limit in limits.items() if limit is not None}
 
 
 def _literal(value: object) -> str:

@@ -118,6 +118,10 @@ def _settings(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield "-tb", str(used.threads_batch)
     if used.numa != "off":
         yield "--numa", used.numa
+    if used.image_min_tokens is not None:
+        yield "--image-min-tokens", str(used.image_min_tokens)
+    if used.image_max_tokens is not None:
+        yield "--image-max-tokens", str(used.image_max_tokens)
     if not plan.parameters.extra_buffers:
         yield ("--no-repack",)
 

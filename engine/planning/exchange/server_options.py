@@ -484,6 +484,8 @@ _VALUES = _by_name(
         ("-t", "--threads"): _threads("threads"),
         ("-tb", "--threads-batch"): _threads("threads_batch"),
         ("--numa",): _choice("numa"),
+        ("--image-min-tokens",): _count("image_min_tokens"),
+        ("--image-max-tokens",): _count("image_max_tokens"),
         ("-fit", "--fit"): _Reader.fit,
         ("-mm", "--mmproj"): _Reader.projector,
         ("-mmdev", "--mmproj-device"): _Reader.projector_device,

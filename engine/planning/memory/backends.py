@@ -134,9 +134,10 @@ ROW_PADDING = 512
 """Multiple to which CUDA-like backends pad the elements of quantised rows: `MATRIX_ROW_PADDING` in common.cuh.
 
 It is used for weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and
-results (`_cuda_bytes` in `compute_graph/devices.py`). `tests/engine/planning/memory/test_row_padding.py` covers these
-three places, `test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers. `tests/zoo/simdev.c`
-has its own 512, since it is C.
+results (`_cuda_bytes` in `compute_graph/devices.py`); also for rows in split mode row (`row_slices`), copies of weights
+for op offload (`WeightFacts.padding_bytes`) and CUDA's pools (`_mmq_bytes` in `cuda_pools.py`).
+`tests/engine/planning/memory/test_row_padding.py` and `test_kv_cache.py` cover it, `test_weights.py` and
+`test_estimate_truth.py` compare with llama.cpp's own numbers. `tests/zoo/simdev.c` has its own 512, since it is C.
 """
 
 

@@ -7,6 +7,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,6 +24,7 @@ from engine.planning.memory.side_files import Adapter, Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import KEYS
 from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.orders import worker_device
 
@@ -91,16 +93,24 @@ def test_everything_on_the_cpu(dense: ModelMemory) -> None:
     assert "-ts" not in found
 
 
+WITHOUT_OPTION = {"pipeline"}
+"""Keys of settings that llama-server has no option for. An override that matches no tensor turns the pipeline off."""
+
+
 def test_every_setting_has_its_option(dense: ModelMemory) -> None:
-    plan = plan_of(
-        dense, "00000000", n_ctx=4096, n_batch=256, n_ubatch=128, n_seq_max=3, type_k="q8_0", type_v="q4_0",
-        flash_attn="on", offload_kqv=False, op_offload=False, op_offload_min_batch=64, swa_full=True, kv_unified=True,
-        load_mode="mmap_mlock", threads=3, threads_batch=5, numa="isolate",
-    )  # fmt: skip
-    found = words(plan)
+    chosen: dict[str, Any] = {
+        "n_ctx": 4096, "n_batch": 256, "n_ubatch": 128, "n_seq_max": 3, "type_k": "q8_0", "type_v": "q4_0",
+        "flash_attn": "on", "offload_kqv": False, "op_offload": False, "op_offload_min_batch": 64, "swa_full": True,
+        "kv_unified": True, "load_mode": "mmap_mlock", "threads": 3, "threads_batch": 5, "numa": "isolate",
+        "image_min_tokens": 16, "image_max_tokens": 256,
+    }  # fmt: skip
+    # A setting that is new has to be exported and named here, or named above.
+    assert set(chosen) == set(KEYS) - WITHOUT_OPTION
+    found = words(plan_of(dense, "00000000", **chosen))
     assert found[0] == "GGML_OP_OFFLOAD_MIN_BATCH=64"
     said = {"-c": "4096", "-b": "256", "-ub": "128", "-np": "3", "-ctk": "q8_0", "-ctv": "q4_0", "-fa": "on",
-            "-lm": "mmap+mlock", "-t": "3", "-tb": "5", "--numa": "isolate"}  # fmt: skip
+            "-lm": "mmap+mlock", "-t": "3", "-tb": "5", "--numa": "isolate", "--image-min-tokens": "16",
+            "--image-max-tokens": "256"}  # fmt: skip
     assert {option: value(found, option) for option in said} == said
     assert {"-kvu", "--no-kv-offload", "--no-op-offload", "--swa-full"} <= set(found)
 
@@ -216,18 +226,19 @@ def test_lm_studio_has_a_ratio(dense: ModelMemory) -> None:
 
 
 def test_the_python_script_can_say_everything(dense: ModelMemory) -> None:
-    exported = export_plan(plan_of(dense, "00CC9a11", "C", n_seq_max=2), "python")
+    exported = export_plan(plan_of(dense, "00CC9a11", "C", n_seq_max=2, image_max_tokens=64), "python")
     values = {
         statement.targets[0].id: ast.literal_eval(statement.value)
         for statement in ast.parse(exported.text).body
         if isinstance(statement, ast.Assign)
         and isinstance(statement.targets[0], ast.Name)
-        and statement.targets[0].id in ("DEVICES", "SPLIT", "MODEL", "CONTEXT_PARAMS")
+        and statement.targets[0].id in ("DEVICES", "SPLIT", "MODEL", "CONTEXT_PARAMS", "PROJECTOR_PARAMS")
     }
     assert values["DEVICES"] == ["CUDA0", "CPU", ("127.0.0.1:4001", 0), ("10.0.0.7:50052", 0), "CUDA1", "CPU"]
     assert values["SPLIT"] == [2.0, 2.0, 1.0, 1.0, 2.0, 1.0]
     assert values["MODEL"] == str(dense.model.paths[0])
     assert values["CONTEXT_PARAMS"]["n_seq_max"] == 2
+    assert values["PROJECTOR_PARAMS"] == {"image_max_tokens": 64}
 
 
 @pytest.mark.parametrize("target", TARGETS)

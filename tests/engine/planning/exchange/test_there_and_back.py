@@ -26,6 +26,7 @@ from engine.planning.settings.context_settings import (
     NUMA_MODES,
     ContextSettings,
 )
+from engine.planning.settings.table import KEYS
 from tests.support.models import write_tiny_moe
 from tests.support.orders import worker_device
 from tests.support.selection import examples
@@ -92,26 +93,29 @@ def sayable_layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-contexts = st.builds(
-    ContextSettings,
-    n_ctx=st.sampled_from((256, 4096, 10000)),
-    n_batch=st.sampled_from((64, 512, 2048)),
-    n_ubatch=st.sampled_from((32, 512)),
-    n_seq_max=st.sampled_from((1, 2, 4)),
-    type_k=st.sampled_from(KV_TYPES),
-    type_v=st.sampled_from(KV_TYPES),
-    flash_attn=st.sampled_from(FLASH_ATTENTION_MODES),
-    offload_kqv=st.booleans(),
-    op_offload=st.booleans(),
-    op_offload_min_batch=st.none() | st.integers(1, 999),
-    swa_full=st.booleans(),
-    kv_unified=st.booleans(),
-    load_mode=st.sampled_from(LOAD_MODES),
-    threads=st.none() | st.integers(1, 64),
-    threads_batch=st.none() | st.integers(1, 64),
-    pipeline=st.sampled_from(("auto", "off")),
-    numa=st.sampled_from(NUMA_MODES),
-)
+CHOSEN = {
+    "n_ctx": st.sampled_from((256, 4096, 10000)),
+    "n_batch": st.sampled_from((64, 512, 2048)),
+    "n_ubatch": st.sampled_from((32, 512)),
+    "n_seq_max": st.sampled_from((1, 2, 4)),
+    "type_k": st.sampled_from(KV_TYPES),
+    "type_v": st.sampled_from(KV_TYPES),
+    "flash_attn": st.sampled_from(FLASH_ATTENTION_MODES),
+    "offload_kqv": st.booleans(),
+    "op_offload": st.booleans(),
+    "op_offload_min_batch": st.none() | st.integers(1, 999),
+    "swa_full": st.booleans(),
+    "kv_unified": st.booleans(),
+    "load_mode": st.sampled_from(LOAD_MODES),
+    "threads": st.none() | st.integers(1, 64),
+    "threads_batch": st.none() | st.integers(1, 64),
+    "pipeline": st.sampled_from(("auto", "off")),
+    "numa": st.sampled_from(NUMA_MODES),
+    "image_min_tokens": st.none() | st.integers(1, 64),
+    "image_max_tokens": st.none() | st.integers(64, 4096),
+}
+assert set(CHOSEN) == set(KEYS), "a new setting has to come back from an export, too"
+contexts = st.builds(ContextSettings, **CHOSEN)
 
 
 def back(plan: Plan, text: str) -> Plan:

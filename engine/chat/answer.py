@@ -185,7 +185,7 @@ class _Step(Enum):
 
 
 class AnswerRun:
-    """Writes one answer: its methods take events and return effects for the driver (see the module). Not thread-safe.
+    """Writes one answer. Its methods take events, and return effects (commands) for the driver. Not thread-safe.
 
     `chat`: id of the conversation.
     `tree`: messages of the conversation, including the new answer. The driver stores this tree before it calls `begin`.
@@ -418,7 +418,7 @@ class AnswerRun:
         return self.fail(tr("Stopped before the model was asked."))
 
     def answer_now(self) -> Effects:
-        """Stop the model while it thinks. A second `AnswerRun` then continues after the thought; see `continuation`."""
+        """Stop the model while it thinks. A second `AnswerRun` then continues from the text `continuation`."""
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
         self.goes_on = True
@@ -537,7 +537,10 @@ def new_question(text: str, parent: str | None, attachments: Sequence[Attachment
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return a run that answers the leaf of `tree`. If the leaf has answers already, the new one is another version."""
+    """Return a run that answers the last shown message of `tree`.
+
+    If the message has answers already, the new one is another version of them.
+    """
     message = Message(
         id=new_id(),
         role="assistant",

@@ -97,7 +97,7 @@ def name_of(pid: int) -> str:
 
 
 def is_alive(writer: str) -> bool:
-    """Return whether the process with this id (see `our_name`) still runs.
+    """Return whether the process with this id (process id and start time, from `our_name`) still runs.
 
     A confined child cannot see other processes, so this returns True for them. A later process that can see them
     completes their unfinished messages.

@@ -102,7 +102,7 @@ def read_message(
 
 
 def piece_value(calls: Sequence[CallDelta]) -> str:
-    """Return the pieces of tool calls as JSON for the column `calls` of `piece`."""
+    """Return pieces of tool calls as JSON for the column `calls` of the table `piece`."""
     return _document(calls) if calls else ""
 
 
@@ -122,7 +122,7 @@ def calls_value(calls: Sequence[ToolCall]) -> str:
 
 
 def deltas_of(document: str) -> tuple[CallDelta, ...]:
-    """Return the pieces of tool calls in the column `calls` of a `piece` row."""
+    """Return the pieces of tool calls in the column `calls` of a row of the table `piece`."""
     return msgspec.json.decode(document, type=tuple[CallDelta, ...]) if document else ()
 
 

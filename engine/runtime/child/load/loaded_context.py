@@ -39,8 +39,9 @@ POOLING_NONE, POOLING_RANK = 0, 4
 
 @dataclass(slots=True)
 class LoadedContext:
-    """A loaded model and its context: native pointers, settings, and facts from the load. Use it in the main thread
-    only.
+    """A loaded model and its context: native pointers, settings, and values that became known during the load.
+
+    Use it in the main thread only.
     """
 
     engine: Bindings

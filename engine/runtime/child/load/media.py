@@ -80,7 +80,8 @@ class Embeddings:
     """The embeddings of a part.
 
     `rows`: float32 array with one row of `width` numbers for each KV cell.
-    `positions`: positions of all rows, section by section. There is one section, or with M-RoPE four.
+    `positions`: positions of all rows in the sequence. With M-RoPE a row has four position values: the tuple has the
+    first value of all rows, then the second value of all rows, and so on. Otherwise it has one value of all rows.
     """
 
     rows: Any
@@ -168,9 +169,12 @@ class Media:
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
     def count(self, file: MediaFile) -> int:
-        """Return the KV cells of an image or sound, with the tokens that enclose it. Raises as `prompt` does.
+        """Return the KV cells of an image or sound, with the tokens that enclose it.
 
         The result is cached, because mtmd computes a sound's spectrum for it, and the window asks while a user types.
+
+        Raises:
+            RequestError: the projector refuses the file.
         """
         key = identity_of(file)
         if key not in self._counts:

@@ -310,7 +310,7 @@ def limits_of(context: ContextSettings) -> str:
 def projector_parameters(
     library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int, context: ContextSettings
 ) -> Any:
-    """Return `mtmd_context_params` for a projector, without mtmd's warm-up: see `reserve_largest`."""
+    """Return `mtmd_context_params` for a projector, without mtmd's warm-up, which `reserve_largest` replaces."""
     parameters = library.mtmd_context_params_default()
     parameters.use_gpu = file.device != CPU_ID
     parameters.device = devices.by_id[file.device] if file.device != CPU_ID else None

@@ -191,7 +191,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Replace the pieces (stored text) of each unfinished message by the damaged file's pieces, unless these are fewer."""
+    """Replace the pieces (stored text) of each unfinished message by the damaged file's, unless these are fewer."""
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)

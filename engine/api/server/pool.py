@@ -96,7 +96,9 @@ class LoadedModel:
 
     @property
     def n_ctx(self) -> int:
-        """Number of tokens that prompt and answer of a request may have together; 0 if the model is no longer loaded."""
+        """Number of tokens that prompt and answer of a request may have together; 0 if the model is not loaded any
+        more.
+        """
         return self.session.snapshot.context_size or 0
 
 

@@ -1,4 +1,4 @@
-"""A chat request in the form that is the same for all chat APIs (`Question`), and its translation to engine requests."""
+"""A chat request in a form that is the same for all chat APIs (`Question`), and its translation to engine requests."""
 
 from __future__ import annotations
 

@@ -515,7 +515,7 @@ class AnswerRun:
     def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
         """Return token counts and times of the whole answer, including the part that this run continues.
 
-        `counted`: token counts from the model's report. The times of this run are measured here.
+        `counted`: values of `Timings` from the model's report, by field. The other times are measured by this run.
         """
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(

@@ -28,7 +28,7 @@ RESERVE_SHARE = 4
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""A prompt with at most this number of characters for each token of `n_ctx` is assumed to fit, and not counted."""
+"""Characters per token of the context up to which a prompt is assumed to fit, so that its tokens are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def left_out_sentence() -> str:
 
 
 def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
-    """Return why these load settings prevent a context shift when the context is full; empty if they allow it.
+    """Return why the settings of a load prevent a context shift when the context is full; empty if they allow it.
 
     The child process checks the model itself, and refuses a request with a reason if the model cannot shift.
     """
@@ -144,11 +144,11 @@ def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
 
 
 def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
-    """Return the tokens of each message by id, including an equal share of the template's own tokens.
+    """Return the number of tokens of each message by id, including an equal share of the template's own tokens.
 
     `messages`: message ids.
-    `contents`: tokens of each message's text.
-    `prompt`: tokens of the whole prompt, to which the returned counts add up.
+    `contents`: number of tokens of each message's text.
+    `prompt`: number of tokens of the whole prompt, to which the returned numbers add up.
     """
     found = dict(zip(messages, contents, strict=True))
     if found:
@@ -160,9 +160,9 @@ def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> 
 
 
 def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -> ContextUse:
-    """Return the tokens of the prompt by part.
+    """Return how the prompt's tokens are distributed over its parts.
 
-    `used`: tokens of the whole prompt as the chat template writes it.
+    `used`: number of tokens of the whole prompt as the chat template writes it.
     `system`, `attachments`: tokens of the system prompt, and of the attached texts of the messages in the prompt.
     `reserve`: tokens for the answer; limited to the tokens that the prompt leaves free.
     """

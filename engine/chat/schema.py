@@ -41,7 +41,7 @@ def text(value: str) -> str:
 
 
 def conversation_value(field: str, value: object) -> object:
-    """Return the value of a conversation's field in the form in which the field's column stores it."""
+    """Convert the value of a conversation's field to the value for its column in the database."""
     if field in ("settings", "results"):
         return _document(value)
     return text(value) if isinstance(value, str) else value

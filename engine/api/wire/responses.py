@@ -107,7 +107,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield path in the request, namespace and definition of each function in a namespace.
+    """For each function in a namespace, yield its path in the request, the namespace's name, and its definition.
 
     Raises:
         ApiError: a namespace has no name, or no list of tools.

@@ -131,7 +131,9 @@ class ProcessOutcome:
 
     @property
     def cuda_device(self) -> int | None:
-        """Index of the card in the last CUDA error, counted among the visible cards; None if there is none."""
+        """Index of the card in the last CUDA error, counted among the visible cards; None if there was no such
+        error.
+        """
         numbers = _CUDA_DEVICE.findall(self._said)
         return int(numbers[-1]) if numbers else None
 

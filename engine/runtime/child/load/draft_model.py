@@ -17,7 +17,7 @@ from engine.runtime.protocol.messages import AllocationFailure, Failure, Message
 from engine.runtime.protocol.requests import DraftSource, Load
 
 MOST_DRAFTED = 64
-"""Largest `DraftSource.n_tokens`.
+"""Largest number of tokens of a draft that a load may ask for (`DraftSource.n_tokens`).
 
 Longer drafts are hardly ever accepted, and each drafted token needs a row of logits.
 """

@@ -277,9 +277,9 @@ def identity_of(file: MediaFile) -> tuple[str | int, ...]:
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Return tokens for a saved state, and the names of the images and sounds among them.
+    """Replace the negative tokens of images and sounds by -1, -2 and so on, for a saved state.
 
-    Their negative tokens are renumbered to -1, -2..., in the order of the names.
+    Return the tokens, and the names of the images and sounds: the first is that of -1, the second that of -2.
     """
     names: list[str] = []
     numbers: dict[int, int] = {}
@@ -291,7 +291,8 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 
 
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Return tokens of a saved state, with this process's negative tokens for the images and sounds in `names`.
+    """Replace the tokens -1, -2 and so on of a saved state by this process's tokens for the images and sounds in
+    `names`.
 
     The reverse of `without_numbers`.
     """

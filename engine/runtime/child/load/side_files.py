@@ -30,7 +30,9 @@ from engine.runtime.protocol.requests import AdapterFile, Load, ProjectorFile
 
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
 _ENCODERS = 2
-"""`mtmd_context` begins with the addresses of its encoders (`clip_ctx`) for images and for sound; null for none."""
+"""Number of encoder addresses (`clip_ctx`) with which `mtmd_context` begins: for images and for sound; null for
+none.
+"""
 
 
 def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:

@@ -51,7 +51,7 @@ _SUMS = 256
 _TOKENS = 128
 """Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
 _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
-"""Columns of the matrix for the product of prompts, and the numbers of rows to try, ascending.
+"""Size of the matrix whose product is measured for prompts: its columns, and the numbers of rows to try, ascending.
 
 The next larger number is used if a pass takes less than `SHORT_S`.
 """

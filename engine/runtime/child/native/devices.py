@@ -76,7 +76,7 @@ def mixes_streams(engine: Bindings, device: int) -> bool:
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
-"""Buffer limits above this mean no limit: backends without a limit return SIZE_MAX."""
+"""Size above which a backend's buffer limit means that there is none: such backends return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Usual names of backends by ggml's own names, if these differ."""
 

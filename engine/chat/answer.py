@@ -539,7 +539,7 @@ def new_question(text: str, parent: str | None, attachments: Sequence[Attachment
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
     """Return a run that answers the last shown message of `tree`.
 
-    If the message has answers already, the new one is another version of them.
+    If the message has an answer already, the new one becomes another version of it.
     """
     message = Message(
         id=new_id(),
@@ -557,7 +557,9 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
-    """Return a run that continues an existing answer of `tree`. `begun`: its text, from which the model continues."""
+    """Return a run that continues an existing answer of `tree`. `begun`: text of the answer, from which the model
+    continues.
+    """
     # The model goes on after the text, and writes the calls anew.
     writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)

@@ -112,7 +112,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Scan a table and add its rows to `rows` by row id; stop at the first row that is already there.
+    """Scan a table and add its rows to `rows` by row id; stop at the first row that is already in `rows`.
 
     Return False if damage ended the scan. `order`: ASC or DESC.
     """

@@ -159,7 +159,8 @@ def marks_of(template: str) -> Marks | None:
 def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
     """Return the text from which a model continues an answer.
 
-    `thinking`: continue the incomplete thought. Otherwise the thought is closed, and the answer follows ("Answer now").
+    `thinking`: whether the model continues the incomplete thought. If not, the text closes the thought, and the model
+    writes the answer after it ("Answer now").
     """
     # Without a thought the answer is the whole text.
     if not reasoning and not thinking:

@@ -116,7 +116,7 @@ class LogFacts:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
-        """Return the logged bytes of all buffers with the use `use`, by buffer type."""
+        """Return the logged bytes of all buffers for the purpose `use`, by buffer type."""
         sizes: dict[str, int] = {}
         for buffer in self.buffers:
             if buffer.use == use:
@@ -124,7 +124,7 @@ class LogFacts:
         return sizes
 
     def grow_output(self, size_bytes: int) -> None:
-        """Set the size of the output buffer, which llama.cpp logs only when it allocates it for the first time."""
+        """Set the size of the output buffer. llama.cpp logs only its first allocation."""
         self.buffers = [replace(each, size_bytes=size_bytes) if each.use == "output" else each for each in self.buffers]
 
     def reasons(self) -> list[str]:

@@ -185,7 +185,7 @@ class _Step(Enum):
 
 
 class AnswerRun:
-    """Writes one answer: its methods take events and return effects for the driver (see the module). Not thread-safe.
+    """Writes one answer. Its methods take events, and return effects (commands) for the driver. Not thread-safe.
 
     `chat`: id of the conversation.
     `tree`: messages of the conversation, including the new answer. The driver stores this tree before it calls `begin`.
@@ -418,7 +418,7 @@ class AnswerRun:
         return self.fail(tr("Stopped before the model was asked."))
 
     def answer_now(self) -> Effects:
-        """Stop the model while it thinks. A second `AnswerRun` then continues after the thought; see `continuation`."""
+        """Stop the model while it thinks. A second `AnswerRun` then continues from the text `continuation`."""
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
         self.goes_on = True
@@ -515,7 +515,7 @@ class AnswerRun:
     def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
         """Return token counts and times of the whole answer, including the part that this run continues.
 
-        `counted`: token counts from the model's report. The times of this run are measured here.
+        `counted`: values of `Timings` from the model's report, by field. The other times are measured by this run.
         """
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
@@ -537,7 +537,10 @@ def new_question(text: str, parent: str | None, attachments: Sequence[Attachment
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return a run that answers the leaf of `tree`. If the leaf has answers already, the new one is another version."""
+    """Return a run that answers the last shown message of `tree`.
+
+    If the message has an answer already, the new one becomes another version of it.
+    """
     message = Message(
         id=new_id(),
         role="assistant",
@@ -554,7 +557,9 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
-    """Return a run that continues an existing answer of `tree`. `begun`: its text, from which the model continues."""
+    """Return a run that continues an existing answer of `tree`. `begun`: text of the answer, from which the model
+    continues.
+    """
     # The model goes on after the text, and writes the calls anew.
     writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)

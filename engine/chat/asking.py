@@ -26,7 +26,7 @@ HEAD_CHARACTERS = 32
 
 
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
-    """Return the messages of the prompt as the chat template gets them; see `messages_by_id`."""
+    """Return the messages of the prompt, as the chat template gets them (`messages_by_id`), in their order."""
     return tuple(messages_by_id(system, shown, tools).values())
 
 
@@ -153,11 +153,11 @@ def answer_request(
 
 
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
-    """Return the recorded token choices of earlier answers for the tokens of a prompt, by index in `pieces`.
+    """Find the tokens of earlier answers in a prompt; return their recorded alternatives, by index in `pieces`.
 
     `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
     prompt may have other token boundaries than the generated answer, because the prompt is tokenised as a whole. A
-    choice is used only if a token of the prompt begins at the same character and has the same text.
+    `TokenChoice` is used only if a token of the prompt begins at the same character and has the same text.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
@@ -186,7 +186,7 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
 
 
 def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
-    """Return the token choices of an answer without those of its thought, because a prompt contains no thoughts."""
+    """Return the recorded tokens of an answer without those of its thought, because a prompt contains no thoughts."""
     if not message.reasoning:
         return message.choices
     text = "".join(choice.text for choice in message.choices)

@@ -60,7 +60,11 @@ def read_attachment(path: Path) -> ReadFile:
 
 
 def as_attachment(data: bytes, file_name: str) -> ReadFile:
-    """Return the bytes of a file as an attachment. This takes up to a minute; raises as `read_attachment` does."""
+    """Return the bytes of a file as an attachment. This takes up to a minute.
+
+    Raises:
+        ChatError: the file cannot be attached; the sentence names it and a remedy.
+    """
     name = show(file_name, MAX_NAME_CHARACTERS)
     if not data:
         raise ChatError(tr("{name} is empty; there is nothing to attach.", name=name))

@@ -126,8 +126,7 @@ class JsonCall(CallParser):
     def _add(self, character: str, given: list[str]) -> None:
         """Add a character to the current key or value of the JSON object.
 
-        A character of the call's arguments (an object) is also appended to `given`, the arguments that `read` returns
-        next.
+        If the current value is the object with the arguments, the character is also appended to `given`.
         """
         self._token.append(character)
         if self._is_value and self._key in ("arguments", "parameters") and self._token[0] == "{":

@@ -28,12 +28,12 @@ RESERVE_SHARE = 4
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""A prompt with at most this number of characters for each token of `n_ctx` is assumed to fit, and not counted."""
+"""Characters per token of the context up to which a prompt is assumed to fit, so that its tokens are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """Numbers of tokens: the parts of the prompt, the reserve for the answer, and the context.
+    """The use of the context, in tokens: the parts of the prompt, and the reserve for the answer.
 
     `history`: messages, and the text that the chat template adds.
     `attachments`: texts of attached files.
@@ -57,7 +57,7 @@ class ContextUse:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Decision which messages of a path the prompt contains. Messages are given by id, in the order of the path.
+    """The decision which messages the prompt contains. Messages are given by id, in their order.
 
     `decision`: `fits` (perhaps after turns were left out), `ask` (ask a person), or `full` (the prompt cannot be sent).
     `shown`, `left_out`: messages in the prompt, and messages left out of it.
@@ -96,7 +96,7 @@ def left_out_sentence() -> str:
 
 
 def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
-    """Return why these load settings prevent a context shift when the context is full; empty if they allow it.
+    """Return why the settings of a load prevent a context shift when the context is full; empty if they allow it.
 
     The child process checks the model itself, and refuses a request with a reason if the model cannot shift.
     """
@@ -134,7 +134,7 @@ def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
 
 
 def shown_path(path: Sequence[Message], left_out: Collection[str]) -> tuple[Message, ...]:
-    """Return the messages of a path without those whose ids are in `left_out`."""
+    """Return the messages of `path` except those whose ids are in `left_out`."""
     return tuple(message for message in path if message.id not in left_out)
 
 
@@ -144,11 +144,11 @@ def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
 
 
 def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
-    """Return the tokens of each message by id, including an equal share of the template's own tokens.
+    """Return the number of tokens of each message by id, including an equal share of the template's own tokens.
 
     `messages`: message ids.
-    `contents`: tokens of each message's text.
-    `prompt`: tokens of the whole prompt, to which the returned counts add up.
+    `contents`: number of tokens of each message's text.
+    `prompt`: number of tokens of the whole prompt, to which the returned numbers add up.
     """
     found = dict(zip(messages, contents, strict=True))
     if found:
@@ -160,9 +160,9 @@ def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> 
 
 
 def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -> ContextUse:
-    """Return the tokens of the prompt by part.
+    """Return how the prompt's tokens are distributed over its parts.
 
-    `used`: tokens of the whole prompt as the chat template writes it.
+    `used`: number of tokens of the whole prompt as the chat template writes it.
     `system`, `attachments`: tokens of the system prompt, and of the attached texts of the messages in the prompt.
     `reserve`: tokens for the answer; limited to the tokens that the prompt leaves free.
     """
@@ -172,7 +172,7 @@ def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -
 
 
 def turns_of(path: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Return the turns of a path: each question with its answers. Messages before the first question are one turn."""
+    """Divide messages into turns: each question with its answers. Messages before the first question are one turn."""
     turns: list[list[Message]] = []
     for message in path:
         if message.role == "user" or not turns:
@@ -188,8 +188,9 @@ def choose(
     policy: Overflow = "drop",
     already: Collection[str] = (),
 ) -> Fit:
-    """Decide which messages of a path the prompt contains.
+    """Decide which messages the prompt contains.
 
+    `path`: the messages from the first one to the last question.
     `tokens`: tokens by message id, from `tokens_of`.
     `room`: largest number of tokens for the messages; the answer's reserve is already subtracted.
     `policy`: action if the messages do not fit: drop turns, ask a person, or stop.
@@ -245,7 +246,7 @@ def _fit(
 
 
 def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) that a path's last answer has stored.
+    """Return the cut (turns left out of the prompt) that is stored with the last answer in `path`.
 
     Return None if there is no cut, or if the context is longer than the one for which the cut was made.
     `n_ctx`: size of the context in tokens; None if unknown.
@@ -255,9 +256,10 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) for the prompt of an answer.
+    """Return the cut (turns left out of the prompt) with which the prompt of an answer begins.
 
-    If the answer has no cut, return the cut of its newest version with a cut, or else the cut of the previous answer.
+    This is the answer's own cut, else the cut of its newest version that has one, else the cut of the previous answer.
+    Cuts that were made for a shorter context than `n_ctx` are ignored.
     """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),
@@ -266,7 +268,7 @@ def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | No
 
 
 def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
-    """Return the ids of the messages of a path that a cut leaves out of the prompt."""
+    """Return the ids of the messages in `path` that a cut leaves out of the prompt."""
     place = next((place for place, message in enumerate(path) if cut is not None and message.id == cut.first), 0)
     return frozenset(message.id for turn in turns_of(path[:place]) if not stays(turn) for message in turn)
 

@@ -54,7 +54,7 @@ class DatabaseCopies:
         return tuple(sorted(filter(self._is_ours, found), reverse=True))
 
     def _is_ours(self, path: Path) -> bool:
-        """Return whether the file name has the time of a copy; other files in the folder are ignored."""
+        """Return whether a file in the folder is a copy of the database: its name contains a time."""
         try:
             self.time_of(path)
         except ValueError:
@@ -117,7 +117,7 @@ class DatabaseCopies:
                 os.utime(newest, ns=(stamp, stamp))
 
     def newest_sound(self) -> Path | None:
-        """Return the newest copy that can be opened and is sound; None if there is none."""
+        """Return the newest copy that can be opened and is not damaged; None if there is none."""
         return next(filter(_is_sound, self.paths()), None)
 
     def time_of(self, copy: Path) -> datetime:

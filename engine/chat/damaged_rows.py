@@ -112,7 +112,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Scan a table and add its rows to `rows` by row id; stop at the first row that is already there.
+    """Scan a table and add its rows to `rows` by row id; stop at the first row that is already in `rows`.
 
     Return False if damage ended the scan. `order`: ASC or DESC.
     """
@@ -142,7 +142,7 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
 
 
 def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
-    """Return a row. If `read` cannot parse the JSON in `column`, return it with `empty` in this column instead.
+    """Return a row; if `read` cannot parse the JSON in `column`, the row gets the value `empty` there.
 
     Otherwise the whole row would be lost.
     """
@@ -191,7 +191,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Replace the pieces (stored text) of each unfinished message, unless the damaged file has fewer of them."""
+    """Replace the pieces (stored text) of each unfinished message by the damaged file's, unless these are fewer."""
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)

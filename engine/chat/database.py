@@ -22,8 +22,9 @@ from engine.chat.schema import VERSION, calls_value, joined_calls, upgrade, vers
 BUSY_SECONDS = 10.0
 """Longest wait in seconds for a writer in another process, as window and command line may write at the same time."""
 CHECKED_WHOLE_BYTES = 32 << 20
-"""Databases up to this size are checked at each start, which takes about 1 ms per MB. In larger ones damage is found
-when a damaged page is read."""
+"""Size up to which a database is checked at each start, which takes about 1 ms per MB. In a larger one damage is found
+when a damaged page is read.
+"""
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
@@ -97,7 +98,7 @@ def name_of(pid: int) -> str:
 
 
 def is_alive(writer: str) -> bool:
-    """Return whether the process with this id (see `our_name`) still runs.
+    """Return whether the process with this id (process id and start time, from `our_name`) still runs.
 
     A confined child cannot see other processes, so this returns True for them. A later process that can see them
     completes their unfinished messages.

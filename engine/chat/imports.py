@@ -71,9 +71,12 @@ def read_conversations(path: Path) -> tuple[Imported, ...]:
 
 
 def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
-    """Return the conversations in a document; raises as `read_conversations` does.
+    """Return the conversations in a document.
 
     `source`: file name for error messages.
+
+    Raises:
+        ChatError: the document cannot be read; the sentence names `source`.
     """
     if len(data) > MAX_BYTES:
         raise ChatError(
@@ -416,10 +419,9 @@ def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
-    """Return the messages as a tree with new ids and shortened labels. `leaf`: id of the last shown message in the
-    file.
+    """Return imported messages as a tree with new ids, and with names and labels of limited length.
 
-    Messages in state `writing` become `interrupted`.
+    Messages in state `writing` become `interrupted`. `leaf`: id of the last shown message in the file.
     """
     # The file may have missing parents or circles: a mended tree has neither.
     tree = mended_tree(messages, leaf if isinstance(leaf, str) else None)
@@ -452,7 +454,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
-    """Yield the calls, each with a unique id. A tool result refers to its call by this id."""
+    """Yield the tool calls, each with a unique id. A tool result refers to its call by this id."""
     seen: set[str] = set()
     for call in _limited(calls, MAX_CALLS):
         ident = new_call_id() if not call.id or call.id in seen else call.id
@@ -461,9 +463,10 @@ def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
 
 
 def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
-    """Return the system prompt, and the tree without it, if the only root is a system message; else "" and the tree.
+    """Separate the system prompt from an imported tree; return the prompt, and the tree without it.
 
-    A system message in the tree would be sent to the model, but people could neither see nor edit it.
+    The prompt is the root message if that is a system message and the only root. Otherwise return "" and the unchanged
+    tree. A system message in the tree would be sent to the model, but people could neither see nor edit it.
     """
     beginnings = tree.children.get(None, ())
     first = tree.messages[beginnings[0]] if len(beginnings) == 1 else None

@@ -64,9 +64,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return the timings of a continued answer: the prompt of `earlier`, and the sum of both generations.
+        """Return the timings of a whole answer whose last part has these timings.
 
-        `earlier`: timings of the part that this answer continues; None: it continues nothing.
+        The prompt's values are those of `earlier`; generated tokens and times of both parts are added up.
+        `earlier`: timings of the part that the last part continues; None: the last part is the whole answer.
         """
         if earlier is None:
             return self

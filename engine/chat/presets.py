@@ -50,7 +50,11 @@ def read_presets(path: Path) -> tuple[Preset, ...]:
 
 
 def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
-    """Return the presets in a document; raises as `read_presets` does. `source`: file name for error messages."""
+    """Return the presets in a document. `source`: file name for error messages.
+
+    Raises:
+        ChatError: the document cannot be used; the sentence names the faulty key.
+    """
     root = parse_document(data, what="preset", source=source, version=VERSION, fail=_fault)
     root.allow("version", "presets")
     items = root.nested_list("presets")
@@ -72,7 +76,11 @@ def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
 
 
 def write_presets(path: Path, presets: Iterable[Preset]) -> None:
-    """Write the presets to a file; raises as `read_presets` does."""
+    """Write the presets to a file.
+
+    Raises:
+        ChatError: the file cannot be written.
+    """
     document: dict[str, object] = {"version": VERSION, "presets": [_document(preset) for preset in presets]}
     write_file(path, encode_document(document), what="preset", fail=_fault)
 

@@ -41,7 +41,7 @@ def text(value: str) -> str:
 
 
 def conversation_value(field: str, value: object) -> object:
-    """Return the value of a conversation's field in the form in which the field's column stores it."""
+    """Convert the value of a conversation's field to the value for its column in the database."""
     if field in ("settings", "results"):
         return _document(value)
     return text(value) if isinstance(value, str) else value
@@ -102,7 +102,7 @@ def read_message(
 
 
 def piece_value(calls: Sequence[CallDelta]) -> str:
-    """Return the pieces of tool calls as JSON for the column `calls` of `piece`."""
+    """Return pieces of tool calls as JSON for the column `calls` of the table `piece`."""
     return _document(calls) if calls else ""
 
 
@@ -122,7 +122,7 @@ def calls_value(calls: Sequence[ToolCall]) -> str:
 
 
 def deltas_of(document: str) -> tuple[CallDelta, ...]:
-    """Return the pieces of tool calls in the column `calls` of a `piece` row."""
+    """Return the pieces of tool calls in the column `calls` of a row of the table `piece`."""
     return msgspec.json.decode(document, type=tuple[CallDelta, ...]) if document else ()
 
 

@@ -183,7 +183,10 @@ class ChatStore:
         )
 
     def apply(self, conversation: str, before: MessageTree, after: MessageTree) -> Future[None]:
-        """Store the difference of two trees of one conversation. With the arguments swapped, the change is undone."""
+        """Store the change of a conversation's messages from the tree `before` to the tree `after`.
+
+        A call with the two trees exchanged undoes the change.
+        """
         change = difference(before, after)
         # New messages come last. Only an undone deletion brings one back in the middle; then all places are written.
         new = {message.id for message in change.put} - set(before.messages)

@@ -1,4 +1,5 @@
-"""Splits the streamed text of a model into thought and answer. How the text is divided into pieces makes no difference.
+"""Separates the thought in a model's streamed text from the answer. It makes no difference where the text is cut into
+pieces.
 
 A model thinks at the beginning of its text, between the two tags of its family. A tag later in an answer is plain text.
 The text must contain the tags. Some of them are control tokens, which the request must name in `Generate.marks`.
@@ -43,18 +44,19 @@ CONTROL_MARKS = frozenset(
 """Tags that are control tokens in some vocabularies. They are in the text only if the request names them."""
 
 _COMMON = ("<|end|>",)
-"""End tags that models without thoughts (Phi) use too. They count only if the template also has the begin tag."""
+"""End tags that also occur in templates of models without thoughts (Phi). They count only if the begin tag occurs too.
+"""
 
 
 class Delta(NamedTuple):
-    """The text that one piece of the model's text adds to the thought (`reasoning`) and to the answer (`content`)."""
+    """New text of the thought (`reasoning`) and of the answer (`content`) after one more piece of the model's text."""
 
     reasoning: str
     content: str
 
 
 class Splitter:
-    """Splits one streamed answer into thought and answer.
+    """Separates the thought from the answer in the model's text while it is streamed.
 
     `marks`: tags around the thought; None: there is no thought.
     """
@@ -76,7 +78,7 @@ class Splitter:
         return self.marks is not None and not self.is_thinking
 
     def add(self, text: str) -> Delta:
-        """Add a piece of the model's text; return the text that becomes part of thought and answer.
+        """Add a piece of the model's text; return the new text of the thought and the new text of the answer.
 
         If the end of the piece may be the beginning of a tag, this end is held back until more text comes.
         """
@@ -157,7 +159,8 @@ def marks_of(template: str) -> Marks | None:
 def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
     """Return the text from which a model continues an answer.
 
-    `thinking`: continue the incomplete thought. Otherwise the thought is closed, and the answer follows ("Answer now").
+    `thinking`: whether the model continues the incomplete thought. If not, the text closes the thought, and the model
+    writes the answer after it ("Answer now").
     """
     # Without a thought the answer is the whole text.
     if not reasoning and not thinking:

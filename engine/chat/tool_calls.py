@@ -1,4 +1,4 @@
-"""Finds tool calls in the streamed text of a model. How the text is divided into pieces makes no difference."""
+"""Finds tool calls in the streamed text of a model. It makes no difference where the text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[
 
 
 class CallReader:
-    """Separates the tool calls from the content of one streamed answer, whose thought was removed before."""
+    """Separates tool calls from the other text of one streamed answer. The thought must have been removed before."""
 
     def __init__(self, template: str, types: Types | None = None, *, forced: bool = False) -> None:
         """Create a reader for a model's chat template.
@@ -83,7 +83,7 @@ class CallReader:
         self._named = self._arguments_given = False
         self._has_content = False
         self._is_between = False
-        """Whether the last call has ended, and no text has come since then."""
+        """Whether a tool call has ended, and no other text of the answer has come since then."""
 
     @property
     def has_calls(self) -> bool:

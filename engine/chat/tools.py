@@ -161,7 +161,7 @@ def pretty_arguments(call: ToolCall) -> str:
 
 
 def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages of a path, with the tool results after each answer sorted by the order of its calls."""
+    """Return the messages, with the tool results after each answer sorted by the order of its calls."""
     places: dict[str, tuple[int, int]] = {}
     order: dict[str, int] = {}
     first = 0

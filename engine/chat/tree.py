@@ -113,9 +113,9 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def select(tree: MessageTree, message: str) -> MessageTree:
-    """Return the tree with a shown path that contains `message`.
+    """Return the tree with a branch shown that contains `message`.
 
-    If the present path contains the message, nothing changes. Else the new path leads to the newest leaf below it.
+    If the message is shown already, nothing changes. Otherwise the newest branch below it is shown.
     """
     if any(shown.id == message for shown in tree.path):
         return tree
@@ -307,10 +307,10 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 
 
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
-    """Return the id of the shown leaf after the messages `gone` were removed from `tree`.
+    """Return the id of the last shown message after the messages `gone` were removed from `tree`.
 
-    If the old leaf was removed, the nearest version of the first removed message of the shown path takes its place, or
-    else the nearest remaining ancestor. The result is the newest leaf below that message.
+    If the old one was removed, the nearest remaining version of the first removed message of the shown path takes that
+    message's place, or else its nearest remaining ancestor. The newest branch below the substitute is shown.
     `left`: the tree of the remaining messages.
     """
     if tree.leaf is None or tree.leaf not in gone:

@@ -151,7 +151,12 @@ def _learned_positions(model: ModelFile) -> int | None:
 
 
 def probe_request(plan: Plan) -> Probe:
-    """Return the request of a dry run, which is a load without memory (`no_alloc`). Raises as `load_request` does."""
+    """Return the request of a dry run, which is a load without memory (`no_alloc`).
+
+    Raises:
+        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
+        RuleViolationError, LayoutError: the layout cannot be loaded (`Plan.parameters`).
+    """
     projector = plan.edit.side_files.projector
     beside = (*(() if projector is None else (projector.path,)), *_draft_paths(plan))
     return Probe(
@@ -168,8 +173,11 @@ def probe_request(plan: Plan) -> Probe:
 def draft_probe_request(plan: Plan) -> Probe | None:
     """Return the request of a dry run of the draft model alone; None if the plan has no draft model.
 
-    It needs the same files, devices and memory as `probe_request`, so the same child can carry it out. Raises as
-    `load_request` does.
+    It needs the same files, devices and memory as `probe_request`, so the same child can carry it out.
+
+    Raises:
+        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
+        RuleViolationError, LayoutError: the layout cannot be loaded (`Plan.parameters`).
     """
     of_draft = plan.draft_plan
     if of_draft is None:
@@ -184,20 +192,21 @@ def draft_probe_request(plan: Plan) -> Probe | None:
 
 
 _PROBE_BASE_BYTES = 1 << 30
-"""Allowance of a probe for graphs of 65,536 nodes and for code that is loaded late."""
+"""Memory that a probe may use for graphs of 65,536 nodes and for code that is loaded late."""
 _DRIVER_BYTES = 4 << 30
-"""Allowance of a probe for contexts of drivers on many cards; the same as for device discovery."""
+"""Memory that a probe may use for contexts of drivers on many cards; the same as for device discovery."""
 _TOKEN_BYTES = 1 << 10
-"""Allowance of a probe for each token: its text, its entries in the maps of the vocabulary, and its merges.
+"""Memory that a probe may use for each token of the vocabulary: its text, its entries in maps, and its merges.
 
 Measured: 380 bytes (BPE, 49,152 tokens).
 """
 _IMAGE_BYTES = 8 << 30
-"""Allowance of a probe for the compute buffers of a projector, which are reserved for the largest image."""
+"""Memory that a probe may use for a projector's compute buffers, which are reserved for the largest image."""
 
 
 def probe_memory_bytes(plan: Plan) -> int:
-    """Return the limit of private memory for a probe in bytes, in whole GiB, from the numbers in the model's header.
+    """Return the limit for a probe's private memory in bytes, computed from the model's header and rounded up to whole
+    GiB.
 
     A dry run allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
     cache. If it needs more than this limit, the header is damaged.
@@ -259,10 +268,11 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
 
 
 def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
-    """Return the entries for the used devices in a variable such as `HIP_VISIBLE_DEVICES`; None if it must not be set.
+    """Return the value of a variable such as `HIP_VISIBLE_DEVICES` that shows a child only the used devices, as its
+    entries.
 
-    If a device is hidden, ggml numbers the visible devices anew. So the variable is only set if every device has a PCI
-    id, by which the child finds it.
+    Return None if the variable must not be set. If a device is hidden, ggml numbers the visible devices anew. So the
+    variable is only set if every device has a PCI id, by which the child finds it.
 
     `backend`: ggml's backend.
     `name`: ggml's name of a device without its number, such as "ROCm". The number counts the devices that are visible

@@ -1,6 +1,4 @@
-"""Sends the answers to chat requests as one JSON document or as a stream of events, in the JSON form of the API
-used.
-"""
+"""Sends the answers to chat requests, as one JSON document or as a stream of events; `AnswerWriter`s make the JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +21,9 @@ _log = logging.getLogger("layerdeck.server")
 async def answer_question(
     exchange: Exchange, pool: ModelPool, question: Question, make_writer: Callable[[str], AnswerWriter]
 ) -> None:
-    """Answer a chat request over HTTP. `make_writer` gets the id of the model that answers.
+    """Answer a chat request over HTTP.
+
+    `make_writer`: returns the writer of the API's JSON for the id of the answering model.
 
     Raises:
         ApiError: the request cannot be answered, and nothing has been sent yet.
@@ -57,8 +57,9 @@ async def send_answers(
     """Send several requests to the model at once, and send the answers to the client, streamed or whole.
 
     `asked`: a model request for each answer.
-    `readers`: a reader for each answer, which splits the text of the answer into parts.
-    `counting`: for each answer, a request that counts the tokens of the prompt; see `failure_of`.
+    `readers`: a reader for each answer, which splits the text into thought, text and tool calls.
+    `counting`: for each answer, a request that counts the tokens of the prompt. It is sent if an answer failed because
+    the prompt may be too long.
     `per_prompt`: number of consecutive answers to the same prompt.
 
     Raises:

@@ -38,10 +38,14 @@ from engine.runtime.protocol.messages import Counted, Detokenised, Embedded, Tok
 from engine.runtime.protocol.requests import Detokenise, Embed
 
 _LARGE_BODY_BYTES = 1 << 16
-"""Larger request bodies are parsed in a thread, as are those with images or sounds, to keep the event loop free."""
+"""Size above which request bodies are parsed in a thread, to keep the event loop free. Bodies with images or sounds
+always are.
+"""
 
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
-"""Paths that are also served without `/v1`. `/completions` is not: llama.cpp uses that path for another request."""
+"""Paths that are also served without `/v1`. Not `/v1/completions`: llama.cpp uses `/completions` for another
+request.
+"""
 READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 

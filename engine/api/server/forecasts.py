@@ -77,9 +77,10 @@ class Forecasts:
             await asyncio.wait((self._task,), timeout=LIST_SECONDS)
 
     def known(self, entry: ModelEntry) -> dict[str, Any]:
-        """Return the forecast of a model as JSON fields, given the models that are loaded now. Does not plan.
+        """Return the cached forecast of a model as JSON fields. Does not plan.
 
-        `fits` is None if there is no fresh plan.
+        The model's memory is compared with what the models that are loaded now leave. If there is no fresh plan, `fits`
+        is None and there are no other fields.
         """
         planned, rig = self._fresh(entry), self._rig
         if planned is None or rig is None:

@@ -1,7 +1,7 @@
-"""Checks before every request: host names of the server, origins of web pages, API keys, sizes.
+"""Checks every request before a handler gets it: `Host` and `Origin` headers, API key, size.
 
-A web page in a browser may send requests to this computer. It cannot forge its `Origin` header. If the page's owner
-points a domain name to this computer (DNS rebinding), that name is in the `Host` header.
+A web page in a browser may send requests to this computer, but cannot forge its `Origin` header. If the page's owner
+points a domain name to this computer (DNS rebinding), the `Host` header contains that name.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Bodies:
-    """Number of bytes that all requests together may still read of their bodies."""
+    """The budget for request bodies in memory: number of bytes that all requests together may still read."""
 
     left_bytes: int
 
@@ -288,7 +288,8 @@ async def _respond(send: Send, status: int, body: bytes, headers: dict[str, str]
 async def respond_with_error(send: Send, error: ApiError, path: str, *, cors: dict[str, str] | None = None) -> None:
     """Answer with a JSON error: in Anthropic's form below `/v1/messages`, else in OpenAI's.
 
-    The rest of the request's body is not read. `cors`: further headers for web pages; None: no further headers.
+    The rest of the request's body is not read. `cors`: CORS headers, with which a browser lets a web page read the
+    answer; None: no CORS headers.
     """
     is_anthropic = path.startswith("/v1/messages")
     body = msgspec.json.encode(error.anthropic_document() if is_anthropic else error.document())

@@ -1,7 +1,7 @@
 """The journal of a server: for each request its client, model, tokens, times and status.
 
-Entries contain no text of requests or answers. `RequestText` contains these texts. They are kept in memory only, and
-only while the user has enabled that.
+Entries contain no text of requests or answers. This text is in `RequestText`, which is kept in memory only, and only
+while the user has enabled it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Record:
     def note_done(self, done: Done, *, has_own_prompt: bool) -> None:
         """Add the token counts of one answer; a request may have several answers.
 
-        `has_own_prompt`: whether the prompt of this answer must still be counted; False if an earlier answer shares it.
+        `has_own_prompt`: whether to add the tokens of the prompt too; False if an earlier answer has the same prompt.
         """
         entry = self.entry
         self.entry = replace(

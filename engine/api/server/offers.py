@@ -21,7 +21,11 @@ def entries_of_library(models: Iterable[Listed], index: LibraryIndex) -> tuple[M
 
 
 def entry_of_file(path: Path) -> ModelEntry:
-    """Return the entry of a file; raises as `read_model` does."""
+    """Return the entry of a model file.
+
+    Raises:
+        ModelFileError: llama.cpp would not open the file.
+    """
     return entry_of_model(read_model(path))
 
 

@@ -1,9 +1,9 @@
 """The pool of models that a server loads for requests, one load at a time, in the order of the requests.
 
 The pool runs in the server's event loop, and sessions report to it there. Slow work (plans, device discovery, the end
-of a child process) runs in threads. A model that is answering is never unloaded. If a load needs its memory, the load
-waits until these answers have ended, and later requests for the answering model wait for the load. So two models that
-do not fit together are used alternately.
+of a child process) runs in threads. A model that is answering is never unloaded. If a load needs the memory of such a
+model, the load waits until the answers have ended. Later requests for that model wait until the load has ended. So two
+models that do not fit together are used alternately.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class LoadedModel:
 
     @property
     def n_ctx(self) -> int:
-        """Context size in tokens of one request; 0 if the model is no longer loaded."""
+        """Number of tokens that prompt and answer of a request may have together; 0 if the model is not loaded any
+        more.
+        """
         return self.session.snapshot.context_size or 0
 
 
@@ -211,7 +213,14 @@ class ModelPool:
         return (*offered, *lent)
 
     async def entry(self, name: str) -> ModelEntry:
-        """Return the entry of the model that has this name; raises as `use` does."""
+        """Return the entry of the model that has this name, without loading the model.
+
+        An empty name means the model that was used last, else the only model that exists.
+
+        Raises:
+            ApiError: no model, or more than one, has this name; or the name is empty and there is not exactly one
+                model.
+        """
         known = [slot.entry for slot in self._slots.values() if slot.session is not None]
         if not name:
             last = self._slots.get(self._last_used)
@@ -422,11 +431,10 @@ class ModelPool:
         slot.held = held.idle(time.monotonic(), answered=False)
 
     async def _make_room(self, slot: _Slot) -> LoadOrder | None:
-        """Plan a load as if all idle models were unloaded, unload those whose memory it needs, and return the load's
-        order.
+        """Unload the models whose memory a load needs, and return the load's order.
 
-        Waits until a model to be unloaded has ended its answers. None: no request waits for the load any more; nothing
-        is unloaded then.
+        The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, this
+        waits until its answers have ended. Return None, and unload nothing, if no request waits for the load any more.
 
         Raises:
             ApiError: the model does not fit, even if all others are unloaded.
@@ -505,8 +513,8 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If models are loaded outside the pool (`PoolParts.load`), lent models count as own, because their owner unloads
-        idle models when memory is needed.
+        If models are loaded outside the pool (`PoolParts.load`), models passed to `lend` are in `own` too, because
+        their owner unloads idle models when memory is needed.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

@@ -1,4 +1,4 @@
-"""The functions that a model pool gets from the program, and values for the memory of loaded models."""
+"""The functions that the program gives to a model pool (`PoolParts`), and the memory of loaded models (`Holdings`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _no_rig() -> Rig:
 
 
 def _learn_nothing(_need: ComputingNeed) -> None:
-    """Do nothing with a measured need; default of `PoolParts.learn`."""
+    """Do nothing with a model's measured computing memory; default of `PoolParts.learn`."""
 
 
 def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:

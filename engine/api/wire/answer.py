@@ -38,7 +38,7 @@ def event_of(document: object, name: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The text and tool calls that one streamed event adds to an answer.
+    """New thought, text and tool calls of an answer, from one token or a few.
 
     `choices`: the chosen tokens with their probabilities; empty unless the client asks for them.
     """
@@ -53,7 +53,9 @@ class Part:
 
 
 class Reader(Protocol):
-    """Splits the streamed text of one answer into parts."""
+    """Protocol of readers: they divide the text of one answer, token by token, into thought, text and tool calls
+    (`Part`).
+    """
 
     @property
     def has_calls(self) -> bool: ...
@@ -150,11 +152,10 @@ class Answer:
 
 
 class AnswerWriter(Protocol):
-    """Writes the answers to one HTTP request in the form of one API.
+    """Protocol of writers: they make the JSON of one API from the answers to one HTTP request.
 
     Without streaming only `whole` is called. A stream calls `begin`, `part` several times and `end` for each answer,
-    then `close`; or `fail` at any point.
-    `index`: number of the answer, from 0.
+    then `close`; or `fail` at any point. The argument `index` is the number of the answer, from 0.
     """
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, object]:

@@ -99,7 +99,9 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_messages(body: bytes) -> Question:
-    """Return the chat request in a body. Images are decoded in a child process, which takes a moment.
+    """Return the body of a `/v1/messages` request as a `Question`.
+
+    Images are decoded in a child process, which takes a moment.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -262,7 +264,7 @@ def _usage(known: Done | Reading | None) -> dict[str, int]:
 
 
 class MessageWriter:
-    """Writes the documents and events of `/v1/messages`; see `AnswerWriter`. A request has one answer."""
+    """The `AnswerWriter` of `/v1/messages`: makes documents and events. A request has one answer."""
 
     def __init__(self, id: str, model: str) -> None:
         self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}

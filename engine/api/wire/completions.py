@@ -84,7 +84,7 @@ def _is_token(value: object) -> bool:
 
 
 def read_completion(body: bytes) -> CompletionRequest:
-    """Return the completion request in a body.
+    """Parse and check the body of a `/v1/completions` request.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -127,7 +127,7 @@ def counting_requests(asked: Sequence[Generate]) -> list[Tokenise]:
 
 
 class CompletionWriter:
-    """Writes the documents and events of `/v1/completions`; see `AnswerWriter`."""
+    """The `AnswerWriter` of `/v1/completions`: makes documents and events."""
 
     def __init__(self, id: str, model: str, created: int, request: CompletionRequest, texts: Sequence[str]) -> None:
         self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}

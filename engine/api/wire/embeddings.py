@@ -39,7 +39,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 def read_embedding(body: bytes) -> EmbeddingRequest:
-    """Return the embedding request in a body.
+    """Parse and check the body of a `/v1/embeddings` request.
 
     Raises:
         ApiError: the request is invalid or not supported.

@@ -29,7 +29,7 @@ def check_files(count: int) -> None:
 def image_of_url(url: str, place: str) -> ImageFile:
     """Return the image in a data URL. A child process decodes it, which takes a moment.
 
-    `place`: field of the request, for the error.
+    `place`: field of the request that contains the image, for the error.
 
     Raises:
         ApiError: the URL is not a base64 data URL, or its image cannot be read.
@@ -43,7 +43,13 @@ def image_of_url(url: str, place: str) -> ImageFile:
 
 
 def image_of_base64(text: str, place: str) -> ImageFile:
-    """Return an image from base64. A child process decodes it; raises as `image_of_url` does."""
+    """Return an image from base64. A child process decodes it, which takes a moment.
+
+    `place`: field of the request that contains the image, for the error.
+
+    Raises:
+        ApiError: the text is not base64, or its image is too large or cannot be read.
+    """
     data = _decoded(text, MAX_IMAGE_BYTES, place)
     if not is_image(data):
         raise invalid("This is no image that can be read: JPEG, PNG, GIF, BMP and WebP are.", place)
@@ -57,7 +63,13 @@ def image_of_base64(text: str, place: str) -> ImageFile:
 
 
 def sound_of_base64(text: str, place: str) -> SoundFile:
-    """Return a sound from base64. A child process decodes it; raises as `image_of_url` does."""
+    """Return a sound from base64. A child process decodes it, which takes a moment.
+
+    `place`: field of the request that contains the sound, for the error.
+
+    Raises:
+        ApiError: the text is not base64, or its sound is too large or cannot be read.
+    """
     data = _decoded(text, MAX_SOUND_BYTES, place)
     if not is_sound(data):
         raise invalid("This is no sound that can be read: WAV, MP3 and FLAC are.", place)

@@ -206,7 +206,9 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
 
 
 def read_chat(body: bytes) -> Question:
-    """Return the chat request in a body. Images and sounds are decoded in a child process, which takes a moment.
+    """Return the body of a `/v1/chat/completions` request as a `Question`.
+
+    Images and sounds are decoded in a child process, which takes a moment.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -361,7 +363,7 @@ def _sound(sound: InputAudio, place: str) -> SoundFile:
 
 
 class ChatWriter:
-    """Writes the documents and events of `/v1/chat/completions`; see `AnswerWriter`.
+    """The `AnswerWriter` of `/v1/chat/completions`: makes documents and events.
 
     `id`, `created` (seconds since 1970): values that all documents of the request contain.
     """

@@ -1,4 +1,4 @@
-"""The form that all chat APIs share (`Question`), and its translation to an engine request."""
+"""A chat request in a form that is the same for all chat APIs (`Question`), and its translation to engine requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A chat request in the form that all APIs share.
+    """A chat request in a form that is the same for all chat APIs.
 
     `model`: name of the model; empty: the request names none.
     `tools`: OpenAI tool definitions.
@@ -80,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The facts about the answering model that are needed to translate a question to an engine request."""
+    """The properties of the answering model that the translation of a `Question` needs."""
 
     file: ModelFile
 
@@ -136,7 +136,7 @@ def call_reader(question: Question, profile: Profile) -> CallReader:
 
 
 def template_input(question: Question, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
-    """Return the chat template's inputs other than messages: tool definitions, and `values` as template variables."""
+    """Return the chat template's input besides the messages: the tool definitions, and `values` as variables."""
     return TemplateInput(
         tools=tool_use(question, profile).definitions,
         values=json.dumps(dict(values), ensure_ascii=False) if values else "",
@@ -187,8 +187,9 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     """Return a tool's schema with its `$ref`s renamed, so that schemas of several tools can be in one document.
 
     The targets of the references are added to `definitions`, under names that begin with `prefix`. The names must be
-    unique, because llama-cpp-python's grammar converter names a rule after the last word of a reference. The converter
-    also ignores `$defs` that are in the same object as a `$ref`. Targets may overlap, so `budget` limits the size.
+    unique, because llama-cpp-python's converter names a grammar rule after the last part of a reference's path only.
+    The converter also ignores `$defs` that are in the same object as a `$ref`. Targets may overlap, so `budget` limits
+    the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.
@@ -221,7 +222,7 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
 
 
 def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the sampling settings that are not None, with checked ranges.
+    """Return the sampling settings that are not None, after a check of their ranges.
 
     Raises:
         ApiError: a value is out of range.
@@ -238,10 +239,11 @@ def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_question(question: Question) -> Question:
-    """Return `question` after checks. In the result `choice` is `NONE` if the question uses no tools.
+    """Check a chat request and return it. In the result `choice` is `NONE` if the request uses no tools.
 
     Raises:
-        ApiError: there are no messages or too many, or a tool or schema cannot be used.
+        ApiError: there are no messages, or too many messages, answers, tools or bytes of images and sounds; or the
+            choice of tools is impossible.
     """
     if not question.messages:
         raise invalid("messages is empty; send at least one.", "messages")

@@ -47,8 +47,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
-    """Return the chat request in a body, and the decoded body. Images are decoded in a child process, which takes a
-    moment.
+    """Return the body of a `/v1/responses` request, both as a `Question` and as the decoded JSON object.
+
+    Images are decoded in a child process, which takes a moment.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -106,7 +107,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield path in the request, namespace and definition of each function in a namespace.
+    """For each function in a namespace, yield its path in the request, the namespace's name, and its definition.
 
     Raises:
         ApiError: a namespace has no name, or no list of tools.
@@ -145,8 +146,8 @@ def _schema(wanted: object) -> str:
 class _Items:
     """Builds chat messages from the input items of a `/v1/responses` request.
 
-    A reasoning item becomes part of the assistant's next message. A call item becomes part of the assistant's message
-    directly before it; if there is none, it becomes a message of its own.
+    A reasoning item becomes part of the assistant's next message. A call item is added to the last message if that is
+    the assistant's and no reasoning came after it. Otherwise the call becomes a message of its own.
     """
 
     def __init__(self) -> None:
@@ -225,7 +226,7 @@ def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
 
 
 class ResponseWriter:
-    """Writes the documents and events of `/v1/responses`; see `AnswerWriter`. A request has one answer."""
+    """The `AnswerWriter` of `/v1/responses`: makes documents and events. A request has one answer."""
 
     def __init__(self, id: str, model: str, created: int, question: Question, request: ResponsesRequest) -> None:
         self._id, self._model, self._created = id, model, created

@@ -1,4 +1,7 @@
-"""Splits an answer into segments (thought, text, calls), for the streams of Anthropic's API and the Responses API."""
+"""Divides an answer into segments, each a thought, a text or a tool call.
+
+Streams of Anthropic's API and the Responses API report where each segment begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ Kind = Literal["reasoning", "content", "call"]
 
 @dataclass(slots=True)
 class Segment:
-    """One segment of an answer: a thought, a text or a call.
+    """One segment of an answer: a thought, a text or a tool call.
 
     `number`: index of the segment in the answer.
     `text`: the text of the segment; the arguments if it is a call.
-    `id`, `name`: id and function of a call; else empty.
+    `id`, `name`: id of a call and name of its function; else empty.
     """
 
     number: int
@@ -29,7 +32,7 @@ class Segment:
 
 
 class Step(NamedTuple):
-    """A change of a segment: the segment begins, gets more text, or ends. `text`: the added text."""
+    """One step of a streamed answer: a segment begins, gets more text, or ends. `text`: the added text."""
 
     verb: Literal["begin", "add", "end"]
     segment: Segment
@@ -37,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Segments:
-    """Splits the parts of one streamed answer into segments.
+    """Divides one streamed answer into segments. A new one begins where thought, text and tool calls follow each other.
 
     `all`: the segments so far; only the last one can still get more text.
     """
@@ -47,7 +50,7 @@ class Segments:
         self._is_open = False
 
     def take(self, part: Part) -> list[Step]:
-        """Return the changes of segments that a part causes."""
+        """Add the next part of the answer; return which segments it begins, extends and ends."""
         steps: list[Step] = []
         if part.reasoning:
             steps += self._add("reasoning", part.reasoning)
@@ -58,7 +61,7 @@ class Segments:
         return steps
 
     def end(self) -> list[Step]:
-        """End the last segment and return this change; return an empty list if no segment is open."""
+        """End the last segment, and return this step; return an empty list if the segment has ended already."""
         if not self._is_open:
             return []
         self._is_open = False

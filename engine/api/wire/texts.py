@@ -57,7 +57,7 @@ class DetokeniseRequest(msgspec.Struct):
 
 
 def read_tokenise(body: bytes) -> TokeniseRequest:
-    """Return the `/tokenize` request in a body; raises `ApiError` if it is invalid."""
+    """Parse and check the body of a `/tokenize` request; raises `ApiError` if it is invalid."""
     request = decode(body, TokeniseRequest)
     if len(request.content) > MAX_CHARACTERS:
         raise ApiError(400, f"At most {MAX_CHARACTERS} characters can be taken at a time.", param="content")
@@ -66,7 +66,7 @@ def read_tokenise(body: bytes) -> TokeniseRequest:
 
 
 def read_detokenise(body: bytes) -> DetokeniseRequest:
-    """Return the `/detokenize` request in a body; raises `ApiError` if it is invalid."""
+    """Parse and check the body of a `/detokenize` request; raises `ApiError` if it is invalid."""
     request = decode(body, DetokeniseRequest)
     if len(request.tokens) > MAX_TOKENS:
         raise ApiError(400, f"At most {MAX_TOKENS} tokens can be taken at a time.", param="tokens")

@@ -1,8 +1,8 @@
 """Runs this child as an RPC worker: ggml's RPC server in a thread, with a limit on its memory.
 
-ggml's server accepts every connection, but only the tunnel may connect to a worker behind it. On Linux a socket
-filter (classic BPF) on the listening socket drops packets from all source ports except the tunnel's, and another user
-cannot bind a port that is in use.
+ggml's server accepts every connection. A worker for paired machines must accept only those of the tunnel, which
+forwards them from TLS. So on Linux a socket filter (classic BPF) on the listening socket drops packets from all source
+ports except the tunnel's, and another user cannot bind a port that is in use.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def is_listening(host: str, port: int) -> bool:
 
 
 def _inodes(port: int, state: str) -> set[str]:
-    """Return the inodes of this machine's TCP sockets with local port `port` in a state of /proc/net/tcp."""
+    """Return the inodes of this machine's TCP sockets with local port `port`. `state`: `LISTENING` or `CONNECTED`."""
     rows = [line.split() for line in TABLE.read_text(encoding="ascii").splitlines()[1:]]
     return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
 

@@ -146,9 +146,12 @@ def probe(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Plan:
-    """Return `plan` with the memory rows of a probe (a dry load in a child process of its own).
+    """Return `plan` with the memory rows of a probe (a dry load in a child process of its own). Blocks.
 
-    Blocks, and raises as `Probes.probed` does.
+    Raises:
+        RuleViolationError, LayoutError: the layout cannot be loaded.
+        UnreachableError: an endpoint does not answer. BusyError: it serves another client.
+        EngineError: the child failed, or the probe was cancelled.
     """
     with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
         return probes.probed(plan)
@@ -261,7 +264,13 @@ class ProbeRun:
         self._cancel = CancelToken()
 
     def run(self) -> Plan:
-        """Return the plan with probed rows. Blocks, and raises as `Probes.probed` does."""
+        """Return the plan with probed rows. Blocks.
+
+        Raises:
+            RuleViolationError, LayoutError: the layout cannot be loaded.
+            UnreachableError: an endpoint does not answer. BusyError: it serves another client.
+            EngineError: the child failed, or the probe was cancelled.
+        """
         raise_if_cancelled(self._cancel)
         with Probes(cache=self._cache, cancel=self._cancel, spare=self._spare) as probes:
             return probes.probed(self._plan)
@@ -310,7 +319,10 @@ class ProbeCache:
         return known and plan.report.fits
 
     def over(self, plan: Plan) -> Plan:
-        """Return `plan` with its cached rows; unchanged if it has none. After a change of the file the key differs."""
+        """Return `plan` with its cached probe rows; unchanged if none are cached.
+
+        A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's time.
+        """
         if not self._rows or plan.key is None:
             return plan
         with self._lock:

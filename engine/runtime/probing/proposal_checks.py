@@ -79,7 +79,7 @@ class ProposalCheck:
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return the proposals. If a probe shows that one frees too little, it is made larger or left out.
+        """Return the proposals. A proposal whose probe shows that it frees too little is made larger or left out.
 
         Blocks for at most `limit_s` seconds and one probe.
         """

@@ -40,7 +40,7 @@ _MAX_STDERR_LINE_BYTES = 4096
 # driver in the kernel may still take seconds to disappear.
 _ASK_S = 1.0
 _OVERSLEPT_S = 3.0
-"""If a wait ends this many seconds after its timeout, this process was stopped, or the machine was suspended."""
+"""Delay in seconds after a wait's timeout that shows that this process was stopped, or the machine suspended."""
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0

@@ -51,7 +51,9 @@ _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
 )
-"""Source files whose assertions concern devices and layouts. Assertions in other files concern the model's file."""
+"""Pattern of source files whose assertions concern devices and layouts. Those of other files concern the model's
+file.
+"""
 _MODEL_AT_FAULT = tr(
     " The model file is damaged, or needs another version of the engine. Another layout does not help. Download the "
     "file again, or look for one that this engine supports."
@@ -131,7 +133,9 @@ class ProcessOutcome:
 
     @property
     def cuda_device(self) -> int | None:
-        """Index of the card in the last CUDA error, counted among the visible cards; None if there is none."""
+        """Index of the card in the last CUDA error, counted among the visible cards; None if there was no such
+        error.
+        """
         numbers = _CUDA_DEVICE.findall(self._said)
         return int(numbers[-1]) if numbers else None
 

@@ -202,7 +202,7 @@ class Questions:
         """Send `request` and yield its answers up to a message of type `last`. Only the stall timeout limits the time.
 
         Raises:
-            EngineError: as `ask`.
+            EngineError: the child's `Failure` by its kind, its crash, or the cancellation.
         """
         self._child.send(request)
         with cancel.waking(lambda: self._arrived.put(None)):
@@ -217,9 +217,11 @@ class Questions:
         deadline_s: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Message:
-        """Return the child's next message. Raises `queue.Empty` at the deadline, and the same errors as `ask`.
+        """Return the child's next message. `deadline_s`: time of `time.monotonic`; None: no deadline.
 
-        `deadline_s`: time of `time.monotonic`; None: no deadline.
+        Raises:
+            queue.Empty: the deadline has passed.
+            EngineError: the child's `Failure` by its kind, its crash, or the cancellation.
         """
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -257,7 +259,7 @@ def ask_child(
     """Start a child, send `request` and return its answer. The child has ended when this returns or raises.
 
     Raises:
-        EngineError: as `Questions.ask`.
+        EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
     """
     with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name, environment=environment) as child:
         return child.ask(request, answer_type)

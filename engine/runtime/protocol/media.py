@@ -40,7 +40,9 @@ class MediaCache:
         return self._with_files(request, shortened)
 
     def complete(self, request: Generate) -> Generate:
-        """Child's end: return the request with the data of all its files, from the cache if it was not sent again."""
+        """Child's end: return the request with the data of all its files. Data that was not sent comes from the
+        cache.
+        """
 
         def completed(file: MediaFile) -> MediaFile:
             self._use(file)

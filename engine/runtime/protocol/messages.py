@@ -53,7 +53,7 @@ class Hello(Message, frozen=True, tag="hello", kw_only=True):
 class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as ggml reports it.
 
-    `kind`, `mixes_streams`: fields of `Device` with the same names.
+    `kind`: ggml's type of the device: a card, an integrated GPU, an accelerator, or the CPU.
     `free_bytes`, `total_bytes`: memory of the device; both 0 if it does not report it.
     `endpoint`: RPC server of the device; None if it is local.
     `endpoint_device`: index of the device on that server.
@@ -62,6 +62,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     `host_alignment_bytes`: alignment of tensors in its pinned host buffers; 0 if it has none.
     `largest_tensor_bytes`: largest tensor that it computes with; 0 for no limit.
     `largest_buffer_bytes`: largest buffer that it allocates; 0 for no limit.
+    `mixes_streams`: whether it has a kernel that mixes residual streams (DeepSeek 4, GLM 5).
     `uuid`: UUID of a card of `ListDevices.known_cards`, whose free memory was not read; None for other devices.
     """
 
@@ -198,9 +199,15 @@ class SentWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
-    """Result of a load that succeeded. `LoadedInfo` in `session/state.py` describes the fields without a line here.
+    """Result of a load that succeeded.
 
     `parts`: measured bytes in each buffer type.
+    `n_ctx`: context of all slots together in tokens, as rounded by llama.cpp.
+    `n_ctx_seq`: context of one request in tokens.
+    `slots`: number of requests that are computed at the same time.
+    `n_vocab`: number of tokens in the vocabulary.
+    `flash_attention`: whether flash attention is used; None if llama.cpp did not log it.
+    `chat_template`: whether the model's file has a chat template.
     `layer_devices`: device id of each layer from llama.cpp's log, the output layer last.
     `kv_devices`: index and device id of each layer with a KV cache, from the same log.
     `sent`: bytes sent to each RPC worker; empty if the system does not count them.
@@ -372,7 +379,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `generation_seconds`: time from the first token to the end.
     `context_used`: KV cells of the sequence at the end.
     `stop_text`: the stop text that ended the answer; empty if none did.
-    `replaced`: why the chat template failed and a plain form was used instead; empty if it did not fail.
+    `replaced`: why the chat template failed and ChatML was used instead; empty if it did not fail.
     `replaced_for_log`: the same reason without text from the template, which may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: tokens that context shifts removed during the answer.
@@ -433,7 +440,7 @@ class Counted(FinalMessage, frozen=True, tag="counted", kw_only=True):
 class Rendered(FinalMessage, frozen=True, tag="rendered", kw_only=True):
     """The prompt of a conversation.
 
-    `replaced`: why the chat template failed and a plain form was used instead, as a sentence; empty if it did not fail.
+    `replaced`: why the chat template failed and ChatML was used instead, as a sentence; empty if it did not fail.
     `tokens`, `pieces`: the prompt's tokens and the text of each, if requested. An image or a sound is one entry.
     `n_tokens`: length of the prompt in KV cells, images and sounds at their full length.
     """

@@ -15,8 +15,8 @@ DownloadStage = Literal["fetch", "wait", "verify"]
 class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to download.
 
-    `target`: path of the whole file.
-    `link`: path at which a link to it is made, as in the Hugging Face cache; None for no link.
+    `target`: path at which the complete file is stored.
+    `link`: path of a link to the file, as in the Hugging Face cache; None for no link.
     `size_bytes`, `sha256`, `etag`: size, hash and version tag that the hub reports; None if it does not.
     `commit`: commit of the repository, only to be shown.
     """

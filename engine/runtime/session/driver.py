@@ -222,9 +222,12 @@ class Driver:
             return self._advance(event)
 
     def ask(self, request: AnyModelRequest, receiver: Callable[[RequestEvent], None] | None = None) -> int:
-        """Send a request to the loaded model, and return its number. Raises as `take` does.
+        """Send a request to the loaded model, and return its number.
 
         `receiver`: called in the session's thread for each event of the request; None for the receiver of the session.
+
+        Raises:
+            ArgumentError: no model is ready.
         """
         with self._lock:
             number = self._advance(inputs.Ask(request)).asked - 1

@@ -23,43 +23,43 @@ Greetings = Mapping[str, Greeting]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load `order`, after stopping the load or the requests that run. Refused after `Close`."""
+    """Command: load `order`, after stopping the load or the requests that run. Refused after `Close`."""
 
     order: LoadOrder
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request to the loaded model; refused if none is ready. The machine assigns the request its id."""
+    """Command: send a request to the loaded model; refused if none is ready. The machine assigns the request its id."""
 
     request: requests.AnyModelRequest
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Stop the request with this number."""
+    """Command: stop the request with this number."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """Stop the running load, the waiting load, and every request."""
+    """Command: stop the running load, the waiting load, and every request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Stop everything that runs, then end the child, which frees the model."""
+    """Command: stop everything that runs, then end the child, which frees the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Stop everything, end the child, and refuse later commands."""
+    """Command: stop everything, end the child, and refuse later commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryMemory:
-    """Request the current free memory of the loaded model's devices from the child."""
+    """Command: request the current free memory of the loaded model's devices from the child."""
 
 
 Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory

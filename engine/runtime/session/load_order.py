@@ -18,7 +18,7 @@ DEFAULT_RETRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Policy for other layouts if one does not fit.
+    """How a load may try other layouts if its layout does not fit.
 
     `retries`: largest number of other layouts; 0 if none may be tried.
     `constraints`: pinned layers and excluded devices.

@@ -34,7 +34,9 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the event `Loaded` with measured rows, and forecast rows unless the model needs a probe for a forecast."""
+    """Return the event `Loaded` with measured memory, and with the forecast unless the estimate did not cover the
+    model.
+    """
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
@@ -285,7 +287,7 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether the devices `held` are on a paired machine whose worker answered a greeting after the loss."""
+    """Return whether a paired machine's worker with the devices `held` has answered a greeting after it was lost."""
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 
@@ -325,7 +327,8 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
     """Return the free memory of a device when the allocation failed; None if unknown.
 
-    An RPC server reports the memory of its machine. The limit of the rig minus our allocations may be smaller.
+    An RPC server reports the memory of its machine. So the result is at most the memory that the rig says is available
+    on the device, minus our allocations.
     """
     if device is None or (device.cap_bytes is None and device.free_bytes is None):
         return reported_bytes

@@ -290,7 +290,7 @@ class State:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no load and no request is under way. A model may be loaded or not."""
+        """Whether neither a load nor a request is under way. A model may be loaded or not."""
         return self.load is None and not self.requests and self.loss is None
 
     @property

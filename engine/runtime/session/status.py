@@ -61,12 +61,14 @@ class ModelStatus:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a model is loaded that can get requests or be unloaded."""
+        """Whether a model is loaded, so that it can get requests or be unloaded."""
         return self.phase in (Phase.READY, Phase.ANSWERING)
 
     @property
     def can_load(self) -> bool:
-        """Whether the edited layout can be loaded: no model is loaded, or one with another layout."""
+        """Whether the edited layout can be loaded: no model is loaded, or the layout or settings were edited since the
+        load.
+        """
         if not self.name or self.waits:
             return False
         return self.phase is Phase.STOPPED or (self.is_loaded and self.is_edited)

@@ -1,4 +1,4 @@
-"""Renders a conversation to a prompt: by a chat template in a child process, or in a plain form (ChatML)."""
+"""Renders a conversation to a prompt: by a chat template in a child process, or in the plain format ChatML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TEMPLATE_CHARACTERS = 1 << 18
 
 
 class Render(Job, frozen=True, tag="render", kw_only=True):
-    """Render a conversation by a chat template; answered by `RenderedChat`.
+    """Request to render a conversation by a chat template; answered by `RenderedChat`.
 
     `beginning_of_text`, `end_of_text`: texts of the BOS and EOS tokens.
     """
@@ -28,7 +28,7 @@ class Render(Job, frozen=True, tag="render", kw_only=True):
 class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
     """The answer to `Render`.
 
-    `prompt`: the rendered prompt.
+    `text`: the rendered prompt.
     `fault`: why the template failed; empty if it did not.
     `for_log`: the reason without text from the template, which may quote the conversation.
     """

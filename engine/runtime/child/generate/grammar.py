@@ -22,7 +22,7 @@ from engine.runtime.child.native.failures import StepLimit, failure
 MAX_DEPTH = 3000
 """Deepest nesting of brackets in a grammar. The stack of llama.cpp's parser has room for some 20,000."""
 MAX_ELEMENTS = 200_000
-"""Largest number of characters, character classes and rule names, counted after repetitions are expanded."""
+"""Largest number of characters, character classes and rule names in a grammar whose repetitions are expanded."""
 _TOKENS = re.compile(
     r"""(?P<skipped>\#[^\n]*|\s+)
     |(?P<literal>"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?)
@@ -86,7 +86,7 @@ def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
     `say`: called with a sentence before the process ends because the conversion exceeded a limit (`StepLimit`).
 
     Raises:
-        RequestError: both a grammar and a schema are given, or the given one is too long or invalid.
+        RequestError: the settings have both a grammar and a schema, or one that is too long or invalid.
     """
     if settings.grammar and settings.json_schema:
         raise failure(

@@ -81,7 +81,9 @@ class Shield:
         return [self._message(each, is_changed) for each, is_changed in zip(messages, strict, strict=True)]
 
     def template_input(self, template_input: TemplateInput) -> TemplateInput:
-        """Return the template's input with placeholders in the descriptions of tools; `values` are unchanged."""
+        """Return the template's input with placeholders in the tool definitions. Other variables (`values`) are
+        unchanged.
+        """
         return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:

@@ -32,8 +32,8 @@ class MediaReader:
     def read(self, part: MediaPart, position: int, sequence: int, stop: StopFlag) -> int:
         """Compute a part at the end of a sequence, and return the status of llama_decode.
 
-        The status is `ABORTED` if any request was stopped during the call. The decode loop then handles the stop, and
-        calls this method again if its own request continues.
+        The status is `ABORTED` if any request was stopped during the call. The decode loop then handles the stop. If
+        this prompt's own request continues, the loop calls this method again.
         `position`: position of the part's first token in the sequence.
 
         Raises:

@@ -32,14 +32,16 @@ from engine.runtime.protocol.requests import (
 )
 
 _FILE_SIZE = 1 << 20
-"""Bytes that each image or sound adds to the text size for `tokenizer_limit`. mtmd does not decode the file here."""
+"""Bytes that each image or sound adds to the size of the text in `tokenizer_limit`. Its pixels or samples are not
+decoded there.
+"""
 _REMEDY = (
     "Choose the model's projector (mmproj file) in the settings, and load again. If one is loaded, choose another one."
 )
 
 
 class Replaced(NamedTuple):
-    """Why a chat template was replaced by a plain form, as a sentence; empty if the template did not fail.
+    """Why ChatML was used instead of a chat template, as a sentence; empty if the template did not fail.
 
     `for_log`: the reason without quotations from the conversation.
     """
@@ -58,7 +60,8 @@ def read_prompt(
     template: str = "",
     template_input: TemplateInput = NO_INPUT,
 ) -> tuple[MediaPrompt, Replaced, tuple[int, ...]]:
-    """Return the prompt, the reason if its chat template was replaced, and the token positions for checkpoints.
+    """Return the prompt of a request, the reason if ChatML replaced its chat template, and the positions for
+    checkpoints.
 
     `messages`: the conversation.
     `prompt`: raw text, used if there are no messages.
@@ -158,11 +161,11 @@ def chat_text(
     template: str = "",
     template_input: TemplateInput = NO_INPUT,
 ) -> tuple[PromptText, Replaced]:
-    """Return the prompt of a conversation as text, and the reason if its chat template failed and was replaced.
+    """Return the prompt of a conversation as text, and the reason if ChatML replaced a chat template that failed.
 
     Names of special tokens in the conversation are plain text (`markup.py`).
 
-    `template`: chat template; empty for the model's own. A model without one gets a plain form.
+    `template`: chat template; empty for the model's own. For a model without one ChatML is used.
     `template_input`: further variables of the template.
     """
     low = loaded.engine.low

@@ -15,19 +15,20 @@ CHECKED_EVERY = 32
 WINDOW = 1536
 """Number of latest tokens that are checked."""
 PROSE_TIMES, PROSE_TOKENS = 6, 144
-"""Least number of repetitions, and least number of tokens in all of them together, of an endless text of words."""
+"""Limits for prose: from this number of repetitions, with this number of tokens in all of them, it counts as endless.
+"""
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""Least number of repetitions, and least number of tokens in all of them together, of other endless texts.
+"""The same two limits for other texts: numbers, code, table rows and rules of dashes.
 
-Other texts are numbers, code, table rows and rules of dashes. The limits are so large that an array of 500 zeros does
-not count.
+The limits are so large that an array of 500 zeros does not count.
 """
 _CODE = frozenset("<>{}[]()|=\\/_#*~^+;`\t")
 """Characters that hardly occur in prose."""
 _TAIL = 24
-"""Number of tokens at the end of the answer whose earlier occurrence shows a repetition, which is always longer."""
+"""Length in tokens of the end of the answer that is searched for in the tokens before it, to find repetitions."""
 _MOST_PERIODS = 64
-"""Most earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens yields many of them."""
+"""Largest number of earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens has many.
+"""
 _MIN_LETTERS = 4
 """Fewest letters in a period that counts as prose; a row of "0, " or "- - " has fewer."""
 

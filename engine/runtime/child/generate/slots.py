@@ -253,7 +253,8 @@ class Slots:
                 slot.last_checkpoint = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
-        """Drop checkpoints until one of `size_bytes` can be added to `slot`; return False if it is too large.
+        """Drop checkpoints until a new one of `size_bytes` can be added to `slot`; return False if it is too large for
+        that.
 
         The checkpoints of the least recently used slot are dropped first.
         """

@@ -1,7 +1,7 @@
 """Handlers of `SaveSequence` and `RestoreSequence`, which write a slot's KV state to a file and read it back.
 
-The parent chooses the file (see `RestoreSequence`). A restored slot is an ordinary slot with cached tokens: the next
-request whose prompt begins with them continues there (`Slots.take`).
+The parent chooses the file: one of the same conversation, model and cache types. A restored slot is an ordinary slot
+with cached tokens: the next request whose prompt begins with them continues there (`Slots.take`).
 """
 
 from __future__ import annotations

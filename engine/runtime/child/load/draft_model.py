@@ -1,4 +1,4 @@
-"""The draft model of a load: its request, and the check that it has the vocabulary of the model.
+"""The draft model of a load: makes the request that loads it, and checks that its vocabulary matches the model's.
 
 A draft model proposes tokens by their ids, so both vocabularies must agree. As in llama.cpp's
 `common_speculative_are_compatible`, two differences are allowed. The sizes may differ a little, because models of a
@@ -17,7 +17,7 @@ from engine.runtime.protocol.messages import AllocationFailure, Failure, Message
 from engine.runtime.protocol.requests import DraftSource, Load
 
 MOST_DRAFTED = 64
-"""Largest `DraftSource.n_tokens`.
+"""Largest number of tokens of a draft that a load may ask for (`DraftSource.n_tokens`).
 
 Longer drafts are hardly ever accepted, and each drafted token needs a row of logits.
 """
@@ -87,10 +87,10 @@ def _difference(low: Any, ours: Any, theirs: Any) -> str:
     return "" if number is None else f"token {number} is another one"
 
 
-def without_rope(low: Any, model: int) -> int | None:
+def context_without_rope(low: Any, model: int) -> int | None:
     """Return the context length in tokens with which a model without RoPE was trained; None if the model has RoPE.
 
-    A model without RoPE may have learned positions, and ggml aborts beyond the last of them.
+    Such a model may have learned position embeddings, and ggml aborts at a position beyond the last of them.
     """
     return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
 

@@ -116,7 +116,9 @@ class Links:
         return found
 
     def sent(self) -> tuple[SentWeights, ...]:
-        """End the measurement; return the bytes sent to each worker, and the seconds in which its link was busy."""
+        """End the measurement; return the bytes sent to each worker, and the seconds in which the link to it was
+        busy.
+        """
         now = self.written()
         self._end()
         return tuple(
@@ -250,7 +252,9 @@ class _Sender:
         return was_sent
 
     def _put(self, address: int, size_bytes: int) -> bool:
-        """Send a tensor at an address of this process unless the worker has it; return whether its bytes were sent."""
+        """Send a tensor at an address of this process unless the worker has cached it; return whether its bytes were
+        sent.
+        """
         if self._stop.requested:
             return False
         pointer = ctypes.c_void_p

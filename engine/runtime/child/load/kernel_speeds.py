@@ -43,9 +43,9 @@ _MEASURED_S = 0.06
 _MAX_PASSES = 40
 _N_TENSORS = 4096
 _GROWTH = (1, 4, 16)
-"""Sizes to try, as multiples of the smallest size.
+"""Factors that enlarge a measured operation, in the order in which they are tried.
 
-The next size is used if a pass takes less than `SHORT_S` seconds.
+The next factor is used if a pass takes less than `SHORT_S` seconds.
 """
 SHORT_S = 0.002
 _TOO_SHORT_S = 0.00005
@@ -56,7 +56,8 @@ Speeds = dict[str, float]
 
 
 def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: float) -> tuple[Speeds, Speeds]:
-    """Return two tables by kernel name: bytes read per second with one token, and products per second.
+    """Return two tables of speeds by kernel name: bytes of weights read per second for one token, and multiplications
+    per second.
 
     Names are as in `engine/planning/speed/speeds.py`. Kernels that the device does not support are left out. No kernel
     is measured after the time `end` (seconds of `time.perf_counter`).
@@ -252,7 +253,7 @@ class _Kernel:
         return self._call("ggml_ssm_conv", columns, self._tensor(_F32, (_CONVOLVED, _CHANNELS * growth)))
 
     def quick_s(self) -> float:
-        """Return the approximate duration of a pass in seconds."""
+        """Return the approximate duration of a pass in seconds, from two passes after an untimed one."""
         self._pass()
         return min(self._timed(self._pass) for _ in range(2))
 

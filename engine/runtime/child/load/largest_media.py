@@ -1,9 +1,9 @@
-"""Reserves a projector's compute buffers for the largest image, and for the longest stretch of sound, when it is
-loaded.
+"""Reserves a projector's compute buffers for the largest image and the longest stretch of sound, when it is loaded.
 
-For most projectors mtmd's own warm-up uses a smaller image ("avoid OOM on warmup" in clip.cpp), so a large image could
-run out of memory in the middle of a question. Without this warm-up mtmd reserves memory for the first input that it
-encodes (`clip_encode`: `is_allocated`). So the largest input is encoded here; its graph ends at the first node.
+mtmd's own warm-up uses a smaller image for most projectors ("avoid OOM on warmup" in clip.cpp), so a large image could
+run out of memory in the middle of a question. That warm-up is off, and mtmd then reserves memory for the first input
+that it encodes (`clip_encode`: `is_allocated`). So this module encodes the largest input, in a graph that ends at its
+first node.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ POOLING_NONE, POOLING_RANK = 0, 4
 
 @dataclass(slots=True)
 class LoadedContext:
-    """A loaded model and its context: native pointers, settings, and facts from the load. Use it in the main thread
-    only.
+    """A loaded model and its context: native pointers, settings, and values that became known during the load.
+
+    Use it in the main thread only.
     """
 
     engine: Bindings
@@ -184,7 +185,8 @@ class LoadedContext:
         return status
 
     def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
-        """Limit the time of each operation from now on. `stop`: flag that stops computations of this context.
+        """Limit the time of each graph operation in later computations. `stop`: flag that stops computations of this
+        context.
 
         `on_devices`: whether devices other than the CPU compute. Their single operations cannot be observed, so the
         limit then applies to a whole graph.

@@ -80,7 +80,8 @@ class Embeddings:
     """The embeddings of a part.
 
     `rows`: float32 array with one row of `width` numbers for each KV cell.
-    `positions`: positions of all rows, section by section. There is one section, or with M-RoPE four.
+    `positions`: positions of all rows in the sequence. With M-RoPE a row has four position values: the tuple has the
+    first value of all rows, then the second value of all rows, and so on. Otherwise it has one value of all rows.
     """
 
     rows: Any
@@ -168,9 +169,12 @@ class Media:
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
     def count(self, file: MediaFile) -> int:
-        """Return the KV cells of an image or sound, with the tokens that enclose it. Raises as `prompt` does.
+        """Return the KV cells of an image or sound, with the tokens that enclose it.
 
         The result is cached, because mtmd computes a sound's spectrum for it, and the window asks while a user types.
+
+        Raises:
+            RequestError: the projector refuses the file.
         """
         key = identity_of(file)
         if key not in self._counts:
@@ -273,9 +277,9 @@ def identity_of(file: MediaFile) -> tuple[str | int, ...]:
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Return tokens for a saved state, and the names of the images and sounds among them.
+    """Replace the negative tokens of images and sounds by -1, -2 and so on, for a saved state.
 
-    Their negative tokens are renumbered to -1, -2..., in the order of the names.
+    Return the tokens, and the names of the images and sounds: the first is that of -1, the second that of -2.
     """
     names: list[str] = []
     numbers: dict[int, int] = {}
@@ -287,7 +291,8 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 
 
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Return tokens of a saved state, with this process's negative tokens for the images and sounds in `names`.
+    """Replace the tokens -1, -2 and so on of a saved state by this process's tokens for the images and sounds in
+    `names`.
 
     The reverse of `without_numbers`.
     """

@@ -21,10 +21,10 @@ from engine.runtime.child.load.draft_model import (
     check_rotation,
     check_source,
     check_vocabulary,
+    context_without_rope,
     draft_load,
     failure_of_draft,
     of_draft,
-    without_rope,
 )
 from engine.runtime.child.load.early_weights import Links, send_early
 from engine.runtime.child.load.loaded_context import LoadedContext, output_buffer_bytes
@@ -282,7 +282,7 @@ class ModelLoader:
             self._engine.low.llama_model_free(model)
             raise
         load = self._load
-        positions = load.positions if self._target is None else without_rope(self._engine.low, model)
+        positions = load.positions if self._target is None else context_without_rope(self._engine.low, model)
         loaded = LoadedContext(
             self._engine, self._log, self._devices, load.context, model, context, side_files, positions
         )
@@ -303,10 +303,10 @@ class ModelLoader:
         return loaded, self._describe(loaded)
 
     def _load_draft(self, loaded: LoadedContext, request: Load) -> None:
-        """Load the draft model in addition to the model itself.
+        """Load the draft model in addition to the model itself, which stays allocated after an error.
 
         Raises:
-            RequestError: as `run`. The model itself stays allocated.
+            RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
         """
         # `log.begin` of the second loader replaces the facts.
         placed, facts = loaded.parts(), self._log.facts
@@ -321,10 +321,10 @@ class ModelLoader:
         loaded.draft_model, loaded.draft_parts = draft, of_draft(message.parts)
 
     def _make_heads(self, loaded: LoadedContext) -> None:
-        """Make the context of the model's MTP heads.
+        """Make the context of the model's MTP heads. The model stays allocated after an error.
 
         Raises:
-            RequestError: as `run`. The model itself stays allocated.
+            RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
         """
         placed, facts = loaded.parts(), self._log.facts
         self._reporter.begin_draft(lambda message: failure_of_draft(message, placed, _HEADS).message)

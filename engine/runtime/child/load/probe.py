@@ -160,8 +160,9 @@ def without_surplus(
     """Return a dry run's sizes with compute buffers corrected for pipeline parallelism.
 
     Pipeline parallelism copies the hidden state at boundaries between backends. A dry run assigns the norms to other
-    backends than a load does, so its boundaries differ. For a device with a single entry in the layout it counts one
-    set of copies too many. For the device of the first entry it counts one set too few if the layout has no CPU entry.
+    backends than a load does, so it counts other boundaries. Two errors are corrected. A device with a single entry in
+    the layout has one set of copies too many. The device of the first entry has one set too few if the layout has no
+    CPU entry.
 
     `buffer_types`: from `backend_buffer_types`.
     `host`: buffer type of CPU backends.
@@ -179,7 +180,7 @@ def without_surplus(
 
 
 def _copies_bytes(loaded: LoadedContext) -> int:
-    """Return the bytes of one set of copies of a micro batch's hidden state; pipeline parallelism needs such copies."""
+    """Return the bytes of one set of copies that pipeline parallelism makes: several hidden states of a micro batch."""
     low = loaded.engine.low
     width, tokens = low.llama_model_n_embd(loaded.model), low.llama_n_ubatch(loaded.context)
     return int(loaded.log.facts.input_copies * FLOAT_BYTES * width * tokens)

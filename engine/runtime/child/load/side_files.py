@@ -30,7 +30,9 @@ from engine.runtime.protocol.requests import AdapterFile, Load, ProjectorFile
 
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
 _ENCODERS = 2
-"""`mtmd_context` begins with the addresses of its encoders (`clip_ctx`) for images and for sound; null for none."""
+"""Number of encoder addresses (`clip_ctx`) with which `mtmd_context` begins: for images and for sound; null for
+none.
+"""
 
 
 def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
@@ -310,7 +312,7 @@ def limits_of(context: ContextSettings) -> str:
 def projector_parameters(
     library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int, context: ContextSettings
 ) -> Any:
-    """Return `mtmd_context_params` for a projector, without mtmd's warm-up: see `reserve_largest`."""
+    """Return `mtmd_context_params` for a projector, without mtmd's warm-up, which `reserve_largest` replaces."""
     parameters = library.mtmd_context_params_default()
     parameters.use_gpu = file.device != CPU_ID
     parameters.device = devices.by_id[file.device] if file.device != CPU_ID else None

@@ -51,7 +51,7 @@ _SUMS = 256
 _TOKENS = 128
 """Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
 _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
-"""Columns of the matrix for the product of prompts, and the numbers of rows to try, ascending.
+"""Size of the matrix whose product is measured for prompts: its columns, and the numbers of rows to try, ascending.
 
 The next larger number is used if a pass takes less than `SHORT_S`.
 """
@@ -65,9 +65,10 @@ _GRAPH_NODES = 512
 
 
 def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceSpeed | ThreadSpeeds:
-    """Measure a device, or the numbers of threads, depending on the request.
+    """Carry out a request to measure one device, or the CPU with several numbers of threads.
 
-    Raises as `measure_speed` and `measure_threads` do.
+    Raises:
+        RequestError: the device is gone, or has no room for the matrix.
     """
     return measure_threads(engine, request) if isinstance(request, MeasureThreads) else measure_speed(engine, request)
 
@@ -129,7 +130,7 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return the multiplications per second (weights times tokens) of a matrix product.
+    """Return the multiplications per second of a matrix product for prompts: number of weights times number of tokens.
 
     A larger matrix is measured if a pass takes less than `SHORT_S` seconds.
     """
@@ -146,13 +147,15 @@ def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, t
 
 
 class _Graph:
-    """A matrix and columns on a device, and the graph that multiplies them. A context manager that frees all of them.
+    """A graph that is timed: the product of a matrix with one or more columns on a device. A context manager that frees
+    its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions of the column, which the graph then has instead of the product; 0: the product.
-    `rows`: rows of the matrix; 0: as many as fit into `size_bytes`.
-    `tokens`: number of columns that are multiplied with the matrix (tokens of a batch).
-    `columns`: number of columns of the matrix.
+    `sums`: number of additions in the graph, which then adds the column repeatedly instead of the product; 0: the
+    product.
+    `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
+    `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
+    `columns`: width of the matrix.
     """
 
     def __init__(
@@ -265,7 +268,7 @@ class _Graph:
         )
 
     def read_bytes_per_second(self, measured_s: float) -> float:
-        """Return the rate at which the matrix is read, in bytes per second. `measured_s`: seconds of repeated runs."""
+        """Return the bytes per second at which the matrix is read. `measured_s`: duration of the measurement."""
         # One pass first: it may compile kernels and wake the device.
         self._work()
         whole_s, trip_s = _best(self._work, measured_s, self._clock), self._round_trip_s()
@@ -280,11 +283,11 @@ class _Graph:
         return found
 
     def op_s(self, measured_s: float) -> float:
-        """Return the seconds of a single graph node that adds columns. `measured_s`: seconds of repeated runs."""
+        """Return the seconds of a single graph node that adds columns. `measured_s`: duration of the measurement."""
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:
-        """Return the seconds of the whole graph, without the round trip. `measured_s`: seconds of repeated runs."""
+        """Return the seconds of the whole graph, without the round trip. `measured_s`: duration of the measurement."""
         self._work()
         return max(_best(self._work, measured_s, self._clock) - self._round_trip_s(), 1e-9)
 
@@ -316,9 +319,9 @@ class _Graph:
 
 
 def _best(work: Callable[[], Any], measured_s: float, clock: Callable[[], float]) -> float:
-    """Return the duration in seconds of the fastest call of `work`, measured with `clock`.
+    """Return the duration in seconds of the fastest call of `work`, by `clock`.
 
-    `measured_s`: seconds in which the calls are repeated.
+    `measured_s`: seconds for which the call is repeated.
     """
     end = time.perf_counter() + measured_s
     best = _seconds(work, clock)

@@ -27,10 +27,11 @@ MIN_STEP_SECONDS = 0.05
 
 
 class StageReporter:
-    """Sends the stage of a load when it changes, and again every second while the counters of the process show work.
+    """Sends the stage of a load when it changes, and again every second while the process's use of resources shows
+    work.
 
-    As a context manager it ends the repetition when the block is left. Its methods are thread-safe, because native
-    callbacks and the thread of the heartbeat call them too.
+    As a context manager it stops sending when the block is left. Its methods are thread-safe, because native callbacks
+    and the thread of the heartbeat call them too.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:

@@ -101,7 +101,9 @@ def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int,
 
 
 def _plausible(space: _Map) -> bool:
-    """Return whether `space` is the header of a red-black tree: the root's parent must be the header itself."""
+    """Return whether `space` is the header of a `std::map`: it is empty, or the parent of its root is the header
+    itself.
+    """
     if space.count == 0:
         return space.root is None
     # A larger map of another standard library would have written into `spare`.
@@ -112,7 +114,7 @@ def _plausible(space: _Map) -> bool:
 
 
 def _walk(node: int | None, limit: int) -> Iterator[int]:
-    """Yield at most `limit` node addresses in key order."""
+    """Yield the addresses of a map's nodes in the order of their keys, `limit` of them at most."""
     # In-order walk without recursion. The limit bounds it if the nodes are no tree.
     pending: list[int] = []
     seen = 0

@@ -76,7 +76,7 @@ def mixes_streams(engine: Bindings, device: int) -> bool:
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
-"""Buffer limits above this mean no limit: backends without a limit return SIZE_MAX."""
+"""Size above which a backend's buffer limit means that there is none: such backends return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Usual names of backends by ggml's own names, if these differ."""
 
@@ -156,7 +156,7 @@ class ResolvedDevices:
 def list_devices(engine: Bindings, request: ListDevices, packs: tuple[PackLoad, ...] = ()) -> DeviceList:
     """Return the local devices and the devices of all endpoints. If an endpoint is silent, ggml aborts the process.
 
-    `packs`: results of loading engine packs, for the answer.
+    `packs`: results of loading engine packs, which become part of the list.
     """
     local = engine.devices()
     cards = _known_cards(engine, local, request.known_cards)
@@ -265,8 +265,8 @@ def _describe(
 ) -> GgmlDevice:
     """Return the description of a device.
 
-    `card`: the CUDA driver's facts about it; None if unknown. With them no CUDA context is made, and the returned free
-    memory is 0.
+    `card`: the device as the CUDA driver describes it; None if unknown. With it no CUDA context is made, and the
+    returned free memory is 0.
     """
     if card is None:
         props = engine.device_props(device)

@@ -1,7 +1,7 @@
-"""Reads facts from llama.cpp's log that no function returns: devices of layers, buffer sizes, failed allocations.
+"""Reads from llama.cpp's log what no function returns: devices of layers, buffer sizes, failed allocations.
 
 The patterns follow the printf formats of the pinned version. Sizes in MiB have a resolution of 0.01 MiB. This module
-also makes the failure of a load or a batch from these facts.
+also makes the `Failure` of a load or a batch from what the log says.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FailedCard:
 
 @dataclass(slots=True)
 class LogFacts:
-    """Facts from the log of one load. Device names are ggml's.
+    """What the log of one load says. Device names are ggml's.
 
     `layer_devices`: device of each layer.
     `cache_devices`: device of each layer with a KV cache.
@@ -116,7 +116,7 @@ class LogFacts:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
-        """Return the logged bytes of all buffers with the use `use`, by buffer type."""
+        """Return the logged bytes of all buffers for the purpose `use`, by buffer type."""
         sizes: dict[str, int] = {}
         for buffer in self.buffers:
             if buffer.use == use:
@@ -124,7 +124,7 @@ class LogFacts:
         return sizes
 
     def grow_output(self, size_bytes: int) -> None:
-        """Set the size of the output buffer, which llama.cpp logs only when it allocates it for the first time."""
+        """Set the size of the output buffer. llama.cpp logs only its first allocation."""
         self.buffers = [replace(each, size_bytes=size_bytes) if each.use == "output" else each for each in self.buffers]
 
     def reasons(self) -> list[str]:
@@ -139,7 +139,7 @@ class LogFacts:
 
 
 class EngineLog:
-    """Receives llama.cpp's log: writes lines of level INFO and above to standard error, and collects facts.
+    """Receives llama.cpp's log: writes lines of level INFO and above to standard error, and collects `LogFacts`.
 
     llama.cpp may log from several threads. `on_buffer` and `on_failed` are called in the logging thread, during the
     native call that logs.
@@ -159,13 +159,13 @@ class EngineLog:
         """Backend and text of a logged error of a card, until a following line names the card."""
         self._refused_bytes: int | None = None
         self.is_mute = False
-        """Whether log lines are not written to standard error, because an intended failure is in progress."""
+        """Whether log lines are kept from standard error, because an intended failure is in progress."""
         self._lock = threading.Lock()
         self._pending = ""
         self._level = INFO
 
     def begin(self) -> None:
-        """Clear all facts. Called before a load or a probe."""
+        """Forget everything that was read from the log (`LogFacts`). Called before a load or a probe."""
         self.facts = LogFacts()
         self.on_buffer = self.on_failed = None
 

@@ -130,7 +130,7 @@ class MemberBuffers:
         )
 
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Return `parts` with the part of the Meta device replaced by a part for each member.
+        """Replace the memory of the Meta device in `parts` by the memory of each member; return the new parts.
 
         Each member gets the whole compute buffer. If the counted bytes do not agree with llama.cpp's figures, the parts
         are returned unchanged.

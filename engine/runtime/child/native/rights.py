@@ -1,6 +1,6 @@
 """Drops the access rights of the child that its first request does not need.
 
-The rights that remain are a row in the table of `engine.base.confinement`.
+`engine.base.confinement` has a table with the rights that each kind of child keeps.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ MAX_SVG_BYTES = 8 << 20
 
 
 class DrawFormula(Job, frozen=True, tag="draw_formula", kw_only=True):
-    """Draw a formula; answered by `DrawnFormula`.
+    """Request to draw a formula; answered by `DrawnFormula`.
 
     `source`: the formula in LaTeX.
     `is_display`: whether the formula stands on a line of its own.

@@ -112,7 +112,7 @@ _WHITE = (255, 255, 255)
 
 
 class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
-    """Decode an image file; answered by `DecodedImage`. `small`: return a thumbnail instead of all pixels."""
+    """Request to decode an image file; answered by `DecodedImage`. `small`: return a thumbnail, not all pixels."""
 
     data: bytes
     small: bool

@@ -93,7 +93,7 @@ _SYNC, _LAYER_MASK, _LAYER_III = 0xFF, 0xE6, 0xE2
 
 
 class DecodeSound(Job, frozen=True, tag="decode_sound", kw_only=True):
-    """Decode a sound file to `count` samples at `rate` per second. If `count` is 0, only find its length."""
+    """Request to decode a sound file to `count` samples at `rate` per second. If `count` is 0, only find its length."""
 
     data: bytes
     rate: int = LOOK_RATE

@@ -69,7 +69,12 @@ def _resolved(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to a file atomically: a reader finds the old content or the new one. Raises as `replacing` does."""
+    """Write `data` to a file atomically: a reader finds the old content or the new one.
+
+    Raises:
+        OSError: the file cannot be written, or `path` exists and is not a regular file.
+        ValueError: `path` is not a valid path.
+    """
     with replacing(path) as unfinished:
         unfinished.write_bytes(data)
 

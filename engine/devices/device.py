@@ -93,10 +93,10 @@ class RemoteFacts:
     Values are checked for plausible ranges, but not verified.
     `backend`: backend with which the RPC server computes; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
-    `read_bytes_per_second`: memory bandwidth at which the device reads weights; None: not measured.
-    `by_type`: pairs of a type of weights and this bandwidth; empty: not measured.
+    `read_bytes_per_second`: memory bandwidth at which the device reads F16 weights; None: not measured.
+    `by_type`: this bandwidth for other tensor types, as (type name, bytes per second); empty: not measured.
     `op_s`: seconds of a graph node that computes next to nothing; None: not measured.
-    `products`: pairs of a type and weights times tokens per second of matrix products; empty: not measured.
+    `products`: speed of matrix multiplications, as (type name, multiply-adds per second); empty: not measured.
     """
 
     backend: str = ""
@@ -129,15 +129,15 @@ def device_key(device: Device) -> str:
 
 
 class ComputingNeed(msgspec.Struct, frozen=True):
-    """The measured memory that a model needs on a device beyond its buffers.
+    """Memory that a model needs on a device, in addition to llama.cpp's buffers, while it computes.
 
-    It is recorded after the model ran out of memory while computing. The engine's pools and workspaces depend on the
-    computation, not on how many layers the device has.
+    It is recorded after the model ran out of memory while it computed. This memory is for pools and workspaces of the
+    backend. It depends on the computation, not on how many layers the device has.
     `device`, `model`: keys of the device and the model.
     `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
     `flash_attention`: whether flash attention was on or automatic.
     `types`: types of the K and V cache.
-    `overhead_bytes`: least bytes needed beyond weights, state and buffers.
+    `overhead_bytes`: lower bound of this memory.
     """
 
     device: str
@@ -167,7 +167,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
 class MeasuredChoice(msgspec.Struct, frozen=True):
     """The value of a setting that was fastest in a measurement on this computer.
 
-    `setting`: key of the setting in the `context` of a layout file, or `BOUND_THREADS`.
+    `setting`: key of the setting in the `context` of a layout file, or `BOUND_THREADS` (binding threads to cores).
     `value`: the preferred value; equal to `base` if no other value was faster.
     `base`: value that is used without a measurement.
     `ratio`: how many times as fast `value` is as `base`.
@@ -271,7 +271,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Memory that the host shares with other devices (unified memory). Memory used by one of them is used for all.
+    """Memory that the host shares with other devices (unified memory). What one of them uses, the others lack.
 
     `ids`: ids of the host and of the devices with unified memory.
     `available_bytes`: memory that is available to all of them together.

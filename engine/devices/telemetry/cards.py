@@ -87,9 +87,9 @@ def _number(path: Path) -> int | None:
 
 
 class Nvml:
-    """NVIDIA's management library (NVML), opened at the first call. Not thread-safe.
+    """NVIDIA's management library (NVML), opened at the first use. Not thread-safe.
 
-    Without a driver there are no cards, and no call raises an error; `problem` is then the reason.
+    Without a driver there are no cards, and no method raises an error. `problem` then has NVML's error message.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Nvml:
         return (self._handles or {}).get(pci)
 
     def open(self) -> None:
-        """Open NVML if it is not open. `library` has the result, or `problem` the reason for a failure."""
+        """Open NVML, if it is not open. After a failure, `library` is None and `problem` has the error message."""
         if self._handles is None:
             self._handles = self._open()
 

@@ -96,7 +96,8 @@ def plan_models(
 
     `take`: called with the fingerprint of the model and the forecast.
 
-    Raises as `read_headers`.
+    Raises:
+        LibraryError: if no child can be started, or if children crash again and again.
     """
 
     def order(asked: Sequence[Job]) -> LibraryRequest:
@@ -158,9 +159,10 @@ def _work_through(
 def _answers(
     order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]]]:
-    """Yield the `found` pairs of each answer of a new child, then an empty tuple if the child finished the request.
+    """Send a request to a new child, and yield its results: for each answer, pairs of (index of the model, result).
 
-    A child that crashes ends the generator without the empty tuple.
+    If the child finishes the request, an empty tuple is yielded at the end. If it crashes, the generator ends without
+    the empty tuple.
     """
     child = Questions(
         argv=argv,

@@ -104,7 +104,7 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON: a scanned store. `owner` is empty for folders that the user added."""
+    """JSON: a scanned folder (store). `owner`: program whose folder it is; empty for folders that the user added."""
 
     kind: str
     owner: str
@@ -113,7 +113,7 @@ class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON: the whole `library` document. `problems`: a sentence for each place that could not be scanned."""
+    """JSON: the whole `library` document. `problems`: a sentence for each folder or file that could not be scanned."""
 
     stores: tuple[StoreDocument, ...]
     models: tuple[ModelDocument, ...]

@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Facts from a GGUF header. A field is None, or empty, if the header lacks it.
 
-    `kind`: role of the file by its header, whatever its name.
+    `kind`: kind of file (model, projector, draft model, ...). Only a draft model is recognised by its name.
     `file_type`: name of the quantisation.
     `n_parameters`: number of elements of all tensors.
     `widths`: tensor lengths of a projector or adapter; one of them equals the width (`n_embd`) of its model.
@@ -142,9 +142,9 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 
 
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
-    """Return the role of a file by its header.
+    """Return the kind of a file (model, projector, adapter, ...) by its header.
 
-    `role`: role by the file name. It decides whether a model is a draft model, because no header says that.
+    `role`: kind by the file name. It decides whether a model is a draft model, because no header says that.
     """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":

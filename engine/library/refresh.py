@@ -1,4 +1,7 @@
-"""The steps of a scan. The window runs them one by one in the background, the command line all at once."""
+"""The steps of a scan of the library: find files, read their headers, and make the rows of the list.
+
+The window runs the steps one by one in the background, the command line all at once.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,11 @@ def _changes(before: Census, after: Census, facts: FactsOf) -> Changes:
 
 
 def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
-    """Return the facts by path that are still valid: those of files whose state has not changed since.
+    """Return the saved facts that are still valid, by path of the file.
 
-    `known`: facts by path, with the file states in which the headers were read.
+    Facts are valid if size, modification time and inode of the file are the same as when its header was read.
+
+    `known`: the saved facts by path, with these three values.
     """
     found = {}
     for file in census.files:
@@ -65,7 +70,9 @@ def read_facts_of(
     tell: Callable[[Path, Facts], None],
     token: CancelToken,
 ) -> dict[Path, tuple[State, Facts]]:
-    """Read headers in a child process, and return their facts with the file states, by path.
+    """Read headers in a child process, and return their facts by path of the file.
+
+    Each value also has the state of the file (size, modification time, inode) for `LibraryIndex.save_facts`.
 
     `wanted`: the paths of the parts of each model.
     `tell`: called in this thread with the path and facts of each model.

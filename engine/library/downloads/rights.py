@@ -19,7 +19,7 @@ from engine.runtime.protocol.network import Download
 def give_up_rights(order: Download) -> bool:
     """Restrict this process to the folders of `order`, which are created; return whether the system supports that.
 
-    The process must have a single thread, see `confine`.
+    The process must have a single thread, because older versions of Landlock do not restrict other threads.
 
     Raises:
         StorageError: if a folder cannot be made.

@@ -48,9 +48,10 @@ class QuantisationFit:
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
-    `explanation`: text of the strategy on its layout.
+    `explanation`: sentences of the strategy on why it chose the layout.
     `expected_per_second`: predicted speed of an answer of usual length, between those two; 0 if there is no prediction.
-    `speed_source`: the least certain source among the devices that matter for `expected_per_second`.
+    `speed_source`: how the devices' speeds are known; of several sources the least reliable one, without devices that
+    hardly matter for `expected_per_second`.
     `projector`: the projector whose memory is counted, None if none is.
     """
 
@@ -86,8 +87,8 @@ class RepoFit:
     """Forecasts of all quantisations of a repository.
 
     `model`: the header that the forecasts are based on.
-    `best`: name of the proposed quantisation, None if none fits.
-    `why`: reason of the proposal, one sentence.
+    `best`: name of the quantisation that the user is advised to download, None if none fits.
+    `why`: one sentence with the reason for `best`, or why none fits.
     """
 
     listing: RepoListing

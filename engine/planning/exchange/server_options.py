@@ -51,7 +51,9 @@ _SERVER_SLOTS = 4
 
 
 def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
-    """Return the options of a load in a command. `environment`: further variables of its process, as "NAME=VALUE".
+    """Parse a command of a llama.cpp program, and return its load options.
+
+    `environment`: variables with which the command is started, as "NAME=VALUE", in addition to those in `text`.
 
     Raises:
         LayoutError: the text has no option of llama.cpp, unclosed quotes, or too many words.

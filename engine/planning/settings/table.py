@@ -317,7 +317,7 @@ def memory_part(context: ContextSettings) -> tuple[Value, ...]:
 def parse_context(item: JsonObject) -> ContextSettings:
     """Return the settings in a JSON object, with defaults for missing keys.
 
-    Errors are raised by `item`, with the place of the value in the file.
+    For an unknown key or an invalid value, `item` raises the error of its file, with the path of the key.
     """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)

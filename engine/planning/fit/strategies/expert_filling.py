@@ -94,7 +94,7 @@ class _State:
     `places`: device id of each layer.
     `away`: indices of layers whose experts are on the CPU.
     `matrices`: overrides for single matrices, which come before those for whole layers.
-    `output`: device id of the output layer; None for that of the last layer.
+    `output`: device id of the output layer; None for the device of the last layer.
     """
 
     bench: Workbench
@@ -164,11 +164,11 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Put as much of layer `index` on the device as fits, and return (1 if the layer is then on it, else 0; new state).
+    """Put a part of layer `index` on the device, as large as fits; return (number of layers moved, new state).
 
-    The caller must have checked that the whole layer does not fit. The part is either some of the layer's expert
-    matrices: then the number is 0, and the layer stays on its device. Or it is the layer's dense weights with some
-    expert matrices: then the number is 1, and the other expert matrices are on device `following`.
+    The caller must have checked that the whole layer does not fit. There are two kinds of parts. Some of the layer's
+    expert matrices: the layer stays on its device, so the number is 0. The layer's dense weights with some expert
+    matrices: the number is 1, and the other expert matrices are put on device `following`.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:

@@ -1,7 +1,7 @@
 """Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
 The capacity search of this module compares bytes of layers with the room of each device. Devices are filled to the same
-share of their room. The search finds the smallest share with which no fewer layers are placed than with full devices.
+share of their room. The search finds the smallest share with which as many layers are placed as with full devices.
 """
 
 from __future__ import annotations
@@ -238,7 +238,10 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
 
 
 def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
-    """Return layers placed from the last to the first; each place is filled up to the share `factor` of its room."""
+    """Place layers from the last to the first, on devices from the last to the first.
+
+    Each device is filled up to the share `factor` of its room.
+    """
     taken: list[list[int]] = [[] for _ in places]
     index = len(layers) - 1
     for place, indices in zip(reversed(places), reversed(taken), strict=True):

@@ -350,7 +350,7 @@ def make_host(
 
 
 def node_lines(device: Device) -> tuple[str, ...]:
-    """Return a line on each NUMA node of the host, with the distances to the other nodes.
+    """Return a line of text for each NUMA node of the host, with its distances to the other nodes.
 
     Empty if the host has fewer than two nodes.
     """
@@ -438,7 +438,10 @@ def remote_margin_bytes(device: Device) -> int:
 
 
 def margin_words(device: Device) -> str:
-    """Return a sentence on the margin of an RPC device and its origin; empty if there is no margin."""
+    """Return a sentence on the margin of an RPC device: its size, and whether it is the default or set by the user.
+
+    Empty if the device has no margin, or is no RPC device.
+    """
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)

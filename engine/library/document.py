@@ -56,7 +56,7 @@ class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
     """JSON: the measured speed of a quantisation's last long answer.
 
     `devices`: ids of the devices that held the model.
-    `same_layout`: whether it was measured on the layout of the forecast.
+    `same_layout`: whether the answer was computed with the layout of the forecast.
     """
 
     tokens_per_second: float

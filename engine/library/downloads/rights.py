@@ -51,7 +51,8 @@ def writable_folders(order: Download) -> Iterator[Path]:
 
 
 def _existing_folders(folder: Path, root: Path) -> Iterator[Path]:
-    """Yield the folders from `folder` up to `root` that exist. Each may be a link to another disk."""
+    """Yield the existing folders from `folder` up to `root`."""
+    # All of them, because each may be a link to another disk.
     for each in (folder, *folder.parents):
         if each.is_dir():
             yield each

@@ -77,7 +77,7 @@ class _Entry(msgspec.Struct):
 
     `type`: "file" or "directory".
     `oid`: hash of the git object.
-    `lfs`: facts about a file in Git LFS, None for a small file.
+    `lfs`: SHA-256 of a large file, which is in Git LFS; None for a small file.
     """
 
     type: str

@@ -409,9 +409,7 @@ NO_DRAFT = "none"
 
 
 def kind_of_draft(name: str) -> DraftKind | None:
-    """Return this program's draft kind for llama.cpp's name of a type of speculative decoding.
-
-    None if it is not supported.
+    """Translate llama.cpp's name of a type of speculative decoding, such as "draft-mtp"; None if it is not supported.
     """
     if name.startswith("ngram"):
         return "ngram"

@@ -70,7 +70,7 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
 
 
 def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, ...] | None = None) -> Layout:
-    """Return the layout for the options `load` on devices of `rig`.
+    """Return the layout that results from the load options `load` on the devices of `rig`.
 
     `ids`: device ids to use if `load` has no `-dev`; None for all devices in order.
     """

@@ -220,7 +220,7 @@ class Relief:
         return found if found is not None and self.is_allowed(found) else None
 
     def without(self, layout: Layout, device: str, avoid: Collection[str] = ()) -> tuple[str, Layout] | None:
-        """Return (id of another device, `layout` with everything of `device` moved to that device).
+        """Move everything on `device` to one other device; return (id of that device, new layout).
 
         Devices in `avoid` are not used. None if no device has room.
         """

@@ -45,9 +45,9 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
 
 
 def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return a layout whose last device has only the output layer and single expert matrices of other devices' layers.
+    """Return a layout whose last device has no layers, only the output layer and single expert matrices.
 
-    None if no matrix would fit on that device.
+    The layers of these matrices are on the other devices. None if no matrix would fit on the last device.
     """
     # A device without dense parts needs no compute buffer for attention in large batches, which may be more than a
     # layer.
@@ -89,7 +89,7 @@ def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A filling in progress.
+    """A layout that is built step by step by filling devices.
 
     `places`: device id of each layer.
     `away`: indices of layers whose experts are on the CPU.
@@ -151,7 +151,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
-    """Return the state after experts of the device's own layers were moved from the CPU to it, as many as fit."""
+    """Move as many experts as fit from the CPU to the device of their layers; return the new state."""
     own = sorted(index for index in state.away if state.places[index] == device_id)
 
     def tried(count: int) -> _State:

@@ -193,7 +193,7 @@ class Place:
 
 
 def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
-    """Return the device of each of `layers`: as many layers as fit, on the fewest devices.
+    """Place as many layers as fit on the fewest devices, and return the layers of each device.
 
     `layers`: bytes of each layer, the output layer last.
     `spread`: if True, all `places` are used, else the fewest.
@@ -212,9 +212,10 @@ def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool
 
 
 def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
-    """Return the filling of `places` from the lowest rank on, evenly within each rank.
+    """Fill devices with layers, and return the layers of each device.
 
-    The lowest rank gets the last layers.
+    Devices with the lowest rank are filled first, with the last layers. Devices of one rank are filled to the same
+    share of their room.
     """
     found: Placed = ()
     left = len(layers)

@@ -182,7 +182,7 @@ def sync_folder(folder: Path) -> None:
 def lock_file(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file exclusively; return False if another process holds the lock. Closing the descriptor unlocks it.
 
-    `wait`: block until the other process releases the lock. On Windows nothing is locked, and the result is True.
+    `wait`: block until no other process holds the lock. On Windows nothing is locked, and the result is True.
     """
     if sys.platform == "win32":
         return True

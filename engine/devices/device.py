@@ -44,7 +44,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A feature that is not used on a device, because the engine's self-check found the feature broken there.
+    """A feature that is not used on a device, because the engine's self-check found that it is broken on this device.
 
     `reason`: a sentence for people.
     `of`: affected type of the KV cache (flash attention) or of the weights; empty: all types.
@@ -192,7 +192,7 @@ class Device:
 
     `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
     `pci_bus_id`: PCI address of a card; None: unknown or not a card.
-    `endpoint`, `endpoint_device`: host:port of an RPC server, and the index of the device there; None: a local device.
+    `endpoint`, `endpoint_device`: host:port of an RPC server, and the device's index on it; None: a local device.
     `cap_bytes`: upper limit for planning; None: no limit.
     `margin_bytes`: memory that planning leaves free.
     `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
@@ -314,10 +314,9 @@ class Rig:
 
 
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the address to connect to for each endpoint of a paired machine.
+    """Return the local address of the tunnel to each endpoint of a paired machine, by endpoint.
 
-    The address is that of the tunnel; it is empty if the tunnel does not exist now. Endpoints that are not in the
-    result are connected to directly.
+    The address is empty if the tunnel does not exist now. Endpoints that are not in the result have no tunnel.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {

@@ -128,7 +128,7 @@ class Changes:
 def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: Mapping[Path, str]) -> Changes:
     """Return the differences between the scans `before` and `after`.
 
-    `facts`: facts of the files in `before` by path; their fingerprints are compared.
+    `facts`: header values of the files in `before` by path; their fingerprints are compared.
     `marks`: fingerprints of the files that are only in `after`, by path.
     """
     there = {file.path for file in after.files}

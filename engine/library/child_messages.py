@@ -62,7 +62,10 @@ LibraryRequest = ReadHeaders | PlanModels
 
 
 class FactsFound(Message, frozen=True, tag="facts_found", kw_only=True):
-    """Answer to `ReadHeaders`: the facts of some of the models, by index. A request may get several such answers."""
+    """Answer to `ReadHeaders`: the header values of some of the models. A request may get several such answers.
+
+    `found`: pairs of the model's index in the request, and its header values.
+    """
 
     found: tuple[tuple[int, Facts], ...]
 

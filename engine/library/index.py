@@ -1,4 +1,4 @@
-"""The library's index: one SQLite file with facts from headers, notes of the user, and forecasts.
+"""The library's index: one SQLite file with values from headers, notes of the user, and forecasts.
 
 Everything but notes, named layouts and presets can be made again from the model files. A damaged index, or one of a
 newer version, is renamed and never overwritten.
@@ -131,7 +131,7 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return the saved facts of files. The keys are paths.
+        """Return the saved header values of files. The keys are paths.
 
         Each value also has the state of the file (size, modification time, inode) when its header was read.
         """
@@ -140,7 +140,7 @@ class LibraryIndex:
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save facts of files. The keys are paths.
+        """Save header values of files. The keys are paths.
 
         Each value also has the state of the file (size, modification time, inode) when its header was read.
         """

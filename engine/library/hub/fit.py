@@ -41,7 +41,9 @@ class HeaderGrade(StrEnum):
 class QuantisationFit:
     """The forecast of one quantisation of a repository. Speeds are in tokens per second.
 
-    `sentence`: the verdict as a text for people, or the reason why no forecast is possible.
+    `verdict`: where the quantisation fits.
+    `grade`: whether tensor sizes are from the quantisation's own header, or scaled from another one.
+    `sentence`: the result as a text for people, or the reason why no forecast is possible.
     `n_layers_on_cpu`: number of layers, of `n_layers`, that are on the CPU.
     `n_experts_on_cpu`: number of layers that are on a device, with their experts on the CPU.
     `n_ctx`: context length in tokens.

@@ -123,7 +123,7 @@ FaultOfAnswer = Callable[[int, Message, str], HubError]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Facts about a file, from the headers of an HTTP response.
+    """Size, etag, commit and byte range of a file, from the headers of an HTTP response.
 
     `url`: address of the response, after redirects.
     `etag`: etag of the file without quotation marks, None if not stated.

@@ -55,7 +55,7 @@ class HeldModel:
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
     def busy(self) -> HeldModel:
-        """Return the model in the state busy, in which it is not unloaded.
+        """Return the model in the state busy, in which its keep-alive time does not run.
 
         Called at the start of an answer or a load.
         """

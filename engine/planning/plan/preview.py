@@ -165,9 +165,10 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of the answer `answered`, whose edit (layout, settings) is not that of `plan`.
+        """Return the predicted speed of the answer `answered`, which was given with another edit than `plan` has.
 
-        None if devices of that edit are missing now. The last result is cached, because it is the same during a drag.
+        None if devices of the other edit are missing now. The last result is cached, because it is the same during a
+        drag.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:

@@ -72,7 +72,7 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
 
 
 def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
-    """Return overrides that put the experts of `layers` on the CPU, except those of pinned layers.
+    """Return overrides that put the experts of `layers` on the CPU; experts of pinned layers stay on their device.
 
     A range may include layers without experts, so that fewer overrides are needed.
     """

@@ -43,9 +43,9 @@ def fewest(
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device that holds everything; if there is none, the layouts of two searches.
+    """Yield the layout on a single device that holds everything; if there is none, the layouts of two searches.
 
-    One is the capacity search of this module. The other one fills one device after another.
+    The first search is the capacity search of this module. The second one fills one device after another.
     """
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):

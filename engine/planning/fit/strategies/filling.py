@@ -152,10 +152,10 @@ class _Pass:
         return bench.layout(places, output, self.overrides)
 
     def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
-        """Put as many of `layers` on the device as fit, and return their number. `places` (device id of each layer) is
-        changed.
+        """Put as many of `layers` on the device as fit, and return their number.
 
-        `from_end`: whether the last of `layers` are put there, instead of the first.
+        `places`: device id of each layer; this list is changed.
+        `from_end`: whether the last of `layers` are put on the device, instead of the first.
         """
 
         def tried(count: int, front: str | None = None) -> list[str]:

@@ -226,7 +226,7 @@ class Workbench:
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether nothing is on the CPU except pinned layers, and there are no overrides except pinned parts."""
+        """Return whether only pinned layers are on the CPU, and only pinned parts have overrides."""
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))

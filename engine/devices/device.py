@@ -88,7 +88,7 @@ class BufferFacts:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
-    """Facts that a paired machine reports about a device that it lends.
+    """Backend, overhead and speeds that a paired machine reports about a device that it lends.
 
     Values are checked for plausible ranges, but not verified.
     `backend`: backend with which the RPC server computes; empty: unknown.
@@ -202,10 +202,10 @@ class Device:
     `via`: local address (host:port) of that tunnel; None: there is no tunnel.
     `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: the device can be used.
-    `remote`: facts that a paired machine reports about its device behind the RPC server; None: no facts.
+    `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: needs beyond the forecast that were measured for models on this device.
     `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
-    `unified`: whether the device uses the host's memory, as on Apple silicon; see `Rig.pool`.
+    `unified`: whether the device uses the host's memory, as on Apple silicon.
     `swap_bytes`: free swap space of the host; None: unknown, or not the host.
     `choices`: settings that were measured on this computer; empty for all devices but the host.
     """

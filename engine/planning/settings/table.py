@@ -33,7 +33,7 @@ DRAFTED_TOKENS = 4
 MOST_DRAFTED = 64
 """Largest number of tokens that can be drafted for one step."""
 MAX_IMAGE_TOKENS = 65_536
-"""Upper limit of image tokens, far above that of any projector.
+"""Upper limit of image tokens, far above the limit of any projector.
 
 libmtmd multiplies the number by the area of a patch in 32-bit integers, which must not overflow.
 """

@@ -409,7 +409,7 @@ NO_DRAFT = "none"
 
 
 def kind_of_draft(name: str) -> DraftKind | None:
-    """Translate llama.cpp's name of a type of speculative decoding, such as "draft-mtp"; None if it is not supported."""
+    """Translate llama.cpp's name of a type of speculative decoding, such as "draft-mtp"; None if not supported."""
     if name.startswith("ngram"):
         return "ngram"
     kinds: dict[str, DraftKind] = {"draft-simple": "model", "draft": "model", "draft-mtp": "mtp", "mtp": "mtp"}

@@ -1,8 +1,8 @@
 """Expected errors, which people can act on.
 
     EngineError                 summary() is the sentence for people; kind is its name in docs/contract.md
-    +-- ArgumentError           a command-line or dialog value
-    +-- PlacedError             a document that cannot be used, with the place in it
+    +-- ArgumentError           an invalid value on the command line or in a dialog
+    +-- PlacedError             a JSON document that cannot be used, with the path of the faulty key
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
     +-- ChatError               stored conversations, or a file of them, that cannot be read or written
@@ -51,9 +51,9 @@ class ArgumentError(EngineError):
 
 
 class PlacedError(EngineError):
-    """A document cannot be used.
+    """A JSON document, such as a layout or a rig, cannot be used.
 
-    `place`: path of the fault in the document, such as `runs[2].layers`; empty: the whole document.
+    `place`: path of the faulty key, such as `runs[2].layers`; empty: the whole document.
     `source`: name of the file; empty: the document has no file.
     """
 
@@ -142,9 +142,9 @@ class BusyError(UnreachableError):
 class WorkerCrashedError(EngineError):
     """A child process ended without a final message.
 
-    `signal`: number of the signal that ended the process; None: no signal.
-    `exit_code`: exit code of the process; None: there is none.
-    `stderr_tail`: the last lines of its standard error.
+    `signal`: number of the signal that ended the process; None: the process ended without a signal.
+    `exit_code`: exit code of the process; None: the process has no exit code.
+    `stderr_tail`: the last lines of the process's standard error.
     """
 
     kind = "crashed"

@@ -69,7 +69,12 @@ def _resolved(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to a file atomically: a reader finds the old content or the new one. Raises as `replacing` does."""
+    """Write `data` to a file atomically: a reader finds the old content or the new one.
+
+    Raises:
+        OSError: the file cannot be written, or `path` exists and is not a regular file.
+        ValueError: `path` is not a valid path.
+    """
     with replacing(path) as unfinished:
         unfinished.write_bytes(data)
 
@@ -177,7 +182,7 @@ def sync_folder(folder: Path) -> None:
 def lock_file(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file exclusively; return False if another process holds the lock. Closing the descriptor unlocks it.
 
-    `wait`: block until the other process releases the lock. On Windows nothing is locked, and the result is True.
+    `wait`: block until no other process holds the lock. On Windows nothing is locked, and the result is True.
     """
     if sys.platform == "win32":
         return True

@@ -236,9 +236,11 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
 
 
 def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
-    """Return the content of a file, cut after `MAX_FILE_BYTES` + 1 bytes. Raises `fail`.
+    """Return the content of a file, cut after `MAX_FILE_BYTES` + 1 bytes.
 
     The additional byte lets `parse_document` notice and refuse a file that is too long.
+    `what`: the kind of document for error messages, such as "layout".
+    `fail`: the error to raise if the file cannot be read.
     """
     try:
         return read_at_most(path, MAX_FILE_BYTES + 1)
@@ -250,7 +252,11 @@ def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
 
 
 def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
-    """Write a file atomically: other processes see the old or the new file. Raises `fail`."""
+    """Write a file atomically: other processes see the old or the new file.
+
+    `what`: the kind of document for error messages, such as "layout".
+    `fail`: the error to raise if the file cannot be written.
+    """
     try:
         write_whole(path, data)
     except (OSError, ValueError) as error:
@@ -275,7 +281,11 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
 
 
 def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
-    """Write a document that only `read_kept` reads, as JSON; create missing folders. Raises `fail`."""
+    """Write a document as JSON for `read_kept`; create missing folders.
+
+    `what`: the kind of document for error messages, such as "layout".
+    `fail`: the error to raise if the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -29,7 +29,10 @@ _RECLAIMABLE = ("MemFree", "Active(file)", "Inactive(file)")
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
 """Numbers of `set_mempolicy` and `get_mempolicy`. libnuma, which wraps them, is not on every system."""
 _BIND = 2
-"""MPOL_BIND. With MPOL_PREFERRED a node full of page cache would send allocations to another node."""
+"""Linux's memory policy MPOL_BIND: allocate memory on the given nodes only.
+
+With MPOL_PREFERRED, memory would come from another node if the page cache fills the given one.
+"""
 MAX_NODES = 15
 """Largest number of nodes with a worker; llama.cpp's device list has no more entries (`MAX_ENTRIES` of a layout)."""
 _MASK_BITS = 1024

@@ -44,7 +44,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A feature that is not used on a device, because the engine's self-check found the feature broken there.
+    """A feature that is not used on a device, because the engine's self-check found that it is broken on this device.
 
     `reason`: a sentence for people.
     `of`: affected type of the KV cache (flash attention) or of the weights; empty: all types.
@@ -88,15 +88,15 @@ class BufferFacts:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
-    """Facts that a paired machine reports about a device that it lends.
+    """Backend, overhead and speeds that a paired machine reports about a device that it lends.
 
     Values are checked for plausible ranges, but not verified.
     `backend`: backend with which the RPC server computes; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
-    `read_bytes_per_second`: memory bandwidth at which the device reads weights; None: not measured.
-    `by_type`: pairs of a type of weights and this bandwidth; empty: not measured.
+    `read_bytes_per_second`: memory bandwidth at which the device reads F16 weights; None: not measured.
+    `by_type`: this bandwidth for other tensor types, as (type name, bytes per second); empty: not measured.
     `op_s`: seconds of a graph node that computes next to nothing; None: not measured.
-    `products`: pairs of a type and weights times tokens per second of matrix products; empty: not measured.
+    `products`: speed of matrix multiplications, as (type name, multiply-adds per second); empty: not measured.
     """
 
     backend: str = ""
@@ -129,15 +129,15 @@ def device_key(device: Device) -> str:
 
 
 class ComputingNeed(msgspec.Struct, frozen=True):
-    """The measured memory that a model needs on a device beyond its buffers.
+    """Memory that a model needs on a device, in addition to llama.cpp's buffers, while it computes.
 
-    It is recorded after the model ran out of memory while computing. The engine's pools and workspaces depend on the
-    computation, not on how many layers the device has.
+    It is recorded after the model ran out of memory while it computed. This memory is for pools and workspaces of the
+    backend. It depends on the computation, not on how many layers the device has.
     `device`, `model`: keys of the device and the model.
     `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
     `flash_attention`: whether flash attention was on or automatic.
     `types`: types of the K and V cache.
-    `overhead_bytes`: least bytes needed beyond weights, state and buffers.
+    `overhead_bytes`: lower bound of this memory.
     """
 
     device: str
@@ -167,7 +167,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
 class MeasuredChoice(msgspec.Struct, frozen=True):
     """The value of a setting that was fastest in a measurement on this computer.
 
-    `setting`: key of the setting in the `context` of a layout file, or `BOUND_THREADS`.
+    `setting`: key of the setting in the `context` of a layout file, or `BOUND_THREADS` (binding threads to cores).
     `value`: the preferred value; equal to `base` if no other value was faster.
     `base`: value that is used without a measurement.
     `ratio`: how many times as fast `value` is as `base`.
@@ -192,7 +192,7 @@ class Device:
 
     `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
     `pci_bus_id`: PCI address of a card; None: unknown or not a card.
-    `endpoint`, `endpoint_device`: host:port of an RPC server, and the index of the device there; None: a local device.
+    `endpoint`, `endpoint_device`: host:port of an RPC server, and the device's index on it; None: a local device.
     `cap_bytes`: upper limit for planning; None: no limit.
     `margin_bytes`: memory that planning leaves free.
     `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
@@ -202,10 +202,10 @@ class Device:
     `via`: local address (host:port) of that tunnel; None: there is no tunnel.
     `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: the device can be used.
-    `remote`: facts that a paired machine reports about its device behind the RPC server; None: no facts.
+    `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: needs beyond the forecast that were measured for models on this device.
     `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
-    `unified`: whether the device uses the host's memory, as on Apple silicon; see `Rig.pool`.
+    `unified`: whether the device uses the host's memory, as on Apple silicon.
     `swap_bytes`: free swap space of the host; None: unknown, or not the host.
     `choices`: settings that were measured on this computer; empty for all devices but the host.
     """
@@ -271,7 +271,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Memory that the host shares with other devices (unified memory). Memory used by one of them is used for all.
+    """Memory that the host shares with other devices (unified memory). What one of them uses, the others lack.
 
     `ids`: ids of the host and of the devices with unified memory.
     `available_bytes`: memory that is available to all of them together.
@@ -314,10 +314,9 @@ class Rig:
 
 
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the address to connect to for each endpoint of a paired machine.
+    """Return the local address of the tunnel to each endpoint of a paired machine, by endpoint.
 
-    The address is that of the tunnel; it is empty if the tunnel does not exist now. Endpoints that are not in the
-    result are connected to directly.
+    The address is empty if the tunnel does not exist now. Endpoints that are not in the result have no tunnel.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {
@@ -350,7 +349,7 @@ def make_host(
 
 
 def node_lines(device: Device) -> tuple[str, ...]:
-    """Return a line on each NUMA node of the host, with the distances to the other nodes.
+    """Return a line of text for each NUMA node of the host, with its distances to the other nodes.
 
     Empty if the host has fewer than two nodes.
     """
@@ -438,7 +437,10 @@ def remote_margin_bytes(device: Device) -> int:
 
 
 def margin_words(device: Device) -> str:
-    """Return a sentence on the margin of an RPC device and its origin; empty if there is no margin."""
+    """Return a sentence on the margin of an RPC device: its size, and whether it is the default or set by the user.
+
+    Empty if the device has no margin, or is no RPC device.
+    """
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)

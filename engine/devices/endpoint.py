@@ -49,7 +49,7 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _LENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 # `struct linger` has two `u_short` fields on Windows, and two `int` fields elsewhere.
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-"""SO_LINGER with a time-out of zero: closing sends a reset."""
+"""Value of the socket option SO_LINGER with a time-out of zero: closing the socket sends a TCP reset."""
 # Windows reports a connection in progress as WSAEWOULDBLOCK.
 _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK)}
 
@@ -66,7 +66,7 @@ class GreetingStatus(StrEnum):
     `REFUSED`: the connection was refused, or could not be made.
     `TIMED_OUT`: no connection in time, or no answer in time through a tunnel.
     `UNRESOLVED`: the host name has no IPv4 address.
-    `UNTRUSTED`: the tunnel found another certificate than the paired one, or the other machine does not know this one.
+    `UNTRUSTED`: the other machine has another certificate than at pairing, or is not paired with this machine any more.
     """
 
     OK = "ok"
@@ -247,8 +247,10 @@ class _Addresses:
 
 _Verdict = tuple[GreetingStatus, str]
 _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
-"""Generator of a handshake: it yields each request with its answer's length, receives the answer, and returns the
-verdict.
+"""A handshake as a generator.
+
+It yields (request, number of bytes of the answer), and receives the answer. At the end it returns the status, and a
+text about the server.
 """
 
 
@@ -284,9 +286,9 @@ class _Talk:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """Yield the requests of the handshake, in the order in which the engine's client sends them, for every device.
+        """Yield the requests of the handshake, in the order in which the engine's RPC client sends them.
 
-        The caller sends back the answer to each request. Returns the status, and a text about the server.
+        The caller passes the server's answer to `send`. Returns the status, and a text about the server.
         """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.

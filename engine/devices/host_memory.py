@@ -13,7 +13,11 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""By version of control groups: file of the limit, file of the usage, line of memory.stat with reclaimable cache."""
+"""Names of control files, by version of control groups.
+
+Each entry has the file of the memory limit, the file of the used memory, and the key of the reclaimable page cache in
+`memory.stat`.
+"""
 _UNLIMITED_BYTES = 1 << 60
 """Limits of at least this many bytes mean "no limit": version 1 of control groups then reports a number near 2**63."""
 

@@ -54,9 +54,9 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
 
 
 def rig_of(root: JsonObject) -> Rig:
-    """Return the rig in a JSON object with the keys of a rig file.
+    """Return the rig in a JSON object that has the keys of a rig file.
 
-    `root`: the object; it chooses the class of the error for a fault.
+    For an invalid value, the error is of the class with which `root` was made (`JsonObject.fail`).
     """
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
@@ -73,7 +73,11 @@ def rig_of(root: JsonObject) -> Rig:
 
 
 def read_rig(path: Path) -> Rig:
-    """Return the rig in the file at `path`; raises as `parse_rig` does, and if the file cannot be read."""
+    """Return the rig in the file at `path`.
+
+    Raises:
+        RigError: the file cannot be read, or is not a valid rig file; the message names the file and the faulty key.
+    """
     return parse_rig(read_file(path, what="rig", fail=RigError), source=path.name)
 
 

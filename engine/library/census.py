@@ -1,4 +1,7 @@
-"""Result of a scan of the stores for model files, and the differences between two scans. No header is read."""
+"""Result of a scan for model files, and the differences between two scans. No header is read.
+
+The scan searches the stores: folders that the user added, and the model folders of other programs.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
     `title`: name of the repository or folder that the file belongs to, empty if it has none.
     `mtime_ns`: modification time in nanoseconds.
     `device`, `inode`: device and inode numbers of the file itself, after links are followed.
-    `sha256`: the hash that the store states, None if it states none.
-    `role`: the role that the store states, None if it states none.
-    `beside`: path of the model with which the store lists this side file, None if it lists none.
-    `texts`: kinds and paths of text files that the store has for the model, such as its chat template.
+    `store`: the folder of the user, or the model folder of another program, in which the file was found.
+    `sha256`: SHA-256 by the file name or manifest in another program's store, None if they have none.
+    `role`: kind of file (model, projector, adapter, ...) by Ollama's manifest, None in other stores.
+    `beside`: path of the model that has this side file in its manifest, None in other stores.
+    `texts`: (kind, path) of further files of the model in the store, such as chat template and manifest.
     `is_missing`: whether an earlier scan found the file and the last one did not.
     """
 
@@ -124,8 +128,8 @@ class Changes:
 def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: Mapping[Path, str]) -> Changes:
     """Return the differences between the scans `before` and `after`.
 
-    `facts`: facts of the files in `before` by path; their fingerprints are compared.
-    `marks`: fingerprints of the files that are new in `after`, by path.
+    `facts`: header values of the files in `before` by path; their fingerprints are compared.
+    `marks`: fingerprints of the files that are only in `after`, by path.
     """
     there = {file.path for file in after.files}
     # A file is not lost if its store was not scanned this time.

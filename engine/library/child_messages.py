@@ -29,9 +29,11 @@ class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):
 
 
 class PlanModels(Request, frozen=True, tag="plan_models", kw_only=True):
-    """Request: forecast models, each a pair of the path of its first part and the path of its projector (empty: none).
+    """Request: forecast memory and speed of models on a rig.
 
-    The fields `order` to `speeds` are the fields of `Constraints` with the same names.
+    `models`: for each model, the path of its first part and the path of its projector (empty: no projector).
+    `strategy`: name of the strategy that finds the layout.
+    The fields from `order` to `speeds` are fields of `Constraints`.
     """
 
     models: tuple[tuple[bytes, bytes], ...]
@@ -60,7 +62,10 @@ LibraryRequest = ReadHeaders | PlanModels
 
 
 class FactsFound(Message, frozen=True, tag="facts_found", kw_only=True):
-    """Answer to `ReadHeaders`: the facts of some of the models, by index. A request may get several such answers."""
+    """Answer to `ReadHeaders`: the header values of some of the models. A request may get several such answers.
+
+    `found`: pairs of the model's index in the request, and its header values.
+    """
 
     found: tuple[tuple[int, Facts], ...]
 

@@ -67,9 +67,9 @@ def read_headers(
     *,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Read the headers of models in a child process, and call `take` in this thread with the facts of each.
+    """Read the headers of models in a child process, and call `take` in this thread with the values of each header.
 
-    `wanted`: the paths of the parts of each model; `take` gets them with the facts.
+    `wanted`: the paths of the parts of each model; `take` gets them with the header values.
     `argv`: command of the child, None for `python -m engine.library.children`.
 
     Raises:
@@ -96,7 +96,8 @@ def plan_models(
 
     `take`: called with the fingerprint of the model and the forecast.
 
-    Raises as `read_headers`.
+    Raises:
+        LibraryError: if no child can be started, or if children crash again and again.
     """
 
     def order(asked: Sequence[Job]) -> LibraryRequest:
@@ -122,8 +123,8 @@ def _work_through(
 ) -> None:
     """Have child processes handle all items of `wanted`, and call `take` with each item and its result.
 
-    If a child crashes, two children get one half each of the items without a result, and so on. An item that crashes
-    a child on its own gets the result of `broken`.
+    If a child crashes, the items without a result are divided between two new children, again and again if these crash.
+    If a child crashes with a single item, the item gets the result of `broken`.
 
     `order`: makes the request for some items.
     `kind`: class of the answers.
@@ -158,9 +159,10 @@ def _work_through(
 def _answers(
     order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]]]:
-    """Yield the `found` pairs of each answer of a new child, then an empty tuple if the child finished the request.
+    """Send a request to a new child, and yield its results: for each answer, pairs of (index of the model, result).
 
-    A child that crashes ends the generator without the empty tuple.
+    If the child finishes the request, an empty tuple is yielded at the end. If it crashes, the generator ends without
+    the empty tuple.
     """
     child = Questions(
         argv=argv,

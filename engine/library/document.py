@@ -56,7 +56,7 @@ class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
     """JSON: the measured speed of a quantisation's last long answer.
 
     `devices`: ids of the devices that held the model.
-    `same_layout`: whether it was measured on the layout of the forecast.
+    `same_layout`: whether the answer was computed with the layout of the forecast.
     """
 
     tokens_per_second: float
@@ -104,7 +104,7 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON: a scanned store. `owner` is empty for folders that the user added."""
+    """JSON: a scanned folder (store). `owner`: program whose folder it is; empty for folders that the user added."""
 
     kind: str
     owner: str
@@ -113,7 +113,7 @@ class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON: the whole `library` document. `problems`: a sentence for each place that could not be scanned."""
+    """JSON: the whole `library` document. `problems`: a sentence for each folder or file that could not be scanned."""
 
     stores: tuple[StoreDocument, ...]
     models: tuple[ModelDocument, ...]

@@ -63,7 +63,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
     `label`: name of the quantisation, such as "Q4_K_M"; empty if it is unknown.
     `copies`: copies of the same content, judged by size and name, the preferred copy first.
-    `facts`: facts of the header, None if it was not read yet.
+    `facts`: values from the header, None if it was not read yet.
     """
 
     label: str
@@ -120,7 +120,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def facts(self) -> Facts | None:
-        """Facts from the first readable header of a quantisation; None if none was read yet."""
+        """Values from the first readable header of a quantisation; None if no header was read yet."""
         return next(
             (each.facts for each in self.quantisations if each.facts is not None and not each.facts.error), None
         )

@@ -1,4 +1,4 @@
-"""Facts from the header of a model file, such as architecture, number of layers, trained context and capabilities.
+"""Values from the header of a model file, such as architecture, number of layers, trained context and capabilities.
 
 They are read once and stored in the library's index.
 """
@@ -31,9 +31,9 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts from a GGUF header. A field is None, or empty, if the header lacks it.
+    """Values from a GGUF header. A field is None, or empty, if the header lacks it.
 
-    `kind`: role of the file by its header, whatever its name.
+    `kind`: kind of file (model, projector, draft model, ...). Only a draft model is recognised by its name.
     `file_type`: name of the quantisation.
     `n_parameters`: number of elements of all tensors.
     `widths`: tensor lengths of a projector or adapter; one of them equals the width (`n_embd`) of its model.
@@ -66,7 +66,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_facts(paths: tuple[Path, ...]) -> Facts:
-    """Return the facts from the headers of a model's parts. If a header cannot be read, the result has an `error`."""
+    """Return the values from the headers of a model's parts. If a header cannot be read, the result has an `error`."""
     first = paths[0]
     role = role_of(first.name)
     # Older imatrix files (.dat) are not GGUF, and have no header to read.
@@ -83,7 +83,7 @@ def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[in
     """Read the headers of several models in parallel threads.
 
     `wanted`: pairs of an index and the paths of a model's parts.
-    `take`: called in this thread with the index and the facts of each model.
+    `take`: called in this thread with the index and the header values of each model.
     """
     with ThreadPoolExecutor(READERS, thread_name_prefix="header") as pool:
         pending = {pool.submit(read_facts, paths): number for number, paths in wanted}
@@ -142,9 +142,9 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 
 
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
-    """Return the role of a file by its header.
+    """Return the kind of a file (model, projector, adapter, ...) by its header.
 
-    `role`: role by the file name. It decides whether a model is a draft model, because no header says that.
+    `role`: kind by the file name. It decides whether a model is a draft model, because no header says that.
     """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":

@@ -34,7 +34,8 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `reason`: a sentence if the model does not fit, or if that is unknown; else empty.
     `layout`: key of the layout (`layout_key`), compared with the key of a measured layout.
     `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
-    `source`: the least certain source among the devices that matter for `expected`.
+    `source`: how the devices' speeds are known; of several sources the least reliable one, without devices that hardly
+    matter for `expected`.
     `projector`: file name of the projector whose memory is counted; empty if none is.
     `uncertainty`: relative error of `expected` that nine of ten predictions do not exceed, 0 if unknown.
     """
@@ -59,7 +60,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def speed(self) -> float:
-        """The predicted speed in tokens per second; the mean of the bounds if `expected` is 0."""
+        """The predicted speed in tokens per second; the mean of `slowest` and `fastest` if `expected` is 0."""
         return self.expected or (self.slowest + self.fastest) / 2
 
     @property

@@ -36,7 +36,7 @@ Place = tuple[Path, tuple[str, ...]]
 
 
 def _neighbourhoods(entries: Sequence[Entry]) -> dict[Place, list[int]]:
-    """Return the indices of the entries that have a copy in or below each folder."""
+    """Return for each folder the indices of the entries that have a copy in it or in its subfolders."""
     found: dict[Place, dict[int, None]] = defaultdict(dict)
     for index, entry in enumerate(entries):
         for each in entry.quantisations:
@@ -90,13 +90,13 @@ def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]])
 
 
 def place_of(file: FoundFile) -> Place:
-    """Return the root of a file's store, and the names of the folders from there to the file."""
+    """Return the folder of a file as (root folder of its store, names of the subfolders down to the file)."""
     root, folder = file.store.root, file.path.parent
     return root, folder.relative_to(root).parts if folder.is_relative_to(root) else ()
 
 
 def names_agree(side_base: str, title: str) -> bool:
-    """Return whether the name of a side file begins with the name of a model, or the reverse.
+    """Return whether the names of a side file and a model are equal, or one begins with the other.
 
     Whole words are compared.
     """

@@ -1,4 +1,4 @@
-"""The library's index: one SQLite file with facts from headers, notes of the user, and forecasts.
+"""The library's index: one SQLite file with values from headers, notes of the user, and forecasts.
 
 Everything but notes, named layouts and presets can be made again from the model files. A damaged index, or one of a
 newer version, is renamed and never overwritten.
@@ -131,32 +131,41 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return the saved facts of files by path, with the file states in which the headers were read."""
+        """Return the saved header values of files. The keys are paths.
+
+        Each value also has the state of the file (size, modification time, inode) when its header was read.
+        """
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, facts FROM facts")
         read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows if _is_text(row[0])), Facts)
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save the facts of files by path, with the file states in which the headers were read."""
+        """Save header values of files. The keys are paths.
+
+        Each value also has the state of the file (size, modification time, inode) when its header was read.
+        """
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
         with self._writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?)", rows)
 
     def hashes(self) -> dict[Path, tuple[State, str]]:
-        """Return the saved SHA-256 hashes of files by path, with the file states in which they were computed."""
+        """Return the saved SHA-256 hashes of files. The keys are paths.
+
+        Each value also has the state of the file (size, modification time, inode) when it was hashed.
+        """
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, sha256 FROM hashes")
         return {Path(row[0]): (row[1:4], row[4]) for row in rows if _is_text(row[0])}
 
     def save_hash(self, path: Path, state: State, sha256: str) -> None:
-        """Save the SHA-256 of a file, with the file state in which it was computed."""
+        """Save the SHA-256 of a file. `state`: size, modification time and inode of the file when it was hashed."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", (str(path), *state, sha256))
 
     # ------------------------------------------------------------------ what people said
 
     def notes(self) -> dict[str, Notes]:
-        """Return the notes of the user by the fingerprint of the model file."""
+        """Return all notes. The keys are fingerprints of model files."""
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
     def save_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
@@ -193,11 +202,11 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was forecast
 
     def fits(self, rig: str) -> dict[str, Fit]:
-        """Return the forecasts for a rig by the fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
+        """Return the saved forecasts for a rig. The keys are fingerprints of model files. `rig`: its `rig_key`."""
         return dict(_readable(self._all("SELECT fingerprint, fit FROM fits WHERE rig = ?", (rig,)), Fit))
 
     def save_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
-        """Save forecasts for a rig by the fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
+        """Save forecasts for a rig. The keys of `fits` are fingerprints of model files. `rig`: its `rig_key`."""
         encoder = msgspec.msgpack.Encoder()
         with self._writing() as connection:
             connection.executemany(

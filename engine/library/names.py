@@ -29,7 +29,7 @@ class FileName(msgspec.Struct, frozen=True, gc=False):
     `tag`: the quantisation, empty if the name has none.
     `number`: number of the part, from 1.
     `count`: number of all parts, 1 for a single file.
-    `role`: role of the file, judged by its name.
+    `role`: kind of file (model, projector, draft model, ...), judged by its name.
     """
 
     base: str
@@ -67,7 +67,10 @@ def parse_name(name: str) -> FileName:
 
 
 def role_of(name: str) -> Role:
-    """Return the role of a file, judged by its name alone. LoRA adapters are recognised by their header only."""
+    """Return the kind of a file (model, projector, draft model, ...), judged by its name alone.
+
+    LoRA adapters are recognised by their header only.
+    """
     return side_role_of(name) or "model"
 
 

@@ -47,10 +47,11 @@ NO_NOTES = Notes()
 class SavedDocument:
     """A saved layout or preset of one model.
 
-    `kind`: "layout", "preset", "last" or "file". "last" is the layout that was in use when the model was closed. "file"
-    is saved with documents that have a path as key, and states which model file had that path.
+    `kind`: "layout" and "preset" are saved by the user. "last" is the layout that was in use when the model was closed.
+    Layouts are saved a second time under a key made from the path of the model file. The "file" document with that key
+    has the fingerprint of the model file for which they were saved.
     `name`: name by the user, empty for "last" and "file".
-    `text`: text of a layout file, a preset as JSON, or for "file" the fingerprint of the model file.
+    `text`: text of a layout file, a preset as JSON, or a fingerprint.
     """
 
     kind: Literal["layout", "preset", "last", "file"]

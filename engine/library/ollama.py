@@ -94,7 +94,8 @@ def blobs_of(root: Path, manifest: Path) -> tuple[Path, ...]:
     """Return the paths of all blobs that a manifest of Ollama names.
 
     Raises:
-        OSError, UNREADABLE: if the manifest cannot be read.
+        OSError: if the manifest cannot be read.
+        UNREADABLE: if it is not valid JSON.
     """
     document = _read(manifest)
     layers = (*document.layers, *((document.config,) if document.config is not None else ()))

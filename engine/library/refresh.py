@@ -1,4 +1,7 @@
-"""The steps of a scan. The window runs them one by one in the background, the command line all at once."""
+"""The steps of a scan of the library: find files, read their headers, and make the rows of the list.
+
+The window runs the steps one by one in the background, the command line all at once.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,11 @@ def _changes(before: Census, after: Census, facts: FactsOf) -> Changes:
 
 
 def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
-    """Return the facts by path that are still valid: those of files whose state has not changed since.
+    """Return the saved header values that are still valid, by path of the file.
 
-    `known`: facts by path, with the file states in which the headers were read.
+    They are valid if size, modification time and inode of the file are the same as when its header was read.
+
+    `known`: the saved header values by path, with size, modification time and inode.
     """
     found = {}
     for file in census.files:
@@ -65,10 +70,12 @@ def read_facts_of(
     tell: Callable[[Path, Facts], None],
     token: CancelToken,
 ) -> dict[Path, tuple[State, Facts]]:
-    """Read headers in a child process, and return their facts with the file states, by path.
+    """Read headers in a child process, and return their values by path of the file.
+
+    Each value also has the state of the file (size, modification time, inode) for `LibraryIndex.save_facts`.
 
     `wanted`: the paths of the parts of each model.
-    `tell`: called in this thread with the path and facts of each model.
+    `tell`: called in this thread with the path and the header values of each model.
     """
     states = {file.path: file.state for file in census.files}
     found: dict[Path, tuple[State, Facts]] = {}
@@ -86,7 +93,7 @@ def list_models(
 ) -> tuple[Listed, ...]:
     """Return the rows of the library's list, sorted by name.
 
-    `facts`: facts by path. `notes`, `fits`: the saved notes and forecasts by fingerprint.
+    `facts`: header values by path. `notes`, `fits`: the saved notes and forecasts by fingerprint.
     """
     return by_name(listed(entry, notes, fits) for entry in group(files, facts))
 

@@ -116,7 +116,10 @@ def _send2trash() -> Callable[[str], None]:
 def _side_files_alone(
     entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]
 ) -> Iterator[FoundFile]:
-    """Yield the side files to remove with a copy: none, or if it is the last copy, those that no other model uses."""
+    """Yield the side files to remove together with a copy of a model: those that no other model uses.
+
+    Nothing is yielded if the model has another copy or quantisation, or if another program owns the store.
+    """
     if len(entry.quantisations) > 1 or len(quantisation.copies) > 1 or not copy.first.store.is_ours:
         return
     shared = {side.file.path for other in others if other.key != entry.key for side in other.side_files}
@@ -170,7 +173,10 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
 
 
 def _freed_bytes(paths: Sequence[Path]) -> int:
-    """Return the bytes that are freed by removing `paths`. Files with another hard link and symbolic links count 0."""
+    """Return the bytes that are freed by removing `paths`.
+
+    Symbolic links, and files that have another hard link, free nothing.
+    """
     freed_bytes, seen = 0, set()
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""Scans stores for model files, and checks whether the result of a scan is still valid."""
+"""Scans stores (folders of the user or of other programs) for model files, and checks whether a scan is out of date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def scan(stores: Iterable[Store]) -> Census:
-    """Return the model files and side files in `stores`. A store that does not exist has none."""
+    """Return the model files and side files in `stores`. A store whose folder does not exist is empty."""
     looked, files, problems = tuple(stores), [], []
     folders: dict[str, int] = {}
     for store in looked:

@@ -1,4 +1,7 @@
-"""Places with model files: folders that the user added, and the stores of other programs, which are read-only."""
+"""Stores: the folders that are scanned for model files.
+
+They are folders that the user added, and the model folders of other programs, which are read-only.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,9 @@ _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 
 
 class Store(msgspec.Struct, frozen=True, gc=False):
-    """A place with model files.
+    """A folder that is scanned for model files, or a single model file that the user opened.
 
-    An opened file is a store of its own, with the path of the file or of its first part as `root`.
-
-    `root`: folder of the store.
+    `root`: the folder; for an opened model, the path of its only file or of its first part.
     `owner`: name of the program that the store belongs to, empty for folders that the user added and opened files.
     """
 

@@ -83,7 +83,7 @@ class Walk:
     def _enter(self, folder: str) -> bool:
         """Record `folder` as visited, and return whether to read it.
 
-        False if it cannot be read, was visited by another path, or exceeds `MAX_FOLDERS`.
+        False if `folder` cannot be read, if it was visited by another path, or if `MAX_FOLDERS` folders were visited.
         """
         try:
             state = Path(folder).stat()

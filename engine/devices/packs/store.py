@@ -1,8 +1,8 @@
-"""Installed engine packs: their folders, the results of their checks, switched-off packs, and the list for people.
+"""Engine packs on this computer: their folders, their self-test results, and which of them are switched off.
 
-Installed packs are in the user's folder; packs that came with the program are in the program's folder. The result of a
-check (verdict) holds for one pack, one build of the engine and unchanged files. A child loads only packs with a good
-verdict.
+Installed packs are in the user's folder; packs that came with the program are in the program's folder. The self-test
+loads a pack in a child process. Its result (`Verdict`) holds for one pack, one build of the engine and unchanged files.
+A child loads only packs that passed the self-test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_archive
 from engine.devices.packs.signing import UNSIGNED, Maker, PackKeys
 
 PACKS_VARIABLE = "LAYERDECK_PACKS"
-"""Environment variable of children: path of the file of verdicts, or `NO_PACKS`."""
+"""Environment variable of children: path of the file with the self-test results of engine packs, or `NO_PACKS`."""
 NO_PACKS = "off"
 VERSION = 1
 MAX_BOOK_BYTES = 1 << 20
@@ -35,9 +35,9 @@ KEPT_VERDICTS = 64
 class FileState(msgspec.Struct, frozen=True):
     """Size, times and inode of a file when its hash was checked. `size`: in bytes; -1: the file is missing.
 
-    A child compares states at its start, because hashing would read up to 4 GiB. A program that changes a file can
-    reset the modification time, but not ctime (`changed_ns`). If it replaces the file, the inode changes. On Windows
-    `changed_ns` is the time of creation, which a change does not alter.
+    At its start, a child compares these values to find changed files, because hashing would read up to 4 GiB. A program
+    that changes a file can reset the modification time, but not ctime (`changed_ns`). If it replaces the file, the
+    inode changes. On Windows `changed_ns` is the time of creation, which a change does not alter.
     """
 
     name: str
@@ -49,12 +49,13 @@ class FileState(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of checking a pack.
+    """The result of an engine pack's self-test, in which a child process loads the pack.
 
-    `engine`: build of the engine that loaded the pack for the check.
+    `engine`: build of the engine that loaded the pack.
     `library`: file of the backend library.
-    `files`: states of the pack's files at the check.
-    `reason`: a sentence: the failure, or a remark if the check passed; may be empty.
+    `files`: size, times and inode of the pack's files at the self-test.
+    `ok`: whether the pack passed.
+    `reason`: a sentence: the failure, or a remark if the pack passed; may be empty.
     `devices`: devices that the pack's backend found.
     """
 
@@ -69,14 +70,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the files are unchanged since the check."""
+        """Whether the pack's files are unchanged since the self-test."""
         return file_states(Path(self.folder), (file.name for file in self.files)) == self.files
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """The file with the verdicts (results of checks) on packs, and the packs that are switched off.
+    """The file with the self-test results of engine packs, and the names of the packs that are switched off.
 
-    `verdicts`: newest last. `off`: names of packs that the user switched off.
+    `verdicts`: the results, newest last. `off`: names of packs that the user switched off.
     """
 
     version: int = VERSION
@@ -84,19 +85,22 @@ class PackBook(msgspec.Struct, frozen=True):
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the verdict on the pack in `folder`, if its files are unchanged; None if the pack must be checked."""
+        """Return the self-test result of the pack in `folder`.
+
+        None if there is none for this build of the engine, or if the files have changed since.
+        """
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
 
     def with_verdict(self, verdict: Verdict) -> PackBook:
-        """Return a copy in which `verdict` replaces earlier verdicts on the same pack and engine."""
+        """Return a copy in which `verdict` replaces earlier self-test results of the same pack and engine."""
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
-        """Return a copy without the verdicts on the pack in `folder`."""
+        """Return a copy without the self-test results of the pack in `folder`."""
         return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
@@ -105,7 +109,10 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the verdicts on the packs that a child loads with this build of the engine."""
+        """Return the self-test results of the packs that a child with this build of the engine loads.
+
+        These packs passed, are unchanged, and are not switched off.
+        """
         # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
@@ -122,8 +129,8 @@ class PackLibrary:
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
     """Return the backend libraries of packs that a child must load.
 
-    `environment`: the child's environment, in which `PACKS_VARIABLE` has the path of the file of verdicts.
-    `engine`: returns the build of the engine; called only if there are verdicts.
+    `environment`: the child's environment; `PACKS_VARIABLE` has the path of the file with the self-test results.
+    `engine`: returns the build of the engine; called only if there are results.
     """
     named = environment.get(PACKS_VARIABLE, NO_PACKS)
     if named == NO_PACKS:
@@ -135,7 +142,7 @@ def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str])
 
 
 def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
-    """Return the states of these files in `folder`, sorted by name."""
+    """Return size, times and inode of these files in `folder`, sorted by name."""
     states = []
     # Sorted, because the states of two checks are compared as a whole.
     for name in sorted(names):
@@ -151,16 +158,16 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
 
 
 def read_book(path: Path) -> PackBook:
-    """Return the saved check results of packs; empty if the file is missing, damaged or of another version."""
+    """Return the saved self-test results of packs; empty if the file is missing, damaged or of another version."""
     book = read_kept(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 
 
 def write_book(path: Path, book: PackBook) -> None:
-    """Write the file of verdicts.
+    """Write the file with the self-test results of packs.
 
     Raises:
-        PackError: if it cannot be written.
+        PackError: the file cannot be written.
     """
 
     def fail(reason: str, *, place: str = "", source: str = "") -> PackError:
@@ -234,7 +241,7 @@ class ListedPack:
 
 
 def list_packs(store: PackStore, book: PackBook, engine: str) -> tuple[ListedPack, ...]:
-    """Return the packs with their states for this build of the engine."""
+    """Return a row of the list for each pack, with its state for this build of the engine."""
     return tuple(_listed(pack, book, engine) for pack in store.packs())
 
 
@@ -347,7 +354,8 @@ class PackStore:
         After an error nothing has changed.
 
         Raises:
-            PackError: for the reasons of `unpack`, or because the folder cannot be written.
+            PackError: the archive is not a pack, is damaged, is for another engine or computer, or has a wrong
+                signature; or the folder cannot be written.
         """
         try:
             self.user.mkdir(parents=True, exist_ok=True)

@@ -87,9 +87,9 @@ def _number(path: Path) -> int | None:
 
 
 class Nvml:
-    """NVIDIA's management library (NVML), opened at the first call. Not thread-safe.
+    """NVIDIA's management library (NVML), opened at the first use. Not thread-safe.
 
-    Without a driver there are no cards, and no call raises an error; `problem` is then the reason.
+    Without a driver there are no cards, and no method raises an error. `problem` then has NVML's error message.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Nvml:
         return (self._handles or {}).get(pci)
 
     def open(self) -> None:
-        """Open NVML if it is not open. `library` has the result, or `problem` the reason for a failure."""
+        """Open NVML, if it is not open. After a failure, `library` is None and `problem` has the error message."""
         if self._handles is None:
             self._handles = self._open()
 
@@ -323,7 +323,7 @@ _REACHED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """Facts about a card that do not change while the program runs.
+    """Properties of a card that do not change while the program runs.
 
     `drives_display`: whether a screen is connected and active.
     `link_bytes_per_second`: speed of copies between host and card; None: unknown.
@@ -334,7 +334,7 @@ class CardFacts:
 
 
 def read_card_facts(devices: Iterable[Device], *, drm_root: Path = DRM_ROOT) -> dict[str, CardFacts]:
-    """Return facts about the local cards in `devices` by device id. May block for a moment."""
+    """Return display and PCIe link of the local cards in `devices`, by device id. May block for a moment."""
     slots = {
         device.id: pci
         for device in devices
@@ -378,7 +378,7 @@ def _nvidia(nvml: Nvml, pci: PciId) -> CardFacts | None:
 
 
 def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
-    """Return the facts that the kernel's sysfs has about a card of any maker."""
+    """Return display and PCIe link of a card, from the kernel's sysfs, which has them for cards of all makers."""
     for link in sorted(drm_root.glob("card*/device")):
         if parse_pci_id(link.resolve().name) == pci:
             # Connectors are folders beside the card's, such as card0-HDMI-A-1.

@@ -25,7 +25,10 @@ SPILL_BYTES = 64 * MIB
 PAGING_PER_S = 200.0
 PAGING_FREE_BYTES = 2 * GIB
 PAGING_FREE_SHARE = 0.1
-"""Page faults cause alerts only below this share of free memory; else they come from the first read of a file."""
+"""Page faults cause alerts only if less than this share of the memory is free, and less than `PAGING_FREE_BYTES`.
+
+With more free memory, page faults come from the first read of a file.
+"""
 _BEGIN_AFTER = 2
 _END_AFTER = 3
 """An alert begins after `_BEGIN_AFTER` bad readings in a row, and ends after `_END_AFTER` good ones."""

@@ -84,10 +84,10 @@ class SpanPlan:
 
 
 class Trial:
-    """Search for a good number of connections: one more is tried, and used from then on if the rate grows by 15 %.
+    """Search for a good number of connections: one more is tried, and is kept if the transfer rate grows by 15 %.
 
     `most`: largest number of connections.
-    `trial_s`: seconds for which each number is measured; if 0, `most` is used from the start.
+    `trial_s`: seconds for which the rate with each number is measured; if 0, `most` is used from the start.
     `worth_bytes`: no further connection is tried if fewer bytes are left.
     `wanted`: the number of connections to use now.
     """
@@ -106,7 +106,7 @@ class Trial:
         self.wanted, self._settled = 1, True
 
     def look(self, now_s: float, fetched_bytes: int, left_bytes: int) -> None:
-        """Update `wanted`, the number of connections, from the transfer rate since its last change.
+        """Update `wanted`, the number of connections, from the transfer rate since that number changed last.
 
         `now_s`: time of a monotonic clock.
         `fetched_bytes`: bytes received in this transfer.
@@ -153,7 +153,7 @@ class RateMeter:
             self._samples.popleft()
 
     def clear(self) -> None:
-        """Discard all records, because another stage with another rate begins."""
+        """Discard all records, because another stage of the download begins, such as hashing after the transfer."""
         self._samples.clear()
 
     @property

@@ -122,8 +122,14 @@ class FileTransfer:
         """Fetch the missing bytes, verify the SHA-256 and rename the file to its final path.
 
         Raises:
-            EngineError: `HubError` if all retries failed or a retry is pointless, else an error of `part_file`. The
-                bytes fetched so far stay on the disk, unless the complete file is wrong.
+            HubError: if all retries failed, or if a retry is pointless.
+            StorageError: if the disk is full or cannot be written.
+            ChangedError: if the file on the server has changed.
+            DamagedError: if the complete file has another SHA-256 than the hub states, or is no GGUF file.
+            OccupiedError: if another process downloads the file, or if the target path is in use.
+            StoppedError: if the user stopped the transfer.
+
+        Except after `DamagedError`, the bytes fetched so far stay on the disk.
         """
         if self._target.is_file():
             return self._check_what_is_there()
@@ -316,9 +322,10 @@ class FileTransfer:
                 self._end_early(span, part)
 
     def _is_worth(self, span: Span) -> bool:
-        """Return whether to read the whole file on the connection of `span`, if the server ignores range requests.
+        """Return whether the connection of `span` is used for the whole file, if the server ignores range requests.
 
-        True if `span` is at the start of the file, or if its connection is the only open one.
+        Such a server sends the file from its start. So the connection is used if `span` is at the start of the file,
+        or if it is the only open one.
         """
         with self._changed:
             return not span.at or self._plan.n_taken == 1
@@ -334,11 +341,13 @@ class FileTransfer:
         raise HubError("unreachable", f"{self._target.name}: the line ended before the file did.")
 
     def _agree(self, head: Head, span: Span, part: PartFile) -> None:
-        """Compare the response's header with the known facts of the file, and store facts that were unknown.
+        """Compare etag, size and byte range in the response's headers with those that are known of the file.
+
+        If etag or size were unknown, those of the response are stored in the journal.
 
         Raises:
             ChangedError: if the file on the server has changed.
-            HubError: if the response has other bytes than requested.
+            HubError: if the response has other bytes than requested, or the file another size than known.
         """
         origin = part.origin
         if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):

@@ -76,9 +76,9 @@ def time_words(seconds: float) -> str:
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A download of all parts of a model and its projector, as stored in the queue file.
 
-    `refs`: paths and texts of the refs to write into the Hugging Face cache.
+    `refs`: (path, text) of small files to write into the Hugging Face cache; each states the commit of a branch.
     `endpoint`: address of the hub, empty for any other server.
-    `kind`: kind of the error in `reason` by `docs/contract.md`, empty for none.
+    `kind`: name of the error in `reason`, as listed in `docs/contract.md`; empty for none.
     `paths`: paths of the files after the download is complete.
     `restart`: whether to discard the bytes of a file that has changed on the server.
     """
@@ -112,9 +112,9 @@ class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:
-    """Return the files of a repository to download: all parts, and the projector if there is one.
+    """Return the files to download for a quantisation: all its parts, and its projector if the repository has one.
 
-    `projector`: whether the projector is wanted.
+    `projector`: False to leave out the projector.
     """
     beside = listing.projector_of(quantisation) if projector else None
     return (*quantisation.files, *([beside] if beside else []))
@@ -142,7 +142,11 @@ def hub_job(
 
 
 def web_job(job_id: str, address: WebAddress, folder: Path) -> Job:
-    """Return the download of a file from any server; raises as `hub_job`."""
+    """Return the download of a file from any server into `folder`.
+
+    Raises:
+        ArgumentError: if the file name is not safe.
+    """
     return Job(id=job_id, title=address.name, files=(from_web(address, folder),))
 
 

@@ -76,7 +76,10 @@ class PartFile:
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Replace the known origin by `origin`, which has more facts from the server, and write it into the journal."""
+        """Replace the known origin by `origin`, which has values that the server stated later, in the journal too.
+
+        An origin is the identity of the file on its server, such as address, size and etag.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -275,7 +278,10 @@ def storage_error(error: OSError, target: Path) -> StorageError:
 
 
 def _is_same(known: Origin, origin: Origin) -> bool:
-    """Return whether both origins are of the same file, judged by the most reliable value that both have."""
+    """Return whether two origins (address, size, etag, SHA-256) are of the same file.
+
+    The most reliable value that both have decides.
+    """
     # The hash of the content decides. Size, etag and address follow, each less certain.
     if known.sha256 and origin.sha256:
         return known.sha256 == origin.sha256

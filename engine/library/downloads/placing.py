@@ -23,7 +23,9 @@ from engine.runtime.protocol.network import TransferFile
 def in_folder(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path
 ) -> tuple[TransferFile, ...]:
-    """Return the transfers of `files` into `folder`. The repository's subfolders are not created.
+    """Return address, target path and hash of `files` for a download into `folder`.
+
+    All files are placed directly in `folder`, also those from subfolders of the repository.
 
     Raises:
         ArgumentError: if a name is not safe, or if two files have the same name.
@@ -38,9 +40,9 @@ def in_folder(
 def in_cache(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, cache: Path
 ) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
-    """Return the transfers of `files` into the Hugging Face cache, and the refs to write there.
+    """Return address, target path and hash of `files` for a download into the Hugging Face cache, and the refs.
 
-    A ref is a pair of the path of its file and the commit.
+    A ref is a small file that states the commit of a branch. Each is returned as (path, commit).
 
     Raises:
         ArgumentError: if a name is not safe.
@@ -57,7 +59,7 @@ def in_cache(
 
 
 def from_web(address: WebAddress, folder: Path) -> TransferFile:
-    """Return the transfer of a file from any server. Its size and hash are unknown."""
+    """Return address and target path for a download from any server into `folder`. Size and hash are unknown."""
     return TransferFile(url=address.url, target=str(_inside(folder, address.name)))
 
 

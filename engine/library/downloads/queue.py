@@ -44,10 +44,10 @@ class _Running:
 
 
 class DownloadQueue:
-    """The downloads in order, one of them running.
+    """The downloads ("jobs") in order, one of them running.
 
-    Every method returns at once, except `close`: a thread of the queue does the work, and only that thread touches
-    files and processes. A job that ran when the program ended is resumed when the queue is made again. While a job
+    Every method returns at once, except `close`: a thread of the queue does the work, and only that thread uses files
+    and processes. A job that was running when the program ended is resumed by the queue of the next run. While a job
     waits for a retry, others run.
 
     `path`: the queue file.

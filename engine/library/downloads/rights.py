@@ -19,7 +19,7 @@ from engine.runtime.protocol.network import Download
 def give_up_rights(order: Download) -> bool:
     """Restrict this process to the folders of `order`, which are created; return whether the system supports that.
 
-    The process must have a single thread, see `confine`.
+    The process must have a single thread, because older versions of Landlock do not restrict other threads.
 
     Raises:
         StorageError: if a folder cannot be made.
@@ -51,7 +51,8 @@ def writable_folders(order: Download) -> Iterator[Path]:
 
 
 def _existing_folders(folder: Path, root: Path) -> Iterator[Path]:
-    """Yield the folders from `folder` up to `root` that exist. Each may be a link to another disk."""
+    """Yield the existing folders from `folder` up to `root`."""
+    # All of them, because each may be a link to another disk.
     for each in (folder, *folder.parents):
         if each.is_dir():
             yield each

@@ -179,7 +179,7 @@ def is_safe_path(path: str) -> bool:
 
 
 def role_of(path: str) -> FileRole:
-    """Return the role of the file at `path` by its name."""
+    """Return the kind of a file (model, projector, draft model, ...), judged by its name."""
     name = path.rpartition("/")[2]
     role, ending = side_role_of(name), name.lower()
     if role is not None and ending.endswith((".gguf", ".dat")):

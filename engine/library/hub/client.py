@@ -67,7 +67,7 @@ class _Model(msgspec.Struct):
 
 
 class _LargeFile(msgspec.Struct):
-    """Field `lfs` of a file in the JSON of the API: facts about a file in Git LFS. `oid`: its SHA-256."""
+    """Field `lfs` of a file in the API's JSON, for a large file in Git LFS. `oid`: SHA-256 of the file."""
 
     oid: str
 
@@ -77,7 +77,7 @@ class _Entry(msgspec.Struct):
 
     `type`: "file" or "directory".
     `oid`: hash of the git object.
-    `lfs`: facts about a file in Git LFS, None for a small file.
+    `lfs`: SHA-256 of a large file, which is in Git LFS; None for a small file.
     """
 
     type: str
@@ -109,7 +109,11 @@ def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None
 
 
 def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> RepoListing:
-    """Return the files of `repo` at the commit that `revision` names now; raises as `search_models`."""
+    """Return the files of `repo` at the present commit of `revision` (branch, tag or commit).
+
+    Raises:
+        HubError: if the hub does not answer properly.
+    """
     hub.require_online()
     address = f"{hub.endpoint}/api/models/{repo}"
     url = f"{address}/revision/{quoted(revision, safe='')}?expand=sha&expand=gated"

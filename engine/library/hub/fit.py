@@ -41,16 +41,19 @@ class HeaderGrade(StrEnum):
 class QuantisationFit:
     """The forecast of one quantisation of a repository. Speeds are in tokens per second.
 
-    `sentence`: the verdict as a text for people, or the reason why no forecast is possible.
+    `verdict`: where the quantisation fits.
+    `grade`: whether tensor sizes are from the quantisation's own header, or scaled from another one.
+    `sentence`: the result as a text for people, or the reason why no forecast is possible.
     `n_layers_on_cpu`: number of layers, of `n_layers`, that are on the CPU.
     `n_experts_on_cpu`: number of layers that are on a device, with their experts on the CPU.
     `n_ctx`: context length in tokens.
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
-    `explanation`: text of the strategy on its layout.
+    `explanation`: sentences of the strategy on why it chose the layout.
     `expected_per_second`: predicted speed of an answer of usual length, between those two; 0 if there is no prediction.
-    `speed_source`: the least certain source among the devices that matter for `expected_per_second`.
+    `speed_source`: how the devices' speeds are known; of several sources the least reliable one, without devices that
+    hardly matter for `expected_per_second`.
     `projector`: the projector whose memory is counted, None if none is.
     """
 
@@ -86,8 +89,8 @@ class RepoFit:
     """Forecasts of all quantisations of a repository.
 
     `model`: the header that the forecasts are based on.
-    `best`: name of the proposed quantisation, None if none fits.
-    `why`: reason of the proposal, one sentence.
+    `best`: name of the quantisation that the user is advised to download, None if none fits.
+    `why`: one sentence with the reason for `best`, or why none fits.
     """
 
     listing: RepoListing

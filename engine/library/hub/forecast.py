@@ -91,11 +91,14 @@ def forecast(
     options: FitOptions,
     projector: HubFile | None = None,
 ) -> QuantisationFit:
-    """Return the forecast of one quantisation. Raises as `forecast_repo`.
+    """Return the forecast of one quantisation.
 
-    `model`: header of the quantisation, or a scaled one.
-    `grade`: source of the tensor sizes in `model`.
+    `model`: header of the quantisation, or that of another one with tensor sizes scaled to this quantisation.
+    `grade`: which of the two `model` is.
     `projector`: the projector whose memory is counted, None for none.
+
+    Raises:
+        CancelledError: if `options.constraints.watch` is cancelled.
     """
     memory = ModelMemory(model)
     side_files = options.constraints.side_files if projector is None else SideFiles(_sized_projector(projector))
@@ -312,7 +315,16 @@ def fit_listing(
     options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of a repository whose files are listed already. Raises as `fit_repo`."""
+    """Return the forecasts of a repository whose files are listed already.
+
+    Except for `listing`, the arguments are those of `fit_repo`.
+
+    Raises:
+        HubError: if the hub refuses or does not answer.
+        ArgumentError: if the repository lacks the quantisation, or has no model.
+        ModelFileError: if the file is not a model.
+        CancelledError: if the watch of the options is cancelled.
+    """
     read = listing.find(address.quantisation, address.path)
     model = read_remote_model(listing, read, hub, cache, token)
     return forecast_repo(listing, read, model, options_of(model), tell)

@@ -105,10 +105,14 @@ def read_remote_model(
 
 
 def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCache | None = None) -> FileHeader:
-    """Return the header of a remote file, from `cache` or by range requests. Raises as `read_remote_model`.
+    """Return the header of a remote file, from `cache` or by range requests.
 
     `index`: index of the file among the parts of its model, from 0.
     `fetch`: returns the bytes between two offsets of the file.
+
+    Raises:
+        HubError: if the header cannot be downloaded.
+        ModelFileError: if the file is not a model.
     """
     key = f"{file.etag} {file.size_bytes}"
     known = cache.find(key) if cache else b""

@@ -123,7 +123,7 @@ FaultOfAnswer = Callable[[int, Message, str], HubError]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Facts about a file, from the headers of an HTTP response.
+    """Size, etag, commit and byte range of a file, from the headers of an HTTP response.
 
     `url`: address of the response, after redirects.
     `etag`: etag of the file without quotation marks, None if not stated.
@@ -183,7 +183,7 @@ class Response:
         """Return the content, at most `max_bytes` of it. The whole read has one deadline, so it is for short answers.
 
         Raises:
-            HubError: as `read_some`.
+            HubError: if the connection is lost, ends early, or is too slow.
         """
         limit_s = time.monotonic() + self._timeout_s + max_bytes / SHORT_BYTES_PER_S
         parts: list[bytes] = []
@@ -199,7 +199,8 @@ class Response:
         """Return the whole content of a short answer.
 
         Raises:
-            HubError: as `read_some`, and if the content is longer than `max_bytes`.
+            HubError: if the connection is lost, ends early, or is too slow, or if the content is longer than
+                `max_bytes`.
         """
         data = self.read_up_to(max_bytes + 1)
         if len(data) > max_bytes:
@@ -272,7 +273,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
     """Return the bytes of a remote file from the offset `first` up to `end`, or up to the end of a shorter file.
 
     Raises:
-        HubError: as `open_url`, and if the server ignores range requests.
+        HubError: if the connection fails, the server answers with an error, or it ignores range requests.
     """
     with open_url(url, token=token, first=first, end=end, timeout_s=timeout_s) as response:
         # A server without ranges answers 200 and starts at byte 0.
@@ -289,7 +290,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """Facts about a file from the headers with which the hub redirects to its storage."""
+    """Etag, size and commit of a file, from the headers of the response that redirects to the hub's storage."""
 
     etag: str | None = None
     size_bytes: int | None = None

@@ -1,6 +1,6 @@
 """`Exported`: a plan as text for another program.
 
-The module also has the sentences on devices, layers and settings that a program with few options cannot express.
+The module also has notes for programs with few options: sentences on the devices, layers and settings that are lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def offloaded_layers(plan: Plan) -> int:
 
 
 def lost_placement(plan: Plan, program: str) -> Iterator[str]:
-    """Yield sentences on parts of the layout that `program` ignores. Its only option is the number of GPU layers."""
+    """Yield sentences on the parts of the layout that are lost in `program`, which has only a number of GPU layers."""
     layout, parameters = plan.edit.layout, plan.parameters
     devices = [device for device in parameters.devices if device != CPU_ID]
     remote = [each.id for each in plan.devices_in_use if each.is_rpc]

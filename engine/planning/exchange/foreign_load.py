@@ -1,4 +1,4 @@
-"""The options of a load in a command or file of another program, before a model and devices are known."""
+"""Load options that were found in a command or file of another program, before a model and devices are known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ForeignOverride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignDraft:
-    """The options of a draft in a command or file of another program.
+    """Options of speculative decoding, found in a command or file of another program.
 
     `types`: types of speculative decoding by llama.cpp's names; empty if none is given.
     `model`: path of the draft model; empty if there is none.
@@ -57,7 +57,7 @@ class ForeignDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignLoad:
-    """The options of a load in a command or file of another program.
+    """Load options that were found in a command or file of another program.
 
     `program`: name of the program for sentences.
     `model`: path or name of the model as written; empty if there is none.
@@ -158,7 +158,7 @@ class ForeignOptions:
             self.load = replace(self.load, n_gpu_layers=layers)
 
     def take_main(self, name: str, text: str) -> None:
-        """Set the index of the main device to the number `text` of option `name`; add a note if it is no number."""
+        """Set llama.cpp's `main_gpu` to the number `text` of option `name`; add a note if it is no number."""
         number = whole_number(text)
         if number is None:
             self.refuse(name, text)

@@ -68,10 +68,10 @@ class Imported:
 
 
 def read_foreign(text: str, source: Source | None = None, name: str | None = None) -> ForeignLoad:
-    """Return the options of a load in a command or file of another program.
+    """Parse a command or file of another program, and return its load options.
 
     `source`: kind of the text; None to detect it.
-    `name`: model to use of a llama-swap configuration with several models.
+    `name`: name of the model to load, for a llama-swap configuration with several models.
 
     Raises:
         LayoutError: the text cannot be parsed.
@@ -108,7 +108,7 @@ def _source_of(text: str) -> Source:
 
 
 def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
-    """Return the layout in which the options `load` place `model` on the devices of `rig`."""
+    """Return the layout of `model` on `rig` that results from another program's options `load`, with settings."""
     return _Arranger(load, model, rig).run()
 
 
@@ -128,7 +128,7 @@ class _Arranger:
         self.notes = list(load.notes)
 
     def run(self) -> Imported:
-        """Return the layout with settings and notes."""
+        """Translate the options, and return layout, settings and notes."""
         load = self._load
         layout = self._with_overrides(self._layout())
         device = self._projector_device()
@@ -217,7 +217,12 @@ class _Arranger:
         return [(listed[index][0], 1.0)]
 
     def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
-        """Return the device id of each layer, the output layer last, in float32 as in llama.cpp (`load_tensors`)."""
+        """Return the device id of each layer, the output layer last.
+
+        It divides layers by shares as llama.cpp's `load_tensors` does, also in float32 to get the same rounding.
+
+        `listed`: (device id, share) of each entry of the device list. `offloaded`: number of layers on devices.
+        """
         sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
         bounds = [float32(total / sums[-1]) for total in sums]
         # llama.cpp uses `std::upper_bound`: a layer exactly on a bound belongs to the next device.
@@ -350,9 +355,11 @@ class _Arranger:
 
 
 def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
-    """Yield the override of a layer part, such as experts, if `pattern` is exactly this program's regex for that part.
+    """Yield an override of a layer part, such as experts, if `pattern` is exactly our regex for that part.
 
-    Nothing is yielded for any other pattern. `device`: device of the override. `n_layers`: layers of the model.
+    Nothing is yielded for any other pattern.
+
+    `device`: id of the device to which the override moves the part. `n_layers`: number of the model's layers.
     """
     head = _PART_HEAD.match(pattern)
     if head is None:

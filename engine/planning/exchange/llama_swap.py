@@ -32,7 +32,12 @@ _MAX_PASSES = 4
 
 
 def export_swap(plan: Plan) -> Exported:
-    """Return the plan as an entry for llama-swap's `config.yaml`. Raises as `Plan.parameters` does."""
+    """Return the plan as an entry for llama-swap's `config.yaml`.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     command = server_command(plan)
     lines = shell_lines((("--port", "${PORT}"), *command.groups))
     # shlex quotes the dollar sign, and llama-swap replaces the macro before it splits the words.

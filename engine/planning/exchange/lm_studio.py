@@ -18,7 +18,12 @@ _CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 def export_lm_studio(plan: Plan) -> Exported:
-    """Return the plan as LM Studio's load configuration in JSON. Raises as `Plan.parameters` does."""
+    """Return the plan as LM Studio's load configuration in JSON.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     used = plan.settings
     positions = plan.model.n_layers + 1
     offloaded = offloaded_layers(plan)

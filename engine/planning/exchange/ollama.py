@@ -22,7 +22,12 @@ MAX_LINES = 20_000
 
 
 def export_modelfile(plan: Plan) -> Exported:
-    """Return the plan as a Modelfile of ollama. Raises as `Plan.parameters` does."""
+    """Return the plan as a Modelfile of ollama.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     used = plan.settings
     files = plan.edit.side_files
     # num_ctx is the context of one request: ollama multiplies it by OLLAMA_NUM_PARALLEL.
@@ -89,7 +94,7 @@ def _settings_notes(plan: Plan) -> Iterator[str]:
 
 
 def read_modelfile(text: str) -> ForeignLoad:
-    """Return the options of a load in a Modelfile.
+    """Parse a Modelfile, and return its load options.
 
     Raises:
         LayoutError: there is no FROM instruction, or there are too many lines.

@@ -49,7 +49,12 @@ class PlacementWords:
 
 
 def placement_words(plan: Plan) -> PlacementWords:
-    """Return a plan's layout as values for options of llama.cpp's programs. Raises as `Plan.parameters` does."""
+    """Return a plan's layout as values for options of llama.cpp's programs.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     parameters = plan.parameters
     overrides = tuple(_overrides(plan))
     if parameters.split_mode in ("tensor", "row"):
@@ -82,9 +87,10 @@ def placement_words(plan: Plan) -> PlacementWords:
 def _without_cpu(
     parameters: EngineParameters, model: ModelFile
 ) -> tuple[list[tuple[str, float]], list[tuple[str, str]]]:
-    """Return the layout's device list without the CPU, and the weights that `-ot` must keep on the CPU instead.
+    """Return two lists: the layout's device list without CPU entries, and the weights that `-ot` keeps on the CPU.
 
-    The first list has (device id, layer count) of each entry. The second has (regex, note for the user).
+    The first list has (device id, number of layers) for each entry. CPU layers are counted for the device before them.
+    The second list has (regex, note for the user) for the weights of these CPU layers.
     """
     listed = list(zip(parameters.devices, parameters.tensor_split, strict=False))
     first = next((device for device, _ in listed if device != CPU_ID), None)

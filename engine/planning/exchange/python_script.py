@@ -182,7 +182,12 @@ if __name__ == "__main__":
 
 
 def export_python(plan: Plan) -> Exported:
-    """Return the plan as a Python script for llama-cpp-python. Raises as `Plan.parameters` does."""
+    """Return the plan as a Python script for llama-cpp-python.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     used, parameters, files = plan.settings, plan.parameters, plan.edit.side_files
     overrides = parameters.overrides
     several = parameters.split_mode == "layer" and len(parameters.devices) > 1

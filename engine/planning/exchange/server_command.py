@@ -44,7 +44,12 @@ class ServerCommand:
 
 
 def export_server(plan: Plan) -> Exported:
-    """Return the plan as a llama-server command for a POSIX shell. Raises as `Plan.parameters` does."""
+    """Return the plan as a llama-server command for a POSIX shell.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     command = server_command(plan)
     setting = "".join(f"{name}={shlex.quote(value)} " for name, value in command.environment)
     return Exported(f"{setting}{shell_lines(command.groups)}\n", command.notes, "llama-server.sh")
@@ -56,7 +61,12 @@ def shell_lines(groups: tuple[tuple[str, ...], ...]) -> str:
 
 
 def server_command(plan: Plan) -> ServerCommand:
-    """Return the options with which llama-server loads a model as the plan does. Raises as `Plan.parameters` does."""
+    """Return the options with which llama-server loads a model as the plan does.
+
+    Raises:
+        RuleViolationError: the plan breaks a rule of llama.cpp.
+        LayoutError: the layout cannot be translated.
+    """
     words = placement_words(plan)
     projector = plan.resolved.projector_device if plan.edit.side_files.projector is not None else CPU_ID
     devices = (*words.devices, *(each.device for each in words.overrides if isinstance(each, TensorOverride)))

@@ -51,7 +51,9 @@ _SERVER_SLOTS = 4
 
 
 def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
-    """Return the options of a load in a command. `environment`: further variables of its process, as "NAME=VALUE".
+    """Parse a command of a llama.cpp program, and return its load options.
+
+    `environment`: variables with which the command is started, as "NAME=VALUE", in addition to those in `text`.
 
     Raises:
         LayoutError: the text has no option of llama.cpp, unclosed quotes, or too many words.
@@ -407,10 +409,7 @@ NO_DRAFT = "none"
 
 
 def kind_of_draft(name: str) -> DraftKind | None:
-    """Return this program's draft kind for llama.cpp's name of a type of speculative decoding.
-
-    None if it is not supported.
-    """
+    """Translate llama.cpp's name of a type of speculative decoding, such as "draft-mtp"; None if not supported."""
     if name.startswith("ngram"):
         return "ngram"
     kinds: dict[str, DraftKind] = {"draft-simple": "model", "draft": "model", "draft-mtp": "mtp", "mtp": "mtp"}

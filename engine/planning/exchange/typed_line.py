@@ -70,7 +70,7 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
 
 
 def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, ...] | None = None) -> Layout:
-    """Return the layout for the options `load` on devices of `rig`.
+    """Return the layout that results from the load options `load` on the devices of `rig`.
 
     `ids`: device ids to use if `load` has no `-dev`; None for all devices in order.
     """
@@ -86,7 +86,10 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the options of a command that sets nothing. A typed line sets the options that differ from these."""
+    """Return the load options of a command without settings, for comparison.
+
+    What differs from them in the options of a typed line was set by that line.
+    """
     return read_command("-ngl 0")
 
 

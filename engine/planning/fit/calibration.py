@@ -41,7 +41,7 @@ If a measured need is larger, another program has probably allocated memory.
 class Calibration:
     """Memory that earlier loads needed on each device beyond llama.cpp's buffers.
 
-    `overheads`: overhead in bytes of the last loads, by device key; the device that was loaded last is the last key.
+    `overheads`: overhead in bytes of the last loads, by device key; the device of the latest load is the last key.
     `computing`: needs of models that ran out of memory while they computed, latest last.
     """
 
@@ -72,13 +72,15 @@ class Calibration:
         """Return the calibration with the overhead of one more load.
 
         The overhead of a device is the memory that the load took, less the forecast of llama.cpp's buffers, at least 0.
-        The memory taken is the device's number in `grown_bytes`. RPC workers and the host may have none: then it is the
-        need in `measured`. Other devices without a number are skipped, because llama.cpp's numbers contain no overhead.
-        Skipped as well are devices whose driver reports a constant (Vulkan without VK_EXT_memory_budget), and overheads
-        above `MAX_OVERHEAD_BYTES`, which are errors of the forecast.
+        The memory taken is the device's number in `grown_bytes`. If an RPC worker or the host has no number, it is the
+        need in `measured`. These devices are skipped:
+        - other devices without a number, because `measured` contains no overhead for them;
+        - devices whose used memory never grows, because the driver reports a constant (Vulkan without
+          VK_EXT_memory_budget);
+        - devices with an overhead above `MAX_OVERHEAD_BYTES`, which is an error of the forecast.
 
-        `forecast`: rows before the load.
-        `measured`: rows as llama.cpp reported them after the load.
+        `forecast`: memory of each device as forecast before the load.
+        `measured`: memory of each device as llama.cpp reported it after the load.
         `grown_bytes`: growth of used memory during the load as reported by the driver, by device id.
         """
         # The warm-up takes what comes while it answers, but for what comes as the context fills.

@@ -44,7 +44,7 @@ def all_to_cpu(plan: Plan) -> Layout:
 
 
 def back_as_fit(plan: Plan) -> Layout:
-    """Return the layout with as many experts as fit moved from the CPU to the devices of their layers.
+    """Move as many experts as fit from the CPU back to the devices of their layers, and return the new layout.
 
     Experts of the last layers move first. So the layers whose experts stay on the CPU are one range.
     """
@@ -98,7 +98,7 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
 
 def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
-    """Return how moving experts from the layout of `plan` to `layout` changes memory and speed."""
+    """Compare memory and speed of `layout` with those of the layout of `plan`, which has experts on other devices."""
     now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
     moved = [
         layer

@@ -55,7 +55,7 @@ class HeldModel:
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
     def busy(self) -> HeldModel:
-        """Return the model in the state busy, in which it is not unloaded.
+        """Return the model in the state busy, in which its keep-alive time does not run.
 
         Called at the start of an answer or a load.
         """
@@ -116,7 +116,7 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the fewest of `models` that must be unloaded together with all of `also` until `is_enough` is true.
+    """Return the fewest of `models` to unload, in addition to all of `also`, so that `is_enough` is true.
 
     `is_enough` must be true if all `models` and all of `also` are unloaded.
     """
@@ -162,9 +162,9 @@ def rig_beside(
 ) -> Rig:
     """Return `rig` with the free memory that the next load will find after the models in `leaving` were unloaded.
 
-    A device has at most its total memory (or cap) less the bytes of the models that stay, whatever it reports. Bytes of
-    leaving models count as free. An RPC worker that a staying model uses has nothing free, because it serves one client
-    at a time.
+    The free memory is what the device reports plus the bytes of the leaving models. It is limited to the total memory
+    (or cap) less the bytes of the models that stay. An RPC worker that a staying model uses has nothing free, because
+    it serves one client at a time.
 
     `rig`: devices with the free memory that they report while all of `models` are loaded.
     `models`: all loaded models, including those in `leaving`.

@@ -18,7 +18,7 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.planning.speed.work import Work
 
 _ABOUT_AS_SHORT = 1.1
-"""Factor for missing bytes, up to which two devices that are too small count as equally short of memory.
+"""Largest ratio of the missing bytes of two devices for which both count as equally small.
 
 The free memory of equal cards differs by the memory that the desktop uses.
 """
@@ -38,8 +38,8 @@ def layout_in_split_mode(plan: Plan, mode: SplitMode, speeds: Speeds = NO_MEASUR
 def _on_one_device(plan: Plan, speeds: Speeds) -> Layout:
     """Return a layout with the whole model on the fastest device with enough memory.
 
-    If no device has enough, it is the fastest of those whose missing bytes are close to the smallest number of missing
-    bytes (within the factor `_ABOUT_AS_SHORT`).
+    If no device has enough, the devices that lack the fewest bytes are compared (up to `_ABOUT_AS_SHORT` times the
+    smallest number), and the fastest of them is used.
     """
     # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
     devices = [device for device in plan.rig.devices if device.kind != "accel"] or [plan.rig.host]

@@ -76,7 +76,10 @@ class Needs:
         return found
 
     def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` without compute buffers, by device id; "auto" settings stay undecided."""
+        """Return the memory of `layout` without compute buffers, by device id.
+
+        This is faster than `of`: no values are chosen for settings on auto.
+        """
         plan = self._plan
         estimate = plan.memory.estimate(
             layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_mtp(plan.edit.side_files.draft)

@@ -235,7 +235,7 @@ class _Search:
         )
 
     def smaller_cache(self) -> Proposal | None:
-        """Return a proposal with the largest of the small KV cache types that fits; None if none fits."""
+        """Return a proposal with the least reduced KV cache type that fits (q8_0 before q4_0); None if none fits."""
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
@@ -421,7 +421,7 @@ def _length_words(context: ContextSettings) -> str:
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
     """Return the bytes that unloading each loaded model would free on a device, by key of the model.
 
-    Memory of devices that share it with this device counts too.
+    If the device shares memory with others (unified memory), the bytes of the model on these count too.
     """
     shared = rig.pool.ids if rig.pool is not None and device_id in rig.pool.ids else (device_id,)
     held: dict[FileIdentity, int] = {}
@@ -432,7 +432,7 @@ def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
 
 
 def rig_without(rig: Rig, key: FileIdentity) -> Rig:
-    """Return `rig` with the memory that the model with this key holds counted as free."""
+    """Return `rig` as if the model with this key were unloaded: its bytes are added to the free memory."""
 
     def freed(device: Device) -> Device:
         held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)
@@ -453,9 +453,9 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 
 
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
-    """Yield settings with K and V cache in a smaller type, then with K alone, for each of `_SMALL_TYPES`.
+    """Yield settings with smaller KV cache types: for q8_0 and then q4_0, first both caches, then the K cache alone.
 
-    A yielded V type may still break a rule of llama.cpp.
+    Types that are smaller already stay. A yielded V type may still break a rule of llama.cpp.
     """
     for kind in _SMALL_TYPES:
         key = kind if _bits(kind) < _bits(now.type_k) else now.type_k

@@ -32,12 +32,12 @@ It is small because several proposals are searched after a failed load.
 """
 
 _Step = Callable[[int], Layout | None]
-"""A function that takes a number of layers, and returns the layout after so many layers left a device.
+"""A function that moves a given number of layers off a device, and returns the new layout.
 
 It returns None if that is not possible.
 """
-_Taking = tuple[_Step, int]
-"""A step (see `_Step`), and the largest number of layers that it can move."""
+_BoundedStep = tuple[_Step, int]
+"""A function that moves layers off a device (`_Step`), and the largest number of layers that it can move."""
 
 
 # ---------------------------------------------------------------------- moves
@@ -68,9 +68,13 @@ class Move:
 def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
     """Return moves from both ends of each run on `devices` to each target, in the order in which they should be tried.
 
-    Moves to the device of a neighbouring run come before all others. In both groups, moves to the CPU come last. Then
-    these moves come first: those with fewer new entries in llama.cpp's device list, those to earlier `targets`, those
-    without the output layer, and those from longer runs.
+    The order is by these criteria, the most important first:
+    1. moves to the device of a neighbouring run;
+    2. moves to other devices than the CPU;
+    3. moves with fewer new entries in llama.cpp's device list;
+    4. moves to earlier devices of `targets`;
+    5. moves that leave the output layer on its device;
+    6. moves from longer runs.
 
     `targets`: ids of devices that may get layers, the best first.
     """
@@ -185,7 +189,7 @@ class Relief:
         return not self.needs.plan(layout).violations
 
     def goes(self, layout: Layout) -> bool:
-        """Return whether `layout` is allowed (`is_allowed`) and no device exceeds its limit."""
+        """Return whether `layout` breaks no rule, keeps the pins, and exceeds no device's memory limit."""
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
@@ -216,7 +220,7 @@ class Relief:
         return found if found is not None and self.is_allowed(found) else None
 
     def without(self, layout: Layout, device: str, avoid: Collection[str] = ()) -> tuple[str, Layout] | None:
-        """Return (id of another device, `layout` with everything of `device` moved to that device).
+        """Move everything on `device` to one other device; return (id of that device, new layout).
 
         Devices in `avoid` are not used. None if no device has room.
         """
@@ -313,12 +317,12 @@ class Relief:
                 return best
         return self._all_off(layout, device)
 
-    def _steps(self, layout: Layout, device: str) -> tuple[list[_Taking], list[_Taking]]:
+    def _steps(self, layout: Layout, device: str) -> tuple[list[_BoundedStep], list[_BoundedStep]]:
         """Return two lists of steps that move layers off `device`: steps to other devices, and steps to the CPU."""
         room = self.needs.room(layout)
         targets = [name for name in self._targets(layout, (device,)) if room[name] > 0]
-        to_devices: list[_Taking] = []
-        to_cpu: list[_Taking] = []
+        to_devices: list[_BoundedStep] = []
+        to_cpu: list[_BoundedStep] = []
         longest = max((run.length for run in layout.runs if run.device == device), default=0)
         if CPU_ID in targets and longest:
             to_cpu.append((partial(pushed_to_cpu, layout, device), longest))

@@ -15,7 +15,10 @@ _ROUNDS = 8
 _WHOLE = 1000
 """Sum of the new shares, which are whole numbers. llama.cpp rounds shares to coarser steps than this."""
 _SPARE = 0.98
-"""Divisor of the share that a short device loses. It loses 2 % more than computed, because slices are whole heads."""
+"""Divisor of the computed reduction of a short device's share.
+
+The share is reduced by 2 % more than computed, because a device's part of a layer is a whole number of heads.
+"""
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:

@@ -53,7 +53,7 @@ class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     `round_trip_s`: latency of the device's link in seconds.
     `sent_bytes_per_second`: throughput of the device's link.
     `op_s`: seconds of a computation that reads next to nothing; None if it was not measured.
-    `products`: multiplications (weights times tokens) per second in large batches, by type name.
+    `products`: speed of matrix multiplications in large batches, in multiply-adds per second, by type name.
     """
 
     read_bytes_per_second: float

@@ -23,7 +23,10 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, usable_bytes
 
 MAX_TENTHS = 10
-"""Largest back-off in tenths of a device's capacity. With it, nothing is planned on a device that ran out of memory."""
+"""Largest back-off: the part of a device's capacity that stays unused after a failed allocation, in tenths.
+
+With this value, nothing is planned on a device that ran out of memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,10 @@ class Refusal:
 
     @property
     def capacity_bytes(self) -> int:
-        """Largest number of bytes that a load can allocate on the device.
+        """Largest number of bytes that a load can allocate on the device, as the failed allocation shows.
 
-        It is less than placed and requested bytes together, and at most placed and free bytes together.
+        The device could not give the placed and the requested bytes together, so it has at least one byte less. Nor has
+        it more than the placed and the free bytes together.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)
@@ -58,7 +62,7 @@ class Tried:
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
-    `tenths`: back-off with which the layout was planned, in tenths of a device's capacity.
+    `tenths`: part of the capacity of devices with a failed allocation that the layout had to leave unused, in tenths.
     """
 
     layout: Layout
@@ -71,7 +75,7 @@ class Tried:
 class NextLayout:
     """The next layout to try.
 
-    `tenths`: back-off with which the layout was planned, in tenths of a device's capacity.
+    `tenths`: part of the capacity of devices with a failed allocation that the layout leaves unused, in tenths.
     `change`: the moved layers, as a phrase for the user.
     """
 
@@ -83,10 +87,10 @@ class NextLayout:
 def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> NextLayout | None:
     """Return the next layout to try: one near the last layout of `history`; None if there are no more layouts to try.
 
-    A device on which an allocation failed gets fewer bytes than in any layout that failed there. It also gets less than
-    its capacity: a tenth less for each failure so far. If that leads to no new layout, the back-off grows. The last
-    layout to try has everything on the CPU. Split mode, overrides, pinned layers and disabled devices stay as the user
-    chose them.
+    A device on which an allocation failed gets fewer bytes than in any layout that failed on it. A part of its capacity
+    stays unused as well: one tenth for each failure so far, and more if that leads to no new layout. The last layout to
+    try has everything on the CPU. Split mode, overrides, pinned layers and disabled devices stay as the user chose
+    them.
 
     `plan`: the plan that the user wanted; its settings and side files are used.
     `history`: all layouts tried so far, the latest last.
@@ -113,7 +117,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
     """Return the largest estimated bytes that the next layout may have on each device, by device id.
 
-    `tenths`: back-off on devices that ran out of memory, in tenths of their capacity.
+    `tenths`: part of the capacity that stays unused on devices that ran out of memory, in tenths.
     """
     limits = dict(needs.limits)
     for tried in history:

@@ -163,7 +163,7 @@ def plan_together(
 
 
 def distinct_names(models: Sequence[ModelFile]) -> list[str]:
-    """Return a distinct name for each model: the model's name, the name of its file, or the latter with a number."""
+    """Return a distinct name for each model: the model's name, else its file name, else its file name with a number."""
     own = [model.name for model in models]
     names: list[str] = []
     for model in models:

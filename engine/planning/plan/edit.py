@@ -27,7 +27,11 @@ class Edit:
     side_files: SideFiles = NO_SIDE_FILES
 
     def after(self, move: Move) -> Edit:
-        """Return the edit with `move` applied. Raises `LayoutError` as `Move.apply` does."""
+        """Return the edit with `move` applied.
+
+        Raises:
+            LayoutError: the layout has no such layer or boundary.
+        """
         draft = self.side_files.draft
         if not isinstance(move, DraftMove):
             return replace(self, layout=move.apply(self.layout))

@@ -39,8 +39,8 @@ def placement_differences(
 ) -> tuple[PlaceDifference, ...]:
     """Return the layers, KV caches and output layer that llama.cpp put on another device than `layout` says.
 
-    The result is empty in modes tensor and row, because llama.cpp reports one device for all of them. Layers that
-    llama.cpp adds to those of the file are not compared.
+    The result is empty in modes tensor and row, because llama.cpp reports one device for all layers. Layers that
+    llama.cpp adds to the layers of the file are not compared.
 
     `layer_devices`: device id that llama.cpp reported for each layer, the output layer last.
     `kv_devices`: (layer, device id) of each KV cache.

@@ -131,7 +131,9 @@ def plan_text(
 ) -> str:
     """Return the forecast as text: layers of each device, a row of memory for each device, shortfalls and broken rules.
 
-    `explanation`, `speed` and `sent` are as for `plan_document`.
+    `explanation`: sentences on how the layout was found.
+    `speed`: predicted speed of answers; None if unknown.
+    `sent`: bytes of weights that a load sends to each RPC worker.
     """
     report, layout = plan.report, plan.edit.layout
     runs = [f"  {range_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]

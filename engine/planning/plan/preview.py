@@ -74,7 +74,7 @@ class Preview:
     `report`: memory forecast of each device.
     `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted. After an
     answer of the model, it is scaled by the measured speed (`anchored`), and is for as many tokens in the context as
-    the answer had; otherwise the header would contradict the speed that the user has just seen.
+    the answer had. So it agrees with the speed that the user has just seen.
     `answered_per_second`: tokens per second of the last answer with this edit; None before the first one.
     `usual_speed`: predicted speed with the usual number of tokens in the context; None if `speed` is for that number.
     `sendings`: bytes of weights that a load sends to each RPC worker; only for workers whose link was measured.
@@ -165,9 +165,10 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of the answer `answered`, whose edit (layout, settings) is not that of `plan`.
+        """Return the predicted speed of the answer `answered`, which was given with another edit than `plan` has.
 
-        None if devices of that edit are missing now. The last result is cached, because it is the same during a drag.
+        None if devices of the other edit are missing now. The last result is cached, because it is the same during a
+        drag.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:

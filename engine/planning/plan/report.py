@@ -139,10 +139,10 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 
 
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
-    """Return `rows` with the memory that devices share with the host counted once; unchanged if no device shares it.
+    """Correct `rows` for memory that devices share with the host (unified memory), so that it is counted once.
 
     Memory that one of these devices needs is not free for the others. The shortfall of each is at least the
-    shortfall of all together.
+    shortfall of all together. Rows of other devices are unchanged.
     """
     pool = rig.pool
     if pool is None:

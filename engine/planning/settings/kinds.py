@@ -69,7 +69,7 @@ class WholeNumber:
     def read(self, item: JsonObject, key: str) -> Value:
         """Return the value of `key` in a JSON object.
 
-        Errors are raised by `item`, which knows the place in the file.
+        For an invalid value, `item` raises the error of its file, with the path of the key.
         """
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
@@ -85,7 +85,11 @@ class WholeNumber:
         return self.left_open.written if is_open and self.left_open is not None else value
 
     def checked(self, value: object) -> int | None:
-        """Check the JSON value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
+        """Check the JSON value `value` and return it as a setting.
+
+        Raises:
+            ValueError: the value is not allowed; the message is for the user, without its full stop.
+        """
         if value is None and self.left_open is not None and self.left_open.written is None:
             return self.left_open.kept
         # bool is a subclass of int in Python, and JSON has both.
@@ -99,7 +103,7 @@ class WholeNumber:
         """Parse `text`, which a user typed, and return the value.
 
         Raises:
-            ValueError: one sentence for the user, without its full stop.
+            ValueError: the value is not allowed; the message is for the user, without its full stop.
         """
         if self.left_open is not None and self.left_open.is_typed(text):
             return self.left_open.kept
@@ -154,7 +158,7 @@ class Real:
     def read(self, item: JsonObject, key: str) -> float:
         """Return the value of `key` in a JSON object.
 
-        Errors are raised by `item`, which knows the place in the file.
+        For an invalid value, `item` raises the error of its file, with the path of the key.
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
@@ -169,7 +173,7 @@ class Real:
         """Check the JSON or GGUF value `value` and return it as a setting.
 
         Raises:
-            ValueError: one sentence for the user, without its full stop.
+            ValueError: the value is not allowed; the message is for the user, without its full stop.
         """
         # Metadata of a model file may hold NaN or infinity.
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -179,7 +183,11 @@ class Real:
         return float(value)
 
     def typed(self, text: str) -> float:
-        """Parse `text`, which a user typed, and return the value. Raises ValueError as `checked` does."""
+        """Parse `text`, which a user typed, and return the value.
+
+        Raises:
+            ValueError: the value is not allowed; the message is for the user, without its full stop.
+        """
         try:
             # People who write decimals with a comma type one here too; no value has a thousands separator.
             number = float(text.replace(",", "."))
@@ -223,18 +231,26 @@ class Choice(_Words):
     def read(self, item: JsonObject, key: str) -> str:
         """Return the value of `key` in a JSON object.
 
-        Errors are raised by `item`, which knows the place in the file.
+        For an invalid value, `item` raises the error of its file, with the path of the key.
         """
         return item.choice(key, self.words)
 
     def checked(self, value: object) -> str:
-        """Check the JSON or GGUF value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
+        """Check the JSON or GGUF value `value` and return it as a setting.
+
+        Raises:
+            ValueError: the value is none of the words; the message is for the user, without its full stop.
+        """
         if not isinstance(value, str) or value not in self.words:
             raise ValueError(tr("this must be one of {allowed}", allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> str:
-        """Parse `text`, which a user typed, and return the value. Raises ValueError as `WholeNumber.typed` does."""
+        """Parse `text`, which a user typed, and return the value.
+
+        Raises:
+            ValueError: the text is none of the words; the message is for the user, without its full stop.
+        """
         return self._typed_word(text)
 
     def text_of(self, value: object) -> str:
@@ -257,12 +273,16 @@ class Switch(_Words):
     def read(self, item: JsonObject, key: str) -> Value:
         """Return the value of `key` in a JSON object.
 
-        Errors are raised by `item`, which knows the place in the file.
+        For an invalid value, `item` raises the error of its file, with the path of the key.
         """
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 
     def typed(self, text: str) -> Value:
-        """Parse `text`, which a user typed, and return the value. Raises ValueError as `WholeNumber.typed` does."""
+        """Parse `text`, which a user typed, and return the value.
+
+        Raises:
+            ValueError: the text is none of the words; the message is for the user, without its full stop.
+        """
         return AUTO if self._typed_word(text) == AUTO else text == "on"
 
     def text_of(self, value: Value) -> str:
@@ -294,7 +314,11 @@ class Texts:
     allowed: str = tr("texts, one per line")
 
     def checked(self, value: object) -> SamplingValue:
-        """Check the JSON value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
+        """Check the JSON value `value` and return it as a setting.
+
+        Raises:
+            ValueError: the value is not allowed; the message is for the user, without its full stop.
+        """
         # A str is a sequence of characters, each of which would become a text of its own.
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ValueError(tr("this must be a list of texts"))
@@ -305,7 +329,12 @@ class Texts:
         return tuple(str(_checked_text(text, may_be_empty=False)) for text in value)
 
     def typed(self, text: str) -> SamplingValue:
-        """Parse `text`, which a user typed, and return the texts. Raises ValueError as `Real.checked` does."""
+        """Parse `text`, which a user typed, and return the texts.
+
+        Raises:
+            ValueError: there are too many texts, or one is too long; the message is for the user, without its full
+                stop.
+        """
         # Empty lines are skipped. An empty stop text would end every answer at once.
         return self.checked([_unescaped(line) for line in text.splitlines() if line])
 
@@ -321,11 +350,19 @@ class Text:
     allowed: str = "text"
 
     def checked(self, value: object) -> SamplingValue:
-        """Check the JSON value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
+        """Check the JSON value `value` and return it as a setting.
+
+        Raises:
+            ValueError: the value is no text, or is too long; the message is for the user, without its full stop.
+        """
         return _checked_text(value, may_be_empty=True)
 
     def typed(self, text: str) -> SamplingValue:
-        """Check `text`, which a user typed, and return it. Raises ValueError as `Real.checked` does."""
+        """Check `text`, which a user typed, and return it.
+
+        Raises:
+            ValueError: the text is too long; the message is for the user, without its full stop.
+        """
         return self.checked(text)
 
     def text_of(self, value: SamplingValue) -> str:

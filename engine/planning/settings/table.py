@@ -33,7 +33,7 @@ DRAFTED_TOKENS = 4
 MOST_DRAFTED = 64
 """Largest number of tokens that can be drafted for one step."""
 MAX_IMAGE_TOKENS = 65_536
-"""Upper limit of image tokens, far above that of any projector.
+"""Upper limit of image tokens, far above the limit of any projector.
 
 libmtmd multiplies the number by the area of a patch in 32-bit integers, which must not overflow.
 """
@@ -317,7 +317,7 @@ def memory_part(context: ContextSettings) -> tuple[Value, ...]:
 def parse_context(item: JsonObject) -> ContextSettings:
     """Return the settings in a JSON object, with defaults for missing keys.
 
-    Errors are raised by `item`, with the place of the value in the file.
+    For an unknown key or an invalid value, `item` raises the error of its file, with the path of the key.
     """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)

@@ -61,9 +61,9 @@ answers and for a card's figures are estimates.
 _LEARNT_UNCERTAINTY = 0.2
 """Relative error that nine of ten predictions do not exceed after answers with layouts of the same class."""
 _TILE = 64
-"""Tokens and cells of a tile of attention in ggml-cpu.
+"""Number of tokens, and of KV cells, in one tile of ggml-cpu's flash attention (`GGML_FA_TILE_Q`, `GGML_FA_TILE_KV`).
 
-If the mask shows at least one cell of a tile to a token, the whole tile is computed.
+A tile is skipped only if the mask hides all its cells from all its tokens.
 """
 _STATE_PASSES = 3
 """Number of times that recurrent state passes through memory for a batch: it is read, written and copied to its
@@ -177,22 +177,24 @@ class LastAnswer:
     prompt_per_second: float = 0.0
 
 
-def anchored(forecast: SpeedForecast, there: SpeedForecast, answer: LastAnswer) -> SpeedForecast:
-    """Return `forecast` scaled by a measured answer of the same model.
+def anchored(forecast: SpeedForecast, predicted: SpeedForecast, answer: LastAnswer) -> SpeedForecast:
+    """Return `forecast` scaled by the ratio of real to predicted speed of an answer of the same model.
 
-    `there`: prediction for the layout of the answer, with as many tokens in the context as during the answer. The scale
-    is chosen so that this prediction becomes the measured speed. The prediction for prompts is scaled in the same way,
-    if the answer's prompt was measured and `there` has a prediction for it.
+    The prediction for prompts is scaled in the same way, if the answer's prompt was measured and `predicted` has a
+    prediction for it.
+
+    `predicted`: prediction for the answer, with its layout and its number of tokens in the context.
+    `answer`: the measured answer.
     """
-    found = _scaled(forecast, there.token_s, answer.tokens_per_second)
-    if forecast.prompt is None or there.prompt is None or answer.prompt_per_second <= 0:
+    found = _scaled(forecast, predicted.token_s, answer.tokens_per_second)
+    if forecast.prompt is None or predicted.prompt is None or answer.prompt_per_second <= 0:
         return found
-    return replace(found, prompt=_scaled(forecast.prompt, there.prompt.token_s, answer.prompt_per_second))
+    return replace(found, prompt=_scaled(forecast.prompt, predicted.prompt.token_s, answer.prompt_per_second))
 
 
-def _scaled(forecast: SpeedForecast, there_s: float, measured_per_second: float) -> SpeedForecast:
-    """Return `forecast` with all times scaled by the measured time of a token over its predicted time `there_s`."""
-    scale = 1 / (max(measured_per_second, 1e-9) * there_s)
+def _scaled(forecast: SpeedForecast, predicted_s: float, measured_per_second: float) -> SpeedForecast:
+    """Return `forecast` with all times multiplied by the ratio of a token's measured time to `predicted_s`."""
+    scale = 1 / (max(measured_per_second, 1e-9) * predicted_s)
     devices = tuple(
         replace(each, seconds=each.seconds * scale, link_s=each.link_s * scale) for each in forecast.devices
     )
@@ -243,11 +245,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Predicts speeds of any layout of one model on one rig; see the module's docstring for the method.
+    """Predicts speeds of any layout of one model on one rig.
 
     `work`: bytes and operations of each layer.
     `context`: settings of the load.
-    `tables`: KV cache and recurrent state of each layer; None if they cannot be computed, then they cost nothing.
+    `tables`: sizes of KV cache and recurrent state of each layer; None if they are unknown, then they cost nothing.
     `speeds`: measured and learnt speeds.
     """
 
@@ -336,7 +338,8 @@ class CostModel:
         `scale`: factor from seconds of the batch to seconds of a token, with the learnt ratio.
         `factors`: learnt factor by device id.
         `source_of`: function that returns how the speed of a device is known.
-        `is_learnt`, `prompt`: as in `SpeedForecast`.
+        `is_learnt`: whether learnt corrections are in `scale` or `factors`.
+        `prompt`: for an answer, the prediction for its prompt.
         """
         times, links = [], []
         for device in self.rig.all_devices:

@@ -30,7 +30,7 @@ class Speeds:
     `by_type`: bytes per second at which weights of other tensor types are read, by type name.
     `op_seconds`: seconds of a small computation that reads no weights.
     `links`: latency and throughput of transfers.
-    `products`: multiplications (weights times tokens) per second in large batches, by type name or kernel.
+    `products`: speed of matrix multiplications in large batches, in multiply-adds per second, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
     `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
     `prompt_factors`, `prompt_ratios`: factors and ratios for prompts.
@@ -103,7 +103,10 @@ KNOWN_BANDWIDTHS: Mapping[str, int] = {
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
 """Usual memory bandwidth in GB/s by kind of device: a guess, shown as "roughly"."""
 _PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
-"""Usual number of multiplications per byte of bandwidth, by kind of device: a guess, shown as "roughly"."""
+"""Usual speed of matrix multiplications, by kind of device: multiply-adds in the time in which a byte is read.
+
+It is a guess, shown as "roughly".
+"""
 # Usual links: guesses, until a link is measured.
 _LOCAL = Link(20e-6, 10 * _GB)
 """Usual link of a local device, if it was not measured."""
@@ -116,8 +119,8 @@ _HOP_SECONDS = 20e-6
 _REMOTE_HOP_SECONDS = 90e-6
 """Fixed seconds of a transfer to an RPC worker, in addition to the time on its link.
 
-They are processor time of client and worker, fitted to 55 layouts of nine models (`benchmarks/speed_prediction.py`). So
-are all constants of this module that are called fitted.
+They are processor time of client and worker. Like all constants of this module that are called fitted, the value was
+fitted to measured speeds of 55 layouts of nine models (`benchmarks/speed_prediction.py`).
 """
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
 """Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
@@ -138,7 +141,7 @@ _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
 }
 """(Smallest, largest) share of a device's bandwidth that a model reaches, by source of the bandwidth.
 
-A measurement runs one product after another, so even a measured bandwidth may not be reached.
+A measurement runs one matrix multiplication after another, so even a measured bandwidth may not be reached.
 """
 _CPU_EFFICIENCY = (0.7, 0.95)
 """(Smallest, largest) share of a CPU's measured bandwidth that a model reaches.
@@ -146,15 +149,16 @@ _CPU_EFFICIENCY = (0.7, 0.95)
 The mean of the inverses of the two shares, 1.24, was fitted.
 """
 _CPU_PRODUCTS_SHARE = 0.91
-"""Share of a CPU's measured speed of products that a prompt reaches; fitted.
+"""Share of a CPU's measured speed of matrix multiplications that a prompt reaches; fitted.
 
 It is below 1 because the matrices of a model are not in the CPU's caches.
 """
 _CPU_OP_WEIGHT = 3.5
 """Mean time of a graph node on a CPU, as a multiple of the time of the addition that is measured.
 
-An addition is among the cheapest nodes: norms, RoPE and softmax take longer, and products convert their column first.
-On cards a launch takes most of the time, whatever the kernel computes. Fitted.
+An addition is among the cheapest nodes: norms, RoPE and softmax take longer, and a matrix multiplication first converts
+the activations to the type of its kernel. On cards, the launch of a kernel takes most of the time, whatever the kernel
+computes. Fitted.
 """
 
 _FAMILIES: Mapping[str, str] = {
@@ -205,16 +209,18 @@ def _computing_kind(device: Device) -> DeviceKind:
 
 
 EXPERTS, REPACKED = ".experts", ".repacked"
-"""Suffixes of a tensor type, as in "Q4_0.repacked": products with experts, and with weights that the CPU has repacked.
+"""Suffixes in names of kernels, after the tensor type, as in "Q4_0.repacked".
 
-These are kernels of their own. A kernel that was not measured has the speed of the plain one.
+They mean matrix multiplications with experts, and with weights that the CPU has repacked. A kernel that was not
+measured has the speed of the kernel without the suffix.
 """
 _HEAD_WIDTHS = (64, 128, 256)
 """Head sizes for which kernels of attention are measured."""
 _MOST_SPREAD = 3.0
-"""log2 of the number of KV heads in the measurements of attention with several heads.
+"""log2 of the number of KV heads with which attention is measured: 8.
 
-Attention is measured with one KV head too (kernels with suffix ".alone"); other numbers of heads are interpolated.
+It is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
+interpolated.
 """
 
 
@@ -236,18 +242,19 @@ def _of_kernel(speeds: Mapping[str, float] | None, kernel: str) -> float | None:
 
 
 def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
-    """Return the bytes per second at which weights are read by a kernel: a tensor type, perhaps with a suffix.
+    """Return the bytes per second at which a kernel of matrix multiplication reads weights.
 
-    If the type was not measured, the result is the bandwidth for F16.
+    If the kernel was not measured, the result is the bandwidth for F16.
+    `kernel`: type of the weights, perhaps with a suffix (`EXPERTS`, `REPACKED`).
     """
     found = _of_kernel(speeds.by_type.get(device.id), kernel)
     return bandwidth(device, speeds) if found is None else found
 
 
 def products(device: Device, kernel: str, speeds: Speeds) -> float:
-    """Return the multiplications (weights times tokens) per second that `device` computes in large batches.
+    """Return the speed of matrix multiplications on `device` in large batches, in multiply-adds per second.
 
-    `kernel`: a tensor type, perhaps with a suffix.
+    `kernel`: type of the weights, perhaps with a suffix (`EXPERTS`, `REPACKED`).
     """
     by_type = speeds.products.get(device.id)
     found = _of_kernel(by_type, kernel)
@@ -267,11 +274,11 @@ def _reached(device: Device) -> float:
 def attention_seconds(
     device: Device, products: float, cells: float, spread: float, *, one: bool, speeds: Speeds
 ) -> float | None:
-    """Return the seconds of attention to `cells` cells of the KV cache; None if its speed was not measured.
+    """Return the seconds of attention to `cells` cells of the KV cache; None if attention was not measured.
 
-    `products`: number of multiplications with keys and values.
+    `products`: number of multiply-adds with keys and values.
     `cells`: number of cells, counted once for each head and token.
-    `spread`: sum over these cells of log2 of the number of KV heads.
+    `spread`: `cells` times log2 of the number of KV heads (its mean, if layers differ).
     `one`: whether the batch is a single token, for which other kernels are used.
     """
     known = speeds.products.get(device.id, {})
@@ -287,7 +294,12 @@ def attention_seconds(
 
 
 def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> float | None:
-    """Return the seconds of attention of a head of `width` elements to a cell, interpolated between measured widths."""
+    """Return the seconds for attention of one head to one cell; None if attention was not measured.
+
+    Between the measured head sizes it is interpolated.
+
+    `known`: measured speeds by kernel. `suffix`: end of the kernel's name. `width`: head size in elements.
+    """
     rates = {each: known.get(f"attention.{each}{suffix}") for each in _HEAD_WIDTHS}
     # Each width multiplies a key and a value.
     times = [(float(each), 2 * each / rate) for each, rate in rates.items() if rate is not None]

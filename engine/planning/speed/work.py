@@ -50,13 +50,16 @@ _MOVED_OPS = 6
 class StateCost(NamedTuple):
     """Cost of the KV cache and recurrent state for one token, in one layer or summed over several layers.
 
+    A cell of the KV cache has the keys and values of one earlier token.
+
     `bytes_read`: bytes of the KV cache that a batch reads once.
-    `products`: multiplications of one token with cached keys and values, including cells that the mask hides.
-    `cells`: cells that one token attends to, counted once for each head; in a sliding window, the cells of the window.
-    `seen`: multiplications of one token with keys and values of the cells in `cells`.
-    `spread`: sum over the cells in `cells` of log2 of the number of KV heads.
+    `products`: multiply-adds with the keys and values of all used cells, also of those that the mask hides.
+    `cells`: number of cells that the mask does not hide, such as those in a sliding window; counted once for each head.
+    `seen`: multiply-adds with the keys and values of these cells.
+    `spread`: `cells` times log2 of the number of KV heads.
     `recurrent_bytes`: bytes of recurrent state.
-    `scanned`, `convolved`: elements of recurrent state and of rolling state, which are computed for each token.
+    `scanned`, `convolved`: number of elements of the states of recurrent layers (llama.cpp's `s` and `r` states), which
+    a scan and a convolution compute for each token.
     """
 
     bytes_read: float = 0.0
@@ -176,20 +179,20 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Of the experts that one token does not use, return the share (0 to 1) that other tokens of its batch use.
+        """Return the share (0 to 1) of the experts unused by one token that other tokens of its batch use.
 
-        These experts are read in addition. Routers are trained to use all experts equally, so each token is assumed to
-        choose experts at random.
+        A batch reads these experts in addition. Routers are trained to use all experts equally, so each token is
+        assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.
         return 1 - unused ** (batch_tokens - 1) if unused > 0 else 0.0
 
     def state(self, tables: ContextMemory | None, fill_tokens: float) -> StateWork:
-        """Return KV cache and recurrent state that a token uses if there are `fill_tokens` tokens in its sequence.
+        """Return the cost of KV cache and recurrent state for one token, with `fill_tokens` tokens in its sequence.
 
-        `tables`: sizes of cache and state; None if they cannot be computed, then all results are 0.
         The latest results are cached.
+        `tables`: sizes of cache and state; None if they are unknown, then all results are 0.
         """
         for known, fill, found in self._states:
             if known is tables and fill == fill_tokens:
@@ -232,7 +235,7 @@ class Work:
 
 
 def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[StateCost]:
-    """Return the KV cache and recurrent state that one token uses in each layer.
+    """Return the cost of KV cache and recurrent state for one token in each layer.
 
     Recurrent state has a fixed size. A KV cache is read as far as it is filled. CPU kernels skip cells that the mask
     hides, such as those before a sliding window; other kernels compute with all used cells.

@@ -98,7 +98,7 @@ def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
-    """Return `layout` after moves of single layers at boundaries of runs, as long as each increased `_evenness`."""
+    """Move single layers across boundaries of runs while that increases `_evenness`, and return the new layout."""
     best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]

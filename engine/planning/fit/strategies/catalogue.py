@@ -68,7 +68,9 @@ def search(
 ) -> AutoLayout:
     """Return the layout that the strategy called `name` finds for exactly these settings.
 
-    Raises as `auto_layout` does.
+    Raises:
+        ArgumentError: there is no strategy of this name.
+        CancelledError: the search was cancelled by `constraints.watch`.
     """
     strategy = find_strategy(name)
     found = _search(strategy, memory, rig, context, constraints)

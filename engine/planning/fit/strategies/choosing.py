@@ -1,8 +1,9 @@
 """Selection of one layout among the candidates of a strategy, with an explanation for the user.
 
-The first candidate that has everything on devices is chosen. If there is none, it is the first one that leaves no more
-on the CPU than plain filling does, which puts as many layers on one device after another as fit. If the user requested
-a split and the chosen layout uses one device only, a second device gets a layer.
+The first candidate that has everything on devices is chosen. If there is none, candidates are compared with fillings,
+which put as many layers as fit on one device after another. The first candidate that has at least as many bytes on
+devices as the best filling is chosen. If the user requested a split and the chosen layout uses one device only, a
+second device gets a layer.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
 def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[Layout, int] | None:
     """Return `layout` with its first or last unpinned layer on the device, and the index of this layer.
 
-    None if neither layer fits there.
+    None if neither layer fits on the device.
     """
     places = layout.assignment()
     free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]
@@ -129,10 +130,10 @@ def fits_plainly(bench: Workbench) -> bool:
 
 
 def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
-    """Return the first candidate that fits and leaves no more on the CPU than filling one device after another does.
+    """Return the first candidate that fits and has at least as many bytes on devices as the best filling.
 
-    If no layout fits, the one that lacks the least memory is returned. If the user requested a split, the layout is
-    split if possible.
+    A filling puts as many layers as fit on one device after another. If no layout fits, the one that lacks the least
+    memory is returned. If the user requested a split, the layout is split if possible.
     """
     return split_over_devices(bench, _best(bench, candidates))
 

@@ -52,6 +52,6 @@ def with_room_for_draft(
 
 
 def _on_cpu(layout: Layout) -> int:
-    """Return the number of layers on the CPU plus the number of layers of which overrides move weights to it."""
+    """Return the number of layers on the CPU, plus the number of layers with weights that overrides move to the CPU."""
     moved = sum(len(each.layers or range(layout.n_layers)) for each in layout.overrides if each.device == CPU_ID)
     return moved + sum(run.length for run in layout.runs if run.device == CPU_ID)

@@ -45,9 +45,9 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
 
 
 def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return a layout whose last device has only the output layer and single expert matrices of other devices' layers.
+    """Return a layout whose last device has no layers, only the output layer and single expert matrices.
 
-    None if no matrix would fit on that device.
+    The layers of these matrices are on the other devices. None if no matrix would fit on the last device.
     """
     # A device without dense parts needs no compute buffer for attention in large batches, which may be more than a
     # layer.
@@ -72,7 +72,7 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
 
 
 def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
-    """Return overrides that put the experts of `layers` on the CPU, except those of pinned layers.
+    """Return overrides that put the experts of `layers` on the CPU; experts of pinned layers stay on their device.
 
     A range may include layers without experts, so that fewer overrides are needed.
     """
@@ -89,12 +89,12 @@ def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A filling in progress.
+    """A layout that is built step by step by filling devices.
 
     `places`: device id of each layer.
     `away`: indices of layers whose experts are on the CPU.
     `matrices`: overrides for single matrices, which come before those for whole layers.
-    `output`: device id of the output layer; None for that of the last layer.
+    `output`: device id of the output layer; None for the device of the last layer.
     """
 
     bench: Workbench
@@ -151,7 +151,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
-    """Return the state after experts of the device's own layers were moved from the CPU to it, as many as fit."""
+    """Move as many experts as fit from the CPU to the device of their layers; return the new state."""
     own = sorted(index for index in state.away if state.places[index] == device_id)
 
     def tried(count: int) -> _State:
@@ -164,11 +164,11 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Put as much of layer `index` on the device as fits, and return (1 if the layer is then on it, else 0; new state).
+    """Put a part of layer `index` on the device, as large as fits; return (number of layers moved, new state).
 
-    The caller must have checked that the whole layer does not fit. The part is either some of the layer's expert
-    matrices: then the number is 0, and the layer stays on its device. Or it is the layer's dense weights with some
-    expert matrices: then the number is 1, and the other expert matrices are on device `following`.
+    The caller must have checked that the whole layer does not fit. There are two kinds of parts. Some of the layer's
+    expert matrices: the layer stays on its device, so the number is 0. The layer's dense weights with some expert
+    matrices: the number is 1, and the other expert matrices are put on device `following`.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:

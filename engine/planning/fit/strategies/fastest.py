@@ -160,7 +160,7 @@ def predict_layout(
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts to compare: those on one device, those of other strategies, and fillings in many orders.
+    """Yield layouts to compare: layouts on one device, layouts of other strategies, and fillings in many orders.
 
     Layouts that cannot be faster are skipped: if the fastest device holds everything, only its layout is yielded.
     """

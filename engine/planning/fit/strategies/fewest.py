@@ -1,7 +1,7 @@
 """Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
 The capacity search of this module compares bytes of layers with the room of each device. Devices are filled to the same
-share of their room. The search finds the smallest share with which no fewer layers are placed than with full devices.
+share of their room. The search finds the smallest share with which as many layers are placed as with full devices.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def fewest(
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device that holds everything; if there is none, the layouts of two searches.
+    """Yield the layout on a single device that holds everything; if there is none, the layouts of two searches.
 
-    One is the capacity search of this module. The other one fills one device after another.
+    The first search is the capacity search of this module. The second one fills one device after another.
     """
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
@@ -193,7 +193,7 @@ class Place:
 
 
 def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
-    """Return the device of each of `layers`: as many layers as fit, on the fewest devices.
+    """Place as many layers as fit on the fewest devices, and return the layers of each device.
 
     `layers`: bytes of each layer, the output layer last.
     `spread`: if True, all `places` are used, else the fewest.
@@ -212,9 +212,10 @@ def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool
 
 
 def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
-    """Return the filling of `places` from the lowest rank on, evenly within each rank.
+    """Fill devices with layers, and return the layers of each device.
 
-    The lowest rank gets the last layers.
+    Devices with the lowest rank are filled first, with the last layers. Devices of one rank are filled to the same
+    share of their room.
     """
     found: Placed = ()
     left = len(layers)
@@ -238,7 +239,10 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
 
 
 def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
-    """Return layers placed from the last to the first; each place is filled up to the share `factor` of its room."""
+    """Place layers from the last to the first, on devices from the last to the first.
+
+    Each device is filled up to the share `factor` of its room.
+    """
     taken: list[list[int]] = [[] for _ in places]
     index = len(layers) - 1
     for place, indices in zip(reversed(places), reversed(taken), strict=True):

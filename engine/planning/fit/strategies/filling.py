@@ -1,6 +1,6 @@
 """Filling of devices with whole layers, from the last layer to the first.
 
-The first layers that do not fit are on the CPU.
+If devices are full, the remaining layers, which are the first ones of the model, are on the CPU.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return `layout` changed so that no layer is on the CPU, with room for the buffers of pipeline parallelism.
+    """Return a layout near `layout` without CPU layers, and with room for the buffers of pipeline parallelism.
 
     llama.cpp enables pipeline parallelism if no layer is on the CPU, and then allocates larger buffers. So some layers
     are moved between devices too. None if no such layout fits.
@@ -108,10 +108,11 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass that fills the devices.
+    """Conditions under which devices are filled once. A second pass may have a larger reserve.
 
     `headroom`: bytes that must stay free, by device id.
     `output`: device id of the output layer; None for the device of the last layer.
+    `overrides`: overrides of the layout.
     `reserve`: further bytes that must stay free as long as layers are on the CPU, by device id.
     `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to this device for
     large batches. While other devices are filled, this device gets one layer, so that the compute buffers of the other
@@ -151,10 +152,10 @@ class _Pass:
         return bench.layout(places, output, self.overrides)
 
     def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
-        """Put as many of `layers` on the device as fit, and return their number. `places` (device id of each layer) is
-        changed.
+        """Put as many of `layers` on the device as fit, and return their number.
 
-        `from_end`: whether the last of `layers` are put there, instead of the first.
+        `places`: device id of each layer; this list is changed.
+        `from_end`: whether the last of `layers` are put on the device, instead of the first.
         """
 
         def tried(count: int, front: str | None = None) -> list[str]:

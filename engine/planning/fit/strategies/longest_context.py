@@ -33,7 +33,7 @@ def longest_context(
 ) -> AutoLayout:
     """Return a layout on the fewest devices with the longest context that fits, at most the trained length.
 
-    The length is that of each parallel request. Of several allowed cache types, the first one that reaches the full
+    The length counts for each parallel request. Of several allowed cache types, the first one that reaches the trained
     length is used; if none does, the one with the longest context.
     """
     limit = _limit(memory, context, constraints)

@@ -37,7 +37,7 @@ class _Planned:
     """The layout that was found for one backend.
 
     `n_layers`: number of layers on the backend's devices, including the output layer.
-    `splits`: whether the layout uses several devices; True if the user requested no split.
+    `splits`: False if the user requested a split, but the layout uses one device only.
     """
 
     backend: str

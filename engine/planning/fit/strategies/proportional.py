@@ -50,7 +50,8 @@ def proportional_counts(
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.
-    `other_bytes`: bytes that are not in layers and count for the device with index `main`.
+    `other_bytes`: bytes of the model outside of its layers; they take a part of the share of device `main`.
+    `main`: index of a device in `shares`.
     """
     total = sum(shares)
     if not shares or not total:

@@ -31,7 +31,7 @@ SLOW_LINK = 3
 SLOW_HOP_S = 5e-3
 """Seconds of one transfer over a link; remote devices whose transfers take that long are used last.
 
-Each token crosses the link once in each direction. Links of 100 Mbit/s and links to other places take longer; wired
+Each token crosses the link once in each direction. Links of 100 Mbit/s, and links over the internet, take longer; wired
 gigabit and good wireless networks do not.
 """
 _HOP_BYTES = 1 << 16
@@ -198,7 +198,9 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the side files with a fixed device for the projector: the one chosen if all layers are on the CPU.
+        """Return the side files with a fixed device for the projector, so that all layouts keep room for it.
+
+        It is the device that is chosen automatically if all layers are on the CPU.
 
         `on_host`: plan with all layers on the CPU.
         """
@@ -224,7 +226,7 @@ class Workbench:
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether nothing is on the CPU except pinned layers, and there are no overrides except pinned parts."""
+        """Return whether only pinned layers are on the CPU, and only pinned parts have overrides."""
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))

@@ -27,10 +27,10 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings, model: ModelFile) -> FlashAttention:
-    """Return the flash attention setting for the load: "off" instead of "auto" if a device is faulty.
+    """Return the flash attention setting for the load: "off" instead of "auto" if a device computes it wrongly.
 
-    A fault is one that the self-test found on a device of the layout. If the split mode or a quantised V cache needs
-    flash attention, "auto" is returned all the same.
+    That is a result of the self-test on a device of the layout. If the split mode or a quantised V cache needs flash
+    attention, "auto" is returned all the same.
     """
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
     # If flash attention is needed, "off" would break another rule. The fault is then reported as a violation.

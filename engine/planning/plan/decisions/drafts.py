@@ -57,7 +57,7 @@ def place_draft(
 ) -> PlacedDraft | None:
     """Return the draft model on its devices; None if there is no draft model.
 
-    `memory`: tables of the main model.
+    `memory`: the main model, with tables for its memory estimates.
     `context`: settings of the main model, with a value for each.
     `needs`: memory of the main model and its other side files, by device id.
     `order`: ids of the devices that are tried first; after them come cards, integrated devices, and the CPU.

@@ -14,7 +14,7 @@ BOUND_THREADS = "bound_threads"
 
 
 def model_key(model: ModelFile) -> str:
-    """Return the key of a model in stored measurements. It does not contain the model's name."""
+    """Return the key of a model in stored measurements: a hash of its architecture, name and size."""
     words = f"{model.architecture}|{model.name}|{model.n_layers}|{model.size_bytes}"
     return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
 

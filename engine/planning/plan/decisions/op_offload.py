@@ -34,7 +34,7 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
     """Return the values of `op_offload` to try in this order.
 
-    False is second, for devices without memory for the copies.
+    False is second, for devices without memory for copies of the weights.
     """
     if asked.op_offload != "auto":
         return (asked.op_offload,)

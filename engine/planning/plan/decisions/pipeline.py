@@ -21,7 +21,7 @@ from engine.planning.settings.context_settings import ContextSettings, Pipeline
 def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, ...]:
     """Return the values of `pipeline` to try in this order.
 
-    "off" is second, for devices without memory for the copies.
+    "off" is second, for devices without memory for the copies of tensors that pipeline parallelism needs.
     """
     if asked.pipeline != "auto":
         return (asked.pipeline,)
@@ -32,7 +32,7 @@ def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, 
 def decide_pipeline(
     layout: Layout, asked: ContextSettings, used: ContextSettings, estimate: MemoryEstimate
 ) -> Decision:
-    """Return the decision on pipeline parallelism; its reason includes the bytes of the copies in `estimate`."""
+    """Return the decision on pipeline parallelism; its reason includes the bytes of tensor copies in `estimate`."""
     is_open = asked.pipeline == "auto"
     reason = _reason(layout, used, estimate, is_open=is_open)
     text = reason if is_open else tr("Chosen. {reason}", reason=reason)

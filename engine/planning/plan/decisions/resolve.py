@@ -55,7 +55,7 @@ class _Tried:
     """One combination of settings with its memory forecast.
 
     `mode`: load mode with its reason.
-    `beside`: memory with and without side files, and their devices.
+    `beside`: memory with and without side files, and the devices of the side files.
     `short`: ids of the devices without enough memory.
     """
 

@@ -23,14 +23,14 @@ class Stacks:
     layers: int
     low_cycles: int
 
-    def place(self, slot: int) -> tuple[bool, int]:
-        """Return (whether layer `slot` of the graph is in the high stack, its number in the stack)."""
-        run, place = divmod(slot, self.layers)
+    def place(self, index: int) -> tuple[bool, int]:
+        """Return (whether layer `index` of the graph is in the high stack, its number in the stack)."""
+        run, place = divmod(index, self.layers)
         return run % (self.low_cycles + 1) == self.low_cycles, place
 
-    def block(self, slot: int) -> int:
-        """Return the index of the block in the file whose weights layer `slot` of the graph uses."""
-        is_high, place = self.place(slot)
+    def block(self, index: int) -> int:
+        """Return the index of the block in the file whose weights layer `index` of the graph uses."""
+        is_high, place = self.place(index)
         return place + (self.layers if is_high else 0)
 
 

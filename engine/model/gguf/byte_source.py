@@ -81,9 +81,12 @@ class ByteSource(ABC):
 
     @abstractmethod
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
-        """Return at least `needed` and at most `wanted` bytes from `position`, inside of the file.
+        """Return at least `needed` and at most `wanted` bytes of the file from `position` on.
 
-        Raises `EngineError`.
+        The file has at least `needed` bytes there.
+
+        Raises:
+            EngineError: the file cannot be read.
         """
 
     @property
@@ -174,7 +177,10 @@ class ByteSource(ABC):
         return self.error(f"ends in the middle of {what}; the file is incomplete", offset=offset)
 
     def _locate(self, length: int, what: str) -> int:
-        """Return the index in the window of the next `length` bytes, after reading a further window if necessary."""
+        """Return the position of the next `length` bytes in the window, the part of the file that is in memory.
+
+        If they are not all in the window, a new one is read first.
+        """
         start = self.position - self._window_start
         # Negative after a step back.
         if start + length > len(self._window) or start < 0:
@@ -225,7 +231,7 @@ end between the other two.
 
 
 class RangedSource(ByteSource):
-    """A remote file, read in ranges. `path`: its name for errors; it is never opened."""
+    """A remote file, read in ranges. `path` is its name for errors, and is never opened."""
 
     def __init__(self, path: Path, size_bytes: int, read_range: ReadRange, *, window_bytes: int) -> None:
         super().__init__(path, size_bytes, window_bytes)

@@ -54,7 +54,10 @@ MAX_KEPT_ELEMENTS = 4096
 """Longest array of numbers that is stored; longer ones (scores and types of a vocabulary) are skipped."""
 
 _NEXT_KEY = bytes(7) + b"tokenizer."
-"""Bytes that mark the metadata key after a vocabulary: the upper 7 bytes of its length, which are 0, and its begin."""
+"""Bytes with which the metadata key after a vocabulary begins.
+
+These are the upper 7 bytes of the key's length, which are 0, and the begin of its text.
+"""
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
 """Assumed largest average length of a token's text in bytes, to guess where a vocabulary ends. Most have 6 to 10."""
@@ -205,13 +208,15 @@ class FileHeader:
 
 
 def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header as `read_header` does, but skip the strings of a vocabulary; it is for lists of models.
+    """Parse the header at the start of `source` quickly, for lists of models: the strings of a vocabulary are skipped.
 
     The end of the vocabulary is guessed by the key that follows it. The guess is used only if everything after it is
     valid. So damage inside the vocabulary is not noticed; a model that is opened is read with `read_header`.
 
+    `file_index`: the file's number among the model's files.
+
     Raises:
-        ModelFileError: as `read_header`.
+        ModelFileError: if the bytes are not a GGUF header that llama.cpp would read.
     """
     try:
         return _read(source, file_index, guess=True)

@@ -200,9 +200,10 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
 
 
 _SPAN_TOKENS = 1 << 22
-"""Length of a context in tokens. The bytes per token are computed from it and from a context twice as long.
+"""Length in tokens of the shorter of two contexts. Bytes per token are computed from the difference of their KV caches.
 
-It is longer than any sliding window, and a multiple of the cell padding and of the compression ratios.
+The other context is twice as long. This length exceeds any sliding window, and is a multiple of the cell padding and of
+the compression ratios.
 """
 
 

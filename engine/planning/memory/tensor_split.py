@@ -35,9 +35,9 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 class _Rule(NamedTuple):
     """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
-    `kind`: kind of tensor, which determines segments and granularity.
-    `like`: names of weights. The type of the first one in the layer determines the quantisation block; empty for the
-    tensor's own type.
+    `kind`: kind of tensor, which determines granularity and segments (parts of the tensor that are sliced separately).
+    `like`: names of weights. Slices consist of whole quantisation blocks of the first of these that the layer has;
+    empty if the blocks are those of the tensor itself.
     """
 
     pattern: re.Pattern[str]
@@ -95,7 +95,7 @@ class _Cut:
     """Division of the sliced dimension of a tensor into segments, such as Q, K and V, which are sliced separately.
 
     `segments`: (elements of a segment, number of such segments) for each size of segment.
-    `granularity`: number of elements of which slices are multiples, for each entry of `segments`.
+    `granularity`: for each entry of `segments`, the number of elements of which slices are multiples.
     """
 
     segments: tuple[tuple[int, int], ...]

@@ -15,7 +15,7 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The two stacks of layers in an HRM model (src/models/hrm-text.cpp), each of `layers` layers.
+    """The two stacks of layers in a hierarchical reasoning model (src/models/hrm-text.cpp), each of `layers` layers.
 
     The graph repeats: the low stack runs `low_cycles` times, then the high stack once.
     """
@@ -35,7 +35,7 @@ class Stacks:
 
 
 def read_stacks(model: ModelFile) -> Stacks:
-    """Return the stacks of an HRM model, with the numbers of layers and cycles in the file.
+    """Return the two stacks of a hierarchical reasoning model, with the numbers of layers and cycles in the file.
 
     Raises:
         MissingNumberError: a number is missing, or the numbers contradict the number of layers in the file.
@@ -210,7 +210,9 @@ class ModelHparams:
 def read_model_hparams(
     model: ModelFile, hyper: HyperParameters, architecture: Architecture, graph: GraphRecord, positions: int
 ) -> ModelHparams:
-    """Return the hyper-parameters of the model. `positions`: as in `Style`.
+    """Return the hyper-parameters of the model.
+
+    `positions`: number of position values of each token (`Style.positions`); 0: read from the file.
 
     Raises:
         MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.

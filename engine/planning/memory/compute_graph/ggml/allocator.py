@@ -344,7 +344,7 @@ class _SectionAlloc:
                     use_counts[index] += 1
 
     def _index(self, key: Key) -> int:
-        """Return the index of the tensor with the name `key`; a tensor that the section does not know gets a new one."""
+        """Return the index of the tensor with the name `key`; a tensor that is new to the section gets the next one."""
         found = self._indices.get(key)
         if found is None:
             if self._indices is self._split_section.indices:

@@ -432,7 +432,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the file says how often all layers run; each pass then has its own KV cache."""
 
     routed: bool = False
-    """Whether there is an additional layer with a single head that routes between adapters."""
+    """Whether there is an additional layer with a single head, which selects a LoRA adapter for each token."""
 
     states_heads: bool = False
     """Whether files always have head sizes, so that these are not computed from the heads of layer 0."""
@@ -441,7 +441,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the output buffer also has the encoder's embeddings (T5), next to the logits."""
 
     refused: str | None = None
-    """Why the size of the state must be measured by a probe; None: it is computed."""
+    """Reason why the size of the state must be measured by a probe; None: it is computed."""
 
     # ------------------------------------------------------------------ weights
 

@@ -137,7 +137,7 @@ def write_demo_model(path: Path) -> None:
     """Write the generated demo model to `path` atomically.
 
     Raises:
-        ArgumentError: if the file cannot be written there.
+        ArgumentError: if the file cannot be written.
     """
     vocabulary = byte_vocabulary()
     with placing(path) as unfinished:

@@ -94,7 +94,7 @@ class ByteSource(ABC):
         return self.size_bytes - self.position
 
     def error(self, reason: str, *, offset: int | None = None) -> ModelFileError:
-        """Return the error to raise. `offset`: place of the fault in bytes; None: the current position."""
+        """Return a `ModelFileError` for this file. `offset`: byte offset of the fault; None: the current position."""
         return ModelFileError(self.path, reason, offset=self.position if offset is None else offset)
 
     def take(self, layout: Struct, what: str) -> tuple[Any, ...]:
@@ -149,10 +149,9 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Move to the next occurrence of `wanted` that begins within the next `within` bytes; return whether there is
-        any.
+        """Move to the next occurrence of `wanted` in the following `within` bytes; return whether one begins in these.
 
-        If there is none, the position does not change.
+        If none does, the position does not change.
         """
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))

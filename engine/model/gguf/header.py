@@ -73,8 +73,8 @@ _SCALARS = {
 class MetadataReader:
     """Reader of the metadata entries of a GGUF header, which limits what one file can make the program store or skip.
 
-    `metadata`: the values that were read.
-    `arrays`: the arrays that were skipped.
+    `metadata`: the values that were read, by key.
+    `arrays`: places of the arrays whose values were not read, by key.
     `file_index`: number of the file among the model's files, for `arrays`.
     `guess`: whether to find the end of a vocabulary by searching for the key after it, instead of reading the length of
     each string.
@@ -156,9 +156,7 @@ class MetadataReader:
         return tuple(_as_value(kind, value) for value in source.take(values, what))
 
     def _find_next_key(self, count: int) -> bool:
-        """Move to the place where the key after `count` strings seems to begin; return whether such
-        a place was found.
-        """
+        """Move to the byte at which the key after `count` strings seems to begin; return whether one was found."""
         source = self._source
         start = source.position
         # Every string has its length before it: the key cannot come sooner.
@@ -197,7 +195,8 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 class FileHeader:
     """The header of one GGUF file.
 
-    `arrays`: the arrays that were skipped.
+    `metadata`: the values that were read, by key.
+    `arrays`: places of the arrays whose values were not read, by key.
     `tensors`: the tensor table, with offsets from the start of the file.
     """
 

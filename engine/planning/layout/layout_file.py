@@ -38,9 +38,9 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 DraftKind = Literal["ngram", "model", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
-"""Context settings that a layout file has for the draft model separately.
+"""Context settings of the draft model that a layout file contains in addition to those of the main model.
 
-All other settings of the draft model are those of the main model.
+In all other settings the draft model follows the main model.
 """
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 """Settings of a draft model whose context is as long as that of the main model."""

@@ -224,9 +224,9 @@ def _output_matrix(model: ModelFile) -> TensorInfo | None:
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
-    """Return the first device of the layout with a known fault in flash attention for these cache types.
+    """Return the first device of the layout with a known fault in flash attention for these cache types; None if none.
 
-    None if there is none. A lent (RPC) device without a kernel for them counts too, because its worker would abort.
+    A lent (RPC) device without a kernel for these cache types counts too, because its worker would abort.
     """
     # Without `offload_kqv` the CPU computes attention for all layers.
     has_flash = context.offload_kqv and not without_flash_attention(model, context)

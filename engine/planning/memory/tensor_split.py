@@ -182,7 +182,7 @@ class TensorSplit:
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
 
     def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:
-        """Return the elements of the sliced dimension on each device.
+        """Return the number of elements of the sliced dimension on each device.
 
         Results are cached for layers with equal slices.
         """
@@ -193,7 +193,7 @@ class TensorSplit:
         return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
-        """Return the elements of the sliced dimension on each device, computed from the shares in float32."""
+        """Return the number of elements of the sliced dimension on each device, computed from the shares in float32."""
         n = len(self._shares)
         rotation = self._hyper.n_trunk_layers % n if layer is None else self._rotations[layer]
         # llama.cpp computes shares in float32, and rounding decides about whole slices, so each step is rounded here

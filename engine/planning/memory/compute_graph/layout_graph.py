@@ -61,7 +61,7 @@ class _PlacedSections:
 
     `outer`: variant of the weights outside of blocks.
     `named`: buffer types to which overrides move weights, for each layer and last for the weights outside of blocks.
-    `alike`: variant of each layer, by the weights whose bytes are compared.
+    `alike`: variant of each layer, by the weights whose sizes must be equal in a variant.
     `uniform`: all sections of layers for a model on a single device, by device.
     `mixed`: section of layers on several devices, by the section's number and the devices of its layers.
     `groups`: cached section groups (the sections of one device).

@@ -89,7 +89,7 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store an object of tensors under its class and the key `of`, replacing an earlier object.
+        """Store `value`, a dataclass of tensors, under its class and the key `of`; it replaces an earlier object.
 
         `of`: a tensor or another key; None if the graph has one object of this class.
         """

@@ -262,7 +262,9 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of layer `index`: those of block `source`, but the `.scale` tensors of block `index`."""
+    """Return the weights of layer `index`: those of block `source`, except `.scale` tensors, which are of block
+    `index`.
+    """
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
         return found

@@ -108,7 +108,7 @@ class LayerHparams:
 class IndexerHparams:
     """Hyper-parameters of indexers (`indexer_*`), which select the cells that a token attends to.
 
-    All are 0 if there are none.
+    All are 0 if the model has no indexers.
 
     `top_k`: number of selected cells, or of blocks of `block_size` cells.
     `kpool`: number of tokens whose keys are scored together.
@@ -262,7 +262,7 @@ def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
 
     0 if layers have heads of different sizes, or if heads of this size cannot be rotated.
 
-    `slides`: whether to return those of sliding-window layers, instead of those of full-attention layers.
+    `slides`: True for the heads of sliding-window layers, False for those of full-attention layers.
     """
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 

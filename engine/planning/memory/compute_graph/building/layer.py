@@ -93,8 +93,8 @@ def buft_of_device(device: str) -> str:
 def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]) -> SelectBuft:
     """Return a function that takes a weight and the buffer type of its layer, and returns the weight's buffer type.
 
-    It is the type to which an override moves the weight; else `HOST` if the layer's device has no kernel for the
-    weight; else that of the layer. llama.cpp does not check kernels for overridden weights.
+    If an override moves the weight, it is the override's buffer type, since llama.cpp then does not check kernels. If
+    the layer's device has no kernel for the weight, it is `HOST`. Otherwise it is the buffer type of the layer.
 
     `moved`: buffer type of each weight that overrides move, by full name of the weight.
     `unsupported`: full names of the weights for which a device has no kernel, by buffer type of the device.

@@ -462,9 +462,9 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return (tensor index by name, tensors that the next section may read).
+        """Return (index of each tensor by name, tensors that the next section may read).
 
-        Each of the latter is a pair (tensor index, name in the next section).
+        The tensors are pairs (index, name in the next section). Copies are not included.
         """
         found = self._named.get(section.form)
         if found is None:

@@ -112,7 +112,7 @@ class SectionGroup:
     number: int = field(default_factory=_numbers.__next__)
 
     def backend_map(self, other: SectionGroup) -> BackendMap:
-        """Return the translation of backend indices from this group to `other`, a group of the same graph."""
+        """Return the translation of backend indices from this group of sections to `other`, in the same graph."""
         return backend_map(self.cache.names, self.bufts, other.cache.names, other.bufts)
 
 

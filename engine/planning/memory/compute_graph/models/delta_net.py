@@ -209,7 +209,7 @@ def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
 
 
 def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
-    """Return `source` multiplied by those of the weights `stems` that the layer has, one after another."""
+    """Return `source` multiplied by the weights `stems`, one after another; weights that the layer lacks are skipped."""
     for stem in stems:
         if ctx.has(stem):
             source = ctx.graph.mul_mat(ctx.weight(stem), source)

@@ -130,7 +130,7 @@ def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
-    """Return a copy of the logits with those of image tokens set to a minimum (src/models/chameleon.cpp)."""
+    """Return a copy of the logits in which those of image tokens are set to a minimum (src/models/chameleon.cpp)."""
     graph = ctx.graph
     out_of_reach = graph.write("clamp", graph.scratch("f32", _IMAGE_TOKENS))
     return graph.like("set", logits, out_of_reach)

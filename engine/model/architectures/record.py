@@ -508,5 +508,5 @@ Records = dict[str, Architecture]
 
 
 def same(names: str, record: Architecture) -> Records:
-    """Return records for several names, separated by spaces, that are all the same `record`."""
+    """Return a dict with `record` under each of the `names`, which are separated by spaces."""
     return dict.fromkeys(names.split(), record)

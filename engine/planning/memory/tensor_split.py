@@ -25,7 +25,8 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Number of elements to whose multiples slices are rounded, for faster kernels, if each device still gets a slice."""
+"""Slices are rounded to a multiple of this number of elements, for faster kernels, if each device still gets a slice.
+"""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip

@@ -130,8 +130,7 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return a function that chooses a weight's buffer type in models in which several layers use the weights of a
-    block.
+    """Return a function that chooses buffer types of weights if several layers use one block's weights (looped models).
 
     Such a weight is placed by the device of its block, not by that of the layer.
 

@@ -260,7 +260,9 @@ def joined(growths: Sequence[Growth]) -> Growth:
 
 
 class Gallocr:
-    """Allocates the nodes of a graph section by section (consecutive nodes, mostly one layer's); see `ggml_gallocr`.
+    """Allocates the nodes of a graph section by section, as `ggml_gallocr` does for the whole graph.
+
+    A section is consecutive nodes, mostly those of one layer.
 
     `n_copies`: copies of each input for pipeline parallelism (`GGML_SCHED_MAX_COPIES`), else 1.
     """

@@ -279,7 +279,7 @@ class LayerRecorder:
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
         """Return the section of the last layer.
 
-        `open_end`: whether nodes after it, such as the output matrix, are left out.
+        `open_end`: whether nodes after the layer, such as the output matrix, are left out.
         """
         place = len(self.found) - 2 if open_end else len(self.found) - 1
         end = self.found[-1].n_nodes if open_end else len(self.graph.nodes)

@@ -404,8 +404,7 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return a section with its nodes in Vulkan's order, and the places of later sections' nodes that are computed
-    already.
+    """Return a section in Vulkan's order, and the places of later sections' nodes that are already computed.
 
     Such nodes are now in this section or in an earlier one. Their places are counted from the next section.
 

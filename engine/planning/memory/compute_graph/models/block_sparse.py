@@ -218,7 +218,7 @@ class _QsaInput:
 
 
 def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return gated attention to the selected blocks (`build_attn_qsa` in qwen4exp.cpp).
+    """Return the output of gated attention to blocks that are selected by mean keys (`build_attn_qsa` in qwen4exp.cpp).
 
     If there is no indexer, it is attention to all cells.
     """

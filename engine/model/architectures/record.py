@@ -100,11 +100,14 @@ class Style(msgspec.Struct, frozen=True):
     """Whether queries without RoPE are scaled by the token's position (`inp_attn_scale`)."""
 
     shapes_queries: bool = False
-    """Whether the query tensor is reshaped into heads first and then split into parts; if not, one view does both."""
+    """Whether the query tensor is reshaped into heads and then split by views; if not, views of the flat tensor do
+    both.
+    """
 
     projections: Literal["full", "scaled", "bare"] = "full"
-    """Whether the projections to queries, keys and values use the file's scales and biases (`full`), scales only, or
-    neither.
+    """Values that the file may have for the projections to queries, keys and values, besides their matrices.
+
+    `full`: scales and biases. `scaled`: scales only. `bare`: neither.
     """
 
     scaled_attention: bool = False
@@ -150,7 +153,7 @@ class Style(msgspec.Struct, frozen=True):
     """
 
     bare_runs: bool = False
-    """Whether a looped model omits the norm between two passes over its layers."""
+    """Whether a model that runs its layers several times omits the norm between two runs."""
 
     bare_end: bool = False
     """Whether the model has no norm before the output matrix."""
@@ -226,7 +229,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     one_token: bool = False
     """Whether generation (one token of each sequence) has another graph than prompt processing.
 
-    That graph may need more memory.
+    That graph may need larger buffers.
     """
 
     grows: bool = False
@@ -291,7 +294,7 @@ class Window(msgspec.Struct, frozen=True):
     """Whether a length of 0 in the file means that the model has no window."""
 
     only_with_layers: int | None = None
-    """Layer count of the only model size that has a window; None: all sizes."""
+    """Number of layers of the only model size that has a window; None: models of all sizes have one."""
 
 
 COMPRESSED_RATIOS = (4, 128)
@@ -337,9 +340,9 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether layers have an indexer if the file has no list."""
 
     default_long: int | None = None
-    """Training context, in tokens, from which on only some layers have an indexer if the file has no list.
+    """Smallest training context, in tokens, with which only layers 0, 1 and every fourth from 2 on have an indexer.
 
-    These are layers 0 and 1, and every fourth layer from layer 2 on. None: the training context does not matter.
+    It matters only if the file has no list. None: the training context does not matter.
     """
 
     any_length: bool = False
@@ -367,7 +370,7 @@ class TensorSplit(msgspec.Struct, frozen=True):
     whole_model: bool = False
     """Whether llama.cpp slices no weights and no KV cache, so that each device has all of them.
 
-    CPU layers at the front are then not allowed, because layers share cache slots.
+    CPU layers at the front are then not allowed (rule `leading_cpu_only`).
     """
 
     mirrors_state: bool = False
@@ -379,7 +382,8 @@ class TensorSplit(msgspec.Struct, frozen=True):
     values_by_key: bool = False
     """Whether the value heads of each key head are adjacent in recurrent layers.
 
-    If so, the values are sliced as one segment; if not, as several segments with one value head of each key head.
+    If so, all value heads are sliced as one block. If not, there are several blocks, each with one value head of every
+    key head, and each block is sliced.
     """
 
 
@@ -405,7 +409,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether keys and values are one compressed vector (MLA), if the file has its length."""
 
     n_kv_layers: int | None = None
-    """Number of first layers that have a KV cache of their own; later layers read one of these.
+    """Number of leading layers that have a KV cache of their own. Later layers read one of these caches.
 
     None: all layers have one.
     """
@@ -416,7 +420,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """
 
     compressed: bool = False
-    """Whether layers have a cache of compressed keys next to their window, by the ratios in the file."""
+    """Whether layers have a cache of compressed keys in addition to that of their sliding window.
+
+    The file has the compression ratio of each layer.
+    """
 
     hashed: bool = False
     """Whether the layers in `ple.layers` have a state: the last inputs of a convolution over hashed n-grams."""
@@ -425,7 +432,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the file says how often all layers run; each pass then has its own KV cache."""
 
     routed: bool = False
-    """Whether there is an additional layer with a single head that routes between adapters."""
+    """Whether there is an additional layer with a single head, which selects a LoRA adapter for each token."""
 
     states_heads: bool = False
     """Whether files always have head sizes, so that these are not computed from the heads of layer 0."""
@@ -434,7 +441,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the output buffer also has the encoder's embeddings (T5), next to the logits."""
 
     refused: str | None = None
-    """Why the size of the state must be measured by a probe; None: it is computed."""
+    """Reason why the size of the state must be measured by a probe; None: it is computed."""
 
     # ------------------------------------------------------------------ weights
 
@@ -501,5 +508,5 @@ Records = dict[str, Architecture]
 
 
 def same(names: str, record: Architecture) -> Records:
-    """Return the same record for several names, separated by spaces."""
+    """Return a dict with `record` under each of the `names`, which are separated by spaces."""
     return dict.fromkeys(names.split(), record)

@@ -16,7 +16,7 @@ def placing(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file that replaces `path` on exit; until then the old file is unchanged.
 
     Raises:
-        ArgumentError: if the file cannot be written there.
+        ArgumentError: if the file cannot be written.
     """
     try:
         if path.is_dir():

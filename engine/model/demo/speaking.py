@@ -14,7 +14,8 @@ from engine.model.gguf.model_file import ModelFile
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
-"""Size of the file, as in `resources/setup/demo_model.py`, which cannot import this module."""
+"""Size of the file in bytes. `resources/setup/demo_model.py` has the same number, because it cannot import this module.
+"""
 N_LAYERS = 30
 
 LAB_CAPS_BYTES = (160 * MIB, 160 * MIB, 256 * MIB)

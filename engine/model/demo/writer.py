@@ -42,7 +42,7 @@ _LAYER_NOISE = 0.0025
 _OUTPUT_NOISE = 0.09
 _UNSEEN = -18.0
 _END_AFTER_STOP = 0.2
-"""Probability that the model ends its answer after a sentence."""
+"""Probability that the model ends its answer after the end of a sentence."""
 
 
 class _Letters:
@@ -124,7 +124,10 @@ DEMO_NAME = "Layerdeck demo"
 DEMO_VERSION = 1
 """Version of the generated file. Increase it with every change of the file; the window then writes the file again."""
 DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
-"""Shape with 1 KiB of F16 KV cache for each token and layer: 5 layers with 65,536 tokens exceed a worker of 256 MiB."""
+"""Shape of the demo model. Each token has 1 KiB of F16 KV cache in each layer.
+
+So 5 layers with 65,536 tokens exceed the memory of a lab worker with a cap of 256 MiB.
+"""
 
 _VERSION_KEY = "layerdeck.demo_version"
 _SEED = 20
@@ -134,7 +137,7 @@ def write_demo_model(path: Path) -> None:
     """Write the generated demo model to `path` atomically.
 
     Raises:
-        ArgumentError: if the file cannot be written there.
+        ArgumentError: if the file cannot be written.
     """
     vocabulary = byte_vocabulary()
     with placing(path) as unfinished:

@@ -81,9 +81,12 @@ class ByteSource(ABC):
 
     @abstractmethod
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
-        """Return at least `needed` and at most `wanted` bytes from `position`, inside of the file.
+        """Return at least `needed` and at most `wanted` bytes of the file from `position` on.
 
-        Raises `EngineError`.
+        The file has at least `needed` bytes there.
+
+        Raises:
+            EngineError: the file cannot be read.
         """
 
     @property
@@ -91,7 +94,7 @@ class ByteSource(ABC):
         return self.size_bytes - self.position
 
     def error(self, reason: str, *, offset: int | None = None) -> ModelFileError:
-        """Return the error to raise. `offset`: place of the fault in bytes; None: the current position."""
+        """Return a `ModelFileError` for this file. `offset`: byte offset of the fault; None: the current position."""
         return ModelFileError(self.path, reason, offset=self.position if offset is None else offset)
 
     def take(self, layout: Struct, what: str) -> tuple[Any, ...]:
@@ -146,10 +149,9 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Move to the next occurrence of `wanted` that begins within the next `within` bytes; return whether there is
-        any.
+        """Move to the next occurrence of `wanted` in the following `within` bytes; return whether one begins in these.
 
-        If there is none, the position does not change.
+        If none does, the position does not change.
         """
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))
@@ -174,7 +176,10 @@ class ByteSource(ABC):
         return self.error(f"ends in the middle of {what}; the file is incomplete", offset=offset)
 
     def _locate(self, length: int, what: str) -> int:
-        """Return the index in the window of the next `length` bytes, after reading a further window if necessary."""
+        """Return the position of the next `length` bytes in the window, the part of the file that is in memory.
+
+        If they are not all in the window, a new one is read first.
+        """
         start = self.position - self._window_start
         # Negative after a step back.
         if start + length > len(self._window) or start < 0:
@@ -225,7 +230,7 @@ end between the other two.
 
 
 class RangedSource(ByteSource):
-    """A remote file, read in ranges. `path`: its name for errors; it is never opened."""
+    """A remote file, read in ranges. `path` is its name for errors, and is never opened."""
 
     def __init__(self, path: Path, size_bytes: int, read_range: ReadRange, *, window_bytes: int) -> None:
         super().__init__(path, size_bytes, window_bytes)

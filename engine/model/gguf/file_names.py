@@ -79,17 +79,15 @@ def display_name(path: Path, header_name: object = None) -> str:
 
 
 def bits_of(tag: str) -> int:
-    """Return the approximate bits for each weight from a quantisation tag such as "Q4_K_M"; 0 if
-    the tag has no number.
-    """
+    """Return the approximate bits of each weight for a quantisation tag such as "Q4_K_M"; 0 if it has no number."""
     match = _BITS.search(tag)
     return int(match[0]) if match is not None else 0
 
 
 def side_role_of(name: str) -> SideRole | None:
-    """Return the role of a side file by its name; None: a model.
+    """Return the role of a side file, such as "projector", by its file name; None for an ordinary model.
 
-    LoRA adapters can be recognised only by their header.
+    LoRA adapters are not recognised, because only their header tells them from models.
     """
     lower = name.lower()
     if "mmproj" in lower:

@@ -54,7 +54,10 @@ MAX_KEPT_ELEMENTS = 4096
 """Longest array of numbers that is stored; longer ones (scores and types of a vocabulary) are skipped."""
 
 _NEXT_KEY = bytes(7) + b"tokenizer."
-"""Bytes that mark the metadata key after a vocabulary: the upper 7 bytes of its length, which are 0, and its begin."""
+"""Bytes with which the metadata key after a vocabulary begins.
+
+These are the upper 7 bytes of the key's length, which are 0, and the begin of its text.
+"""
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
 """Assumed largest average length of a token's text in bytes, to guess where a vocabulary ends. Most have 6 to 10."""
@@ -70,8 +73,8 @@ _SCALARS = {
 class MetadataReader:
     """Reader of the metadata entries of a GGUF header, which limits what one file can make the program store or skip.
 
-    `metadata`: the values that were read.
-    `arrays`: the arrays that were skipped.
+    `metadata`: the values that were read, by key.
+    `arrays`: places of the arrays whose values were not read, by key.
     `file_index`: number of the file among the model's files, for `arrays`.
     `guess`: whether to find the end of a vocabulary by searching for the key after it, instead of reading the length of
     each string.
@@ -153,9 +156,7 @@ class MetadataReader:
         return tuple(_as_value(kind, value) for value in source.take(values, what))
 
     def _find_next_key(self, count: int) -> bool:
-        """Move to the place where the key after `count` strings seems to begin; return whether such
-        a place was found.
-        """
+        """Move to the byte at which the key after `count` strings seems to begin; return whether one was found."""
         source = self._source
         start = source.position
         # Every string has its length before it: the key cannot come sooner.
@@ -194,7 +195,8 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 class FileHeader:
     """The header of one GGUF file.
 
-    `arrays`: the arrays that were skipped.
+    `metadata`: the values that were read, by key.
+    `arrays`: places of the arrays whose values were not read, by key.
     `tensors`: the tensor table, with offsets from the start of the file.
     """
 
@@ -205,13 +207,15 @@ class FileHeader:
 
 
 def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header as `read_header` does, but skip the strings of a vocabulary; it is for lists of models.
+    """Parse the header at the start of `source` quickly, for lists of models: the strings of a vocabulary are skipped.
 
     The end of the vocabulary is guessed by the key that follows it. The guess is used only if everything after it is
     valid. So damage inside the vocabulary is not noticed; a model that is opened is read with `read_header`.
 
+    `file_index`: the file's number among the model's files.
+
     Raises:
-        ModelFileError: as `read_header`.
+        ModelFileError: if the bytes are not a GGUF header that llama.cpp would read.
     """
     try:
         return _read(source, file_index, guess=True)

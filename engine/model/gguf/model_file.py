@@ -198,15 +198,18 @@ _GUESSED = 1024
 
 
 def file_type_name(model: ModelFile) -> str:
-    """Return the name of the model's quantisation; the tensor type of most elements if the header has no file type."""
+    """Return the name of the model's quantisation, such as "Q4_K_M".
+
+    If the header has no file type, it is the tensor type of most elements.
+    """
     return mix_name(model.metadata, model.tensors)
 
 
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
-    """Return the name of the quantisation of a model file, from its header's metadata and tensors.
+    """Return the name of the quantisation of a model file, such as "Q4_K_M".
 
-    It is the name of `general.file_type`. If the header has no such key, it is the tensor type of most elements; empty
-    if there are no tensors either.
+    The number `general.file_type` in the metadata determines it. If there is none, it is the tensor type of most
+    elements; empty if there are no tensors either.
     """
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:

@@ -46,7 +46,10 @@ def named_parts(path: Path) -> tuple[Path, ...]:
 
 
 def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
-    """Return (number of the file, from 0; number of files) from the header of one file; (0, 1) if it is not split."""
+    """Return (number of this file from 0, number of files of the model) from the header of one file.
+
+    (0, 1) if the model is not split.
+    """
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):

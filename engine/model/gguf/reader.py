@@ -58,7 +58,7 @@ def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_by
     `size_bytes`: size of all files together.
 
     Raises:
-        ModelFileError: if the headers are not those of the parts of one model.
+        ModelFileError: the headers do not belong to the parts of one model.
     """
     if len(paths) == 1:
         return _build(paths, headers[0], headers[0].tensors, size_bytes)

@@ -92,7 +92,7 @@ def read_tensors(source: ByteSource, n_tensors: int, alignment: int, *, file_ind
     `alignment`: bytes to which tensors are padded. `file_index`: number of the file among the model's files.
 
     Raises:
-        ModelFileError: with the name of the tensor.
+        ModelFileError: a row of the table is invalid; the message names the tensor.
     """
     rows: dict[str, _Row] = {}
     for _ in range(n_tensors):

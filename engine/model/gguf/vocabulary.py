@@ -32,7 +32,7 @@ _PRE_ADDS_BOS = re.compile(
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return a phrase on how the headers' vocabulary metadata of `draft` and `model` differ; empty if they agree.
+    """Return a phrase on the first difference between two models' vocabularies that the headers show; empty if none.
 
     No tokens are read, so the comparison is fast enough for a list of models.
     """
@@ -61,9 +61,7 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
 
 
 def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return a phrase on how the vocabulary of `draft` differs from that of `model`.
-
-    Empty if `draft` may draft for `model`.
+    """Return a phrase on the first difference between two vocabularies; empty if `draft` may draft for `model`.
 
     The headers are compared first, then the token texts, which are read from both files. So this must not be called in
     the GUI thread.

@@ -23,8 +23,8 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     before it. Removed layers all go to the first device of this order; to the CPU if no other device has layers.
 
     Raises:
-        LayoutError: the model has fewer than `count` layers, or all layers are on the CPU, `device` is the CPU, and no
-            other device is known.
+        LayoutError: the model has fewer than `count` layers. Also if layers are to leave the CPU, and no other device
+        has layers.
     """
     if not 0 <= count <= layout.n_layers:
         raise LayoutError(
@@ -75,14 +75,15 @@ def with_expert_count(layout: Layout, device: str, count: int, with_experts: Seq
     One layout chooses layers from the first one upwards, the other from the last one downwards. If both layouts are
     equal, one is returned.
 
-    Experts are added from layers on `device` first, then from layers on other devices. Experts are removed from layers
-    on other devices first, to the device of their layer; then from layers on `device`, to the CPU.
+    To add experts, layers on `device` are chosen first, then layers on other devices. To remove experts, layers on
+    other devices are chosen first, and their experts go to the device of their layer. Then layers on `device` are
+    chosen, and their experts go to the CPU.
 
     `with_experts`: indices of the layers that have experts.
 
     Raises:
-        LayoutError: fewer than `count` layers have experts, or `device` is the CPU and too few experts can leave it:
-            experts of layers on the CPU stay there.
+        LayoutError: fewer than `count` layers have experts. Also if `device` is the CPU and `count` is less than the
+        number of CPU layers with experts, because their experts cannot leave it.
     """
     held = expert_layers(layout, device, with_experts)
     if not 0 <= count <= len(with_experts):

@@ -83,7 +83,7 @@ def entry_count(layout: Layout) -> int:
 
 
 def split_members(layout: Layout) -> tuple[str, ...]:
-    """Return the devices with a share above 0, in order.
+    """Return the ids of the devices with a share above 0, in order.
 
     In modes tensor and row each of them has a part of every split layer.
     """
@@ -98,7 +98,7 @@ def used_devices(layout: Layout) -> frozenset[str]:
 def leading_cpu_layers(layout: Layout) -> int:
     """Return the number of layers on the CPU before the first layer on another device.
 
-    `n_gpu_layers` leaves them out.
+    llama.cpp's `n_gpu_layers` does not count them.
     """
     return layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
 
@@ -172,7 +172,8 @@ def _split_parameters(layout: Layout) -> EngineParameters:
 def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
     """Return the layout's overrides as pairs of regex and device; the first regex that matches a tensor name decides.
 
-    The regexes are for `pattern_finder`. llama.cpp gets those of `found_overrides`.
+    Only this program matches these regexes (`pattern_finder`). llama.cpp gets lists of tensor names
+    (`found_overrides`).
     """
     return tuple(
         TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)

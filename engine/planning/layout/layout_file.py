@@ -38,7 +38,10 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 DraftKind = Literal["ngram", "model", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
-"""Context settings that a layout file has for the draft model too. Its other settings are those of the main model."""
+"""Context settings of the draft model that a layout file contains in addition to those of the main model.
+
+In all other settings the draft model follows the main model.
+"""
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 """Settings of a draft model whose context is as long as that of the main model."""
 
@@ -47,8 +50,11 @@ FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 class DraftEntry:
     """The key `draft` of a layout file: the source of drafted tokens for speculative decoding.
 
-    `model`: path or file name of the draft model; empty if the source is no draft model. The other fields are as in
-    `Draft` (`engine/planning/memory/drafts.py`).
+    `kind`: "ngram" (repeats of the text itself), "model" (a draft model) or "mtp" (MTP heads of the main model).
+    `model`: path or file name of the draft model; empty for other kinds.
+    `n_tokens`: largest number of tokens that are drafted for one step.
+    `layout`: devices of the draft model; None if the program chooses one device.
+    `context`: the draft model's own settings (`DRAFT_SETTINGS`).
     """
 
     kind: DraftKind
@@ -94,7 +100,13 @@ def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = 
 
 
 def read_layout(path: Path, *, n_layers: int | None = None) -> LayoutFile:
-    """Read the layout file at `path` and return its content; `n_layers` and `LayoutError` are as for `parse_layout`."""
+    """Read the layout file at `path` and return its content.
+
+    `n_layers`: number of layers of the open model, which the file must match; None if no model is open.
+
+    Raises:
+        LayoutError: the file cannot be read, or it is invalid.
+    """
     data = read_file(path, what="layout", fail=LayoutError)
     return parse_layout(data, source=path.name, n_layers=n_layers)
 

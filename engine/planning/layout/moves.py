@@ -146,7 +146,7 @@ class SharesMove(Move):
 class CountMove(Move):
     """Changes the number of layers on `device` to `count`.
 
-    See `with_layer_count` for the devices that the layers come from.
+    Added layers come from the CPU first, then from other devices (`with_layer_count`).
     """
 
     device: str

@@ -76,7 +76,8 @@ def place_part(layout: Layout, part: MovablePart, first: int, last: int, device:
 def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) -> Layout:
     """Return the layout with a part of some layers on new devices; `places` maps a layer's index to a device id.
 
-    Raises `LayoutError` as `place_part` does.
+    Raises:
+        LayoutError: there is no layer with such an index.
     """
     # `place_part` raises the error for an invalid range.
     if places and not (min(places) >= 0 and max(places) < layout.n_layers):
@@ -116,10 +117,9 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides as (overrides at the front whose order does not matter, all later overrides).
+    """Return the layout's overrides in two groups: those at the front whose order does not matter, and all later ones.
 
-    The order of overrides of `_SEPARATE` parts and of the token embedding does not matter, because no tensor is in two
-    of these.
+    The order does not matter for `_SEPARATE` parts and the token embedding, because they have no tensor in common.
     """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]

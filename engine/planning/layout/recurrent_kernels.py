@@ -29,11 +29,11 @@ _VULKAN_GATED_HEAD = 64
 
 
 def recurrent_gap(model: ModelFile, backend: str, layers: Iterable[int]) -> str | None:
-    """Return an operation of these layers that a worker's backend cannot compute, such as "scans with states of 64".
+    """Return an operation of these layers that a worker's backend cannot compute; None if none is known.
 
-    None if none is known.
+    It is a phrase for users, such as "scans with states of 64".
 
-    `backend`: as ggml names it.
+    `backend`: name of the backend in ggml, such as "CUDA".
     `layers`: indices of the layers.
     """
     family = "CUDA" if backend in REMOTE_CUDA else backend

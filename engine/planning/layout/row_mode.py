@@ -42,7 +42,10 @@ Source: `get_row_rounding` of ggml-sycl, which aborts the process for other type
 
 
 def rows_of_members(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of rows of `tensor` on each device, in float32 and rounded down as in `get_row_split`."""
+    """Return the number of rows of `tensor` on each device with a share.
+
+    Computed in float32 and rounded down, as in `get_row_split` of ggml-sycl.
+    """
     n_rows = math.prod(tensor.shape[1:])
     rounding = _ROUNDING.get(tensor.type_name, 1)
     sums = _sums(shares)
@@ -75,9 +78,9 @@ def with_homes(layout: Layout) -> Layout:
 
 
 def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Violation]:
-    """Yield violations for weights with which ggml-sycl aborts in mode row: three-dimensional ones, unsupported types.
+    """Yield violations of the rule `row_weights`: weights with which ggml-sycl aborts in split mode row.
 
-    Rules: `row_weights`.
+    These are three-dimensional weights, and weights of unsupported types.
     """
     backends = {device.backend for device in rig.devices if device.id in split_members(layout)}
     if not backends & ROW_BACKENDS or layout.n_layers != model.n_layers:

@@ -134,7 +134,7 @@ class LentGap(NamedTuple):
     """An operation for which a lent device (RPC device of another machine) has no kernel.
 
     `operation`: its name for users, such as "scans with states of 64".
-    `is_recurrent`: whether recurrent layers need it; else layers that mix residual streams do.
+    `is_recurrent`: True if recurrent layers need it; False if layers that mix residual streams need it.
     """
 
     operation: str
@@ -224,9 +224,9 @@ def _output_matrix(model: ModelFile) -> TensorInfo | None:
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
-    """Return the first device of the layout with a known fault in flash attention for these cache types.
+    """Return the first device of the layout with a known fault in flash attention for these cache types; None if none.
 
-    None if there is none. A lent (RPC) device without a kernel for them counts too, because its worker would abort.
+    A lent (RPC) device without a kernel for these cache types counts too, because its worker would abort.
     """
     # Without `offload_kqv` the CPU computes attention for all layers.
     has_flash = context.offload_kqv and not without_flash_attention(model, context)
@@ -257,10 +257,10 @@ __all__ = ["Violation", "violations"]
 def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Violation, ...]:
     """Return a violation for each rule of llama.cpp that this layout breaks; if empty, the model can be loaded.
 
-    Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
-    `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_attention`, `split_override`, `split_cache_on_host`, `single_head`,
-    `leading_cpu_only`, `engine_fault`, `row_weights`.
+    Identifiers of the rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`,
+    `flash_attention`, `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`,
+    `separate_sequences`, `split_member`, `split_architecture`, `split_attention`, `split_override`,
+    `split_cache_on_host`, `single_head`, `leading_cpu_only`, `engine_fault`, `row_weights`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -429,7 +429,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
 
 
 def _missing(mode: str, device: Device | None) -> str:
-    """Return why a device cannot have a share, as a clause for the end of a sentence; empty if unknown."""
+    """Return the reason why a device cannot have a share, as the end of a sentence; empty if unknown."""
     if device is None or device.is_host:
         return ""
     fault = device.fault("tensor_split") if mode == "tensor" else None

@@ -29,7 +29,7 @@ class Kernels:
 
     `backend`: backend that has the kernels; "all" for RPC, which accepts every operation.
     `largest_bytes`: largest tensor that the kernels support; None for any size.
-    `mixes_streams`: as in `BufferFacts`.
+    `mixes_streams`: whether there is a kernel that mixes residual streams (`hc_comb`).
     """
 
     backend: Backend = "all"

@@ -69,7 +69,7 @@ class ContextMemory:
             self.compute = ComputeForecast(graphs, context)
 
     def n_outputs(self, n_drafted: int) -> int:
-        """Return the largest number of output rows of a generation batch.
+        """Return the largest number of rows that a generation batch needs in the output buffer.
 
         `n_drafted`: number of drafted tokens of each sequence in the batch.
         """
@@ -99,8 +99,9 @@ class ContextMemory:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return (bytes of the KV cache, bytes of recurrent state), each by device id.
 
-        The state of a layer is on the layer's device. In split mode tensor the state is sliced as in `members`. If the
-        setting `offload_kqv` is off, all state is in host memory.
+        The state of a layer is on the layer's device. If the setting `offload_kqv` is off, all state is in host memory.
+
+        `members`: slices of state in split mode tensor; None in other modes.
         """
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}

@@ -203,7 +203,7 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return (bytes in the warm-up, bytes with a full context) of the temporary tensors of attention.
+        """Return the temporary bytes of attention in the warm-up, and with a full context.
 
         Both are those of the layer that needs most.
         """

@@ -99,7 +99,8 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
     `folder`: folder of the layout file.
 
     Raises:
-        ModelFileError: as of `read_draft`, or the layout in the file is for another number of layers.
+        ModelFileError: the file is no model, its vocabulary differs, or it has another number of layers than its
+        layout.
     """
     if entry is None or entry.kind != "model":
         return None if entry is None else Draft(entry.kind, entry.n_tokens)
@@ -121,7 +122,7 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
 
 
 def drafts_for(model: ModelFile) -> bool:
-    """Return whether `model` generates text token by token, so that it can be a draft model or have one."""
+    """Return whether `model` generates text token by token; only then can it be a draft model or use one."""
     embeds = model.hyper_parameter("attention.causal") is False or model.hyper_parameter("pooling_type") is not None
     encodes = any(tensor.name.startswith("enc.") for tensor in model.tensors)
     return model.has_vocabulary and not embeds and not encodes

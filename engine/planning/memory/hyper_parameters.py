@@ -156,10 +156,12 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
 
 
 def number(model: ModelFile, key: str, default: int | None = None, *, least: int = 1) -> int:
-    """Return the whole number with this key in the header; `default` if it is missing.
+    """Return the whole number with the key `key` in the header; `default` if the header lacks the key.
+
+    `least`: smallest valid number.
 
     Raises:
-        MissingNumberError: it is missing and there is no default, it is not a whole number, or it is out of range.
+        MissingNumberError: the key is missing and there is no default, or its value is no whole number or out of range.
     """
     value = _value(model, key)
     if value is None and default is not None:

@@ -44,7 +44,7 @@ def pad(value: int, multiple: int) -> int:
 
 
 def context_shape(context: ContextSettings, n_ctx_train: int, *, causal: bool = True) -> ContextShape:
-    """Return the sizes that `llama_context` computes.
+    """Return the sizes that `llama_context` computes from the settings.
 
     `causal`: False for a model whose batch may be longer than the context.
     """
@@ -75,8 +75,8 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 class CacheTensor:
     """One tensor of a layer's state: `n_rows` rows of `width` elements of the type `kind`.
 
-    `name`: "k", "v", "indexer" (its keys), "compressed" (keys), "r" and "s" (rolling and recurrent state), or "hashed"
-    (state for hashed token sequences).
+    `name`: "k", "v", "indexer" (keys of the indexer), "compressed" (compressed keys), "r" and "s" (rolling and
+    recurrent state), or "hashed" (state for hashed token sequences).
     """
 
     name: Literal["k", "v", "indexer", "compressed", "r", "s", "hashed"]
@@ -200,9 +200,10 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
 
 
 _SPAN_TOKENS = 1 << 22
-"""Length of a context in tokens. The bytes per token are computed from it and from a context twice as long.
+"""Length in tokens of the shorter of two contexts. Bytes per token are computed from the difference of their KV caches.
 
-It is longer than any sliding window, and a multiple of the cell padding and of the compression ratios.
+The other context is twice as long. This length exceeds any sliding window, and is a multiple of the cell padding and of
+the compression ratios.
 """
 
 

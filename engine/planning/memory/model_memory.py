@@ -128,7 +128,7 @@ class ModelMemory:
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
-        """Leave compute buffers to the probe from now on, because another attempt would fail in the same way."""
+        """Leave compute buffers to a probe from now on, because another computation would fail in the same way."""
         self.probe_only = tr("{reason}; compute buffers are known only after a probe", reason=reason)
         self.unknown = ("compute",)
         self._graphs = None
@@ -202,7 +202,7 @@ class ModelMemory:
         return self._weights_with_mtp
 
     def _refusal(self, layout: Layout, rig: Rig) -> str | None:
-        """Return a sentence on why nothing can be computed for `layout`; None if something can."""
+        """Return a sentence on why no memory can be computed for `layout`; None if at least a part can."""
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
             return tr(
@@ -319,7 +319,7 @@ class ModelMemory:
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
         """Return the result of `ask` for a forecast of compute buffers; None if it takes too long or fails.
 
-        Compute buffers are then left to the probe.
+        After that only a probe measures compute buffers.
         """
         try:
             with limited(FORECAST_SECONDS):

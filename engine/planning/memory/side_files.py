@@ -46,12 +46,12 @@ class Projector:
     image_tokens: tuple[int, int] | None = None
 
     def weights_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of its weights on a device with this size rule. The compute buffer is not included."""
+        """Return the bytes of the projector's weights on a device with this size rule, without the compute buffer."""
         return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
 
     @property
     def plain_bytes(self) -> int:
-        """Return the bytes of its weights without padding."""
+        """Return the bytes of the projector's weights without padding."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
@@ -137,7 +137,7 @@ def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
     """Read the header of a LoRA adapter, check that it fits `model`, and return the adapter.
 
     Raises:
-        ModelFileError: it does not fit; the message says what differs.
+        ModelFileError: the adapter does not fit the model; the message says what differs.
     """
     header = _read(path)
     kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")

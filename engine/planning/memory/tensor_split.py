@@ -25,7 +25,8 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Number of elements to whose multiples slices are rounded, for faster kernels, if each device still gets a slice."""
+"""Slices are rounded to a multiple of this number of elements, for faster kernels, if each device still gets a slice.
+"""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -35,9 +36,9 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 class _Rule(NamedTuple):
     """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
-    `kind`: kind of tensor, which determines segments and granularity.
-    `like`: names of weights. The type of the first one in the layer determines the quantisation block; empty for the
-    tensor's own type.
+    `kind`: kind of tensor, which determines granularity and segments (parts of the tensor that are sliced separately).
+    `like`: names of weights. Slices consist of whole quantisation blocks of the first of these that the layer has;
+    empty if the blocks are those of the tensor itself.
     """
 
     pattern: re.Pattern[str]
@@ -95,7 +96,7 @@ class _Cut:
     """Division of the sliced dimension of a tensor into segments, such as Q, K and V, which are sliced separately.
 
     `segments`: (elements of a segment, number of such segments) for each size of segment.
-    `granularity`: number of elements of which slices are multiples, for each entry of `segments`.
+    `granularity`: for each entry of `segments`, the number of elements of which slices are multiples.
     """
 
     segments: tuple[tuple[int, int], ...]
@@ -182,7 +183,7 @@ class TensorSplit:
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
 
     def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:
-        """Return the elements of the sliced dimension on each device.
+        """Return the number of elements of the sliced dimension on each device.
 
         Results are cached for layers with equal slices.
         """
@@ -193,7 +194,7 @@ class TensorSplit:
         return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
-        """Return the elements of the sliced dimension on each device, computed from the shares in float32."""
+        """Return the number of elements of the sliced dimension on each device, computed from the shares in float32."""
         n = len(self._shares)
         rotation = self._hyper.n_trunk_layers % n if layer is None else self._rotations[layer]
         # llama.cpp computes shares in float32, and rounding decides about whole slices, so each step is rounded here

@@ -30,12 +30,12 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Place of host weights that llama.cpp puts in pinned or repacked memory if possible (`make_cpu_buft_list`).
+"""Name of the place of host weights that llama.cpp puts in pinned or repacked memory if it can (`make_cpu_buft_list`).
 
 Weights of a CPU entry of the device list are always in plain memory.
 """
 _SPLIT = "all members of a tensor split"
-"""Place of tensors that are sliced over the devices of split mode tensor."""
+"""Name of the place of tensors that are sliced over the devices of split mode tensor."""
 _ROWS = "split rows"
 """Name of the buffer for tensors whose rows are split in mode row."""
 _MOST_RANGES = 4096
@@ -202,7 +202,7 @@ class WeightTables:
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
         """Return the sums of layer `index`, whose weights are at the place `home` unless an override moves them.
 
-        Moved weights are counted at the place to which they are moved.
+        `home`: device id, `_REPACKABLE` or `_SPLIT`. Moved weights are counted where the override puts them.
         """
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
@@ -220,7 +220,7 @@ class WeightTables:
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 
     def _outside_of_layers(self, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
-        """Yield (tensor, device id or host buffer, whether it is an input) for each tensor outside of layers."""
+        """Yield (tensor, device id or other place, whether it is an input) for each tensor outside of layers."""
         for tensor in self._inputs:
             yield tensor, _REPACKABLE, True
         ranges = _ranges(placement, len(self._with_rope_factors))
@@ -246,7 +246,10 @@ class WeightTables:
         *,
         is_input: bool = False,
     ) -> None:
-        """Add a tensor to `tally`. It is at the place `natural` unless an override moves it."""
+        """Add a tensor to `tally`. It is at the place `natural` unless an override moves it.
+
+        `natural`: device id, `_REPACKABLE` or `_SPLIT`.
+        """
         # Per-layer embeddings of this size are read from the file when tokens need them, so no buffer has them.
         if tensor is self._lazy and placement.can_map:
             return
@@ -287,7 +290,10 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return (place, first layer, last layer + 1) of each range of layers on one device."""
+    """Return (place, first layer, last layer + 1) for each range of layers on one device.
+
+    A place is a device id, `_REPACKABLE` or `_SPLIT`.
+    """
     found = [(_REPACKABLE, 0, placement.leading)]
     found += [(run.device, run.first, run.last + 1) for run in placement.runs]
     if placement.shares:

@@ -26,8 +26,8 @@ class _Limits(threading.local):
     """Limits of the current thread.
 
     `deadline_s`: value of `thread_time` at which the time is up; None for no limit.
-    `cancelled`: returns whether the caller cancelled; None if it cannot.
-    `left`: calls of `check_limits` until the next check of the clock.
+    `cancelled`: function that returns whether the caller cancelled; None if it cannot.
+    `left`: number of calls of `check_limits` until the next check of the clock.
     """
 
     deadline_s: float | None = None
@@ -42,8 +42,10 @@ _limits = _Limits()
 def limited(seconds: float, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
     """Limit the estimates in the `with` block to `seconds` of this thread's processor time.
 
-    If limits are nested, the earlier deadline counts. Processor time is used so that a forecast on a busy machine is
-    late, but not given up. `cancelled`: returns whether the caller cancelled.
+    Of nested limits the earlier deadline counts. Processor time is used so that a busy computer delays a forecast, but
+    does not end it.
+
+    `cancelled`: function that returns whether the caller cancelled; None if it cannot.
 
     Raises:
         TooMuchWorkError, CancelledError: from `check_limits`.

@@ -128,8 +128,8 @@ class ComputeForecast:
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the sizes of the compute buffers for a placement; results are cached.
 
-        `asks_flash`: whether flash attention is turned off if its node would not be on the layer's device, as llama.cpp
-        does for "auto".
+        `asks_flash`: whether flash attention may be turned off. llama.cpp does this for "auto", if the attention node
+        of a layer would not be on the layer's device.
         """
         if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
             # Layers that the file does not list go with the last, for which the CPU becomes an entry.
@@ -204,7 +204,7 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether every layer's device surely computes its flash attention; False if only a graph can tell."""
+        """Return whether flash attention surely runs on every layer's device; False if this depends on the graph."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
@@ -221,7 +221,8 @@ class ComputeForecast:
     def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
         """Call `ask` with the layout's graph and `placement`, and return its result.
 
-        The graph is built in sections; if a layer reads a tensor of a distant layer, it is built whole.
+        The graph is built section by section (mostly one layer's nodes). If a layer reads a tensor of a layer that is
+        not its neighbour, the graph is built whole.
         """
         if not self._whole:
             try:

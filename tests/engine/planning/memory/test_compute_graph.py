@@ -15,7 +15,7 @@ from engine.planning.memory.compute_graph.ggml.allocator import DynTallocr
 from engine.planning.memory.compute_graph.ggml.graph import Graph
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
 from engine.planning.memory.compute_graph.ggml.sections import partition_graph
-from engine.planning.memory.compute_graph.ggml.simulation import PlacedSection, Segment, Simulation, StepCache
+from engine.planning.memory.compute_graph.ggml.simulation import PassCache, PlacedSection, SectionGroup, Simulation
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.selection import examples
@@ -35,8 +35,8 @@ def _buffer_bytes(graph: Graph) -> int:
     cpu = Backend(HOST, True, 32, None, frozenset(), False, lambda tensor: tensor.n_bytes)
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
     placed_sections = (None, *(PlacedSection(section, ()) for section in partition_graph(graph, (), {})), None)
-    steps = StepCache(scheduler, lambda name: pytest.fail(f"{name} is asked for"))
-    return Simulation([Segment(steps, (HOST,), placed_sections)]).sizes()[HOST].size_bytes
+    cache = PassCache(scheduler, lambda name: pytest.fail(f"{name} is asked for"))
+    return Simulation([SectionGroup(cache, (HOST,), placed_sections)]).sizes()[HOST].size_bytes
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:

@@ -22,13 +22,13 @@ RIG = Rig(tuple(Device(each, "card", "CUDA", "gpu", 8 * GIB) for each in IDS), m
 @pytest.mark.parametrize("name", ["qwen3-vl-30b", "granite-4.0-h-small"])  # built whole, built in sections
 def test_steps_hold_for_other_devices_of_the_same_kinds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[object] = []
-    split_graph = simulation.StepCache._split_graph
+    split_graph = simulation.PassCache._split_graph
 
     def counting(*arguments: object) -> object:
         computed.append(arguments)
         return split_graph(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(simulation.StepCache, "_split_graph", counting)
+    monkeypatch.setattr(simulation.PassCache, "_split_graph", counting)
     memory = ModelMemory(truth_model(name))
     n_layers = memory.model.n_layers
     found = []

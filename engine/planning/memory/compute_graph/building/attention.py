@@ -247,7 +247,7 @@ def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
 
 
 def _merged(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return a reshape of the cache in which the streams of all sequences are one matrix."""
+    """Return a reshape of the cache as one matrix, with the rows of all sequences' streams one after another."""
     if cache.ne[2] == 1:
         return cache
     return ctx.graph.reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])

@@ -70,8 +70,8 @@ class Shared:
     """Store of tensors that one layer makes and later layers also read, such as masks.
 
     Builder modules define frozen dataclasses for these tensors. An object is stored under its class, and under the key
-    `of` if there are several objects of one class. If the graph is built in sections (runs of nodes), all stored
-    tensors must be inputs of the graph (`all_inputs`).
+    `of` if there are several objects of one class. A graph can be built section by section (a section is mostly one
+    layer's nodes) only if all stored tensors are inputs of the graph (`all_inputs`).
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store an object of tensors under its class and the key `of`, replacing an earlier object.
+        """Store `value`, a dataclass of tensors, under its class and the key `of`; it replaces an earlier object.
 
         `of`: a tensor or another key; None if the graph has one object of this class.
         """
@@ -102,9 +102,12 @@ class Shared:
         return found
 
     def get(self, kind: type[Value], of: object = None) -> Value:
-        """Return the object of class `kind` that an earlier layer stored; raise `LookupError` if there is none.
+        """Return the object of class `kind` that an earlier layer stored.
 
-        `of`: further key of the object, as for `put`.
+        `of`: further key of the object; None if the graph has one object of this class.
+
+        Raises:
+            LookupError: no layer stored such an object.
         """
         found = self.find(kind, of)
         if found is None:
@@ -240,7 +243,10 @@ class GraphContext:
 
     @property
     def common(self) -> dict[Tensor, tuple[object, ...]]:
-        """Name (`Key` in `ggml/sections.py`) of each leaf tensor that several layers read: inputs and RoPE factors."""
+        """Names of the leaf tensors that several layers read: inputs and RoPE factors.
+
+        A name (`Key` in `ggml/sections.py`) identifies a tensor in all parts of a graph that is not built whole.
+        """
         found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}
         return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
 
@@ -356,11 +362,13 @@ class GraphContext:
         return found
 
     def fuses(self, op: str) -> bool:
-        """Return whether the operation `op` is computed as one node."""
+        """Return whether llama.cpp computes the operation `op` as one node instead of several."""
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return a node that llama.cpp replaces by several if it is not on the device of its layer (`Graph.fused`)."""
+        """Return a node of the operation `op`, which llama.cpp replaces by several if it is not on the device of its
+        layer.
+        """
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))
         return found
@@ -419,7 +427,7 @@ class GraphContext:
 
 
 def _part(stem: str) -> str:
-    """Return the part of a layer that the weight `stem` belongs to, as in `Scaled`."""
+    """Return the part of a layer to which the weight `stem` belongs: a value of `Scaled`, such as "attention"."""
     if stem.startswith("ffn_"):
         return "dense"
     if stem.startswith("ssm_") or stem == "attn_gate":

@@ -85,7 +85,7 @@ def finish(
     """Build the operations after the last layer, and return the graph, which ends with logits or embeddings.
 
     `current`: output of the last layer.
-    `on_logits`: builder of a step after the logits; None for no such step.
+    `on_logits`: builder of operations after the logits; None for no operations.
     """
     graph, outer, output = ctx.graph, ctx.outer, ctx.inputs.output
     if ctx.style.embeds:
@@ -122,7 +122,7 @@ def finish(
 _MODELS = "engine.planning.memory.compute_graph.models"
 
 Step = Callable[[GraphContext, Tensor], Tensor]
-"""Builder of a layer, or of a step before the first or after the last layer."""
+"""Builder of a layer, or of the operations before the first or after the last layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class Family:
     `style`: the style of the record, with the settings that depend on the file.
     `embed`: builder of the input embeddings; None for `build_inp_embd`.
     `layer`: builder of a layer, which calls `attention` or `recurrence`.
-    `before`, `behind`: steps before the first and after the last layer; None for no step.
-    `logits`: step after the logits; None for no step.
+    `before`, `behind`: builders of the operations before the first and after the last layer; None for no operations.
+    `logits`: builder of the operations after the logits; None for no operations.
     """
 
     record: GraphRecord
@@ -200,7 +200,7 @@ def build_graph(
     `sliding`: whether the model has sliding windows.
     `ends`: whether the graph continues to the output matrix after the last layer.
     `passed`: function that is called with the input of each layer, and with the output of the last one.
-    `inside`: whether the model has layers before `layers`; one placeholder node then stands for them.
+    `inside`: whether the model has further layers before `layers`; one node stands for them in the graph.
     """
     # Made before the embeddings, because models with a table of positions read it there.
     positions = ctx.graph.new_input("i32", ctx.batch.n_tokens * ctx.hparams.n_pos_per_embd)

@@ -1,6 +1,7 @@
 """Tables of one model from which its graphs are built: hyper-parameters, weights and kind of each layer.
 
-Layers with equal graphs are of one kind, and one section of a graph represents all of them.
+Layers of one kind have equal nodes, which are built once. A variant is the layers of one kind whose weights are also in
+the same buffer types; overrides of weights make several variants of a kind.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 from engine.planning.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
-"""Weights whose bytes are compared to find equal layers: none, the weights that overrides move, or all."""
+"""Weights whose sizes must be equal in layers of one variant: none, those that overrides move, or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Representative of all layers that have the same graph.
+    """Representative of all layers that have the same graph, with weights in the same buffer types.
 
     `layer`: index of one of these layers; -1 for the weights outside of blocks.
     `moved`: buffer type of each weight that overrides move, by full name of the weight.
@@ -105,7 +106,7 @@ class GraphTables:
         self.is_whole: bool = (
             family.record.every_layer or shares or adds or self.hparams.shares_blocks or any(hyper.indexer_widths)
         )
-        """Whether layers read tensors of layers other than their neighbours, so that the graph is built whole."""
+        """Whether the graph is built whole, because layers read tensors of layers that are not their neighbours."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
         # Layers of equal hyper-parameters and shapes make equal nodes. Types and sizes of weights do not matter here;
         # `alike` adds them if devices copy weights.
@@ -127,19 +128,25 @@ class GraphTables:
         self.unsupported_weights: list[frozenset[str]] = [frozenset()]
         """Full names of the weights for which devices have no kernel, by number of the kernel class.
 
-        Devices of class 0 have kernels for all weights.
+        A kernel class is the devices that lack kernels for the same weights. Devices of class 0 have kernels for all
+        weights.
         """
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
-        """Representatives of layers with equal graphs, by the number that `alike` and `outside` return."""
+        """All variants so far: representatives of layers with the same graph and with weights in the same buffer types.
+
+        Methods refer to a variant by its index in this list.
+        """
         self._keys: list[tuple[tuple[str, ...], tuple[object, ...]]] = []
         self._numbers: dict[tuple[tuple[str, ...], tuple[object, ...]], int] = {}
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of the class to which a device with these kernels belongs.
+        """Return the number of a device's kernel class: the devices that lack kernels for the same weights.
 
-        Devices of a class have no kernel for the same weights, which llama.cpp puts in host memory.
+        llama.cpp puts these weights in host memory.
+
+        `kernels`: kernels of the device.
         """
         found = self._kernel_classes.get(kernels)
         if found is None:
@@ -151,7 +158,8 @@ class GraphTables:
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
-        """Build one layer of each kind, so that unsuitable tensors raise an error now and not during a drag.
+        """Build one layer of each kind, so that unsuitable tensors raise an error when a model is opened, and not in a
+        drag.
 
         Raises:
             MissingNumberError: the tensors of the file do not fit the architecture.
@@ -185,16 +193,22 @@ class GraphTables:
             for layer, (start, end) in zip(layers, pairwise(counts), strict=True)
             if start == end
         }
-        self.units: tuple[tuple[int, int], ...] = tuple(_units([kind in silent for kind in self.kinds]))
-        """(First, last) layer of each unit: a layer that adds nodes, with the layers before it that add none."""
+        self.section_layers: tuple[tuple[int, int], ...] = tuple(
+            _section_layers([kind in silent for kind in self.kinds])
+        )
+        """(First, last) layer of each section of the graph, except the section of the output matrix.
+
+        A layer that adds no nodes is in one section with the next layer that does.
+        """
 
     def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
-        """Return the number of each layer's variant (index in `variants`) with `overrides`.
+        """Return the variant of each layer, as index in `variants`.
 
-        Layers of one variant have the same graph, and their weights are in the same buffer types. A device that
-        computes with weights in host memory allocates copies of them, so these weights must have equally many bytes.
+        Layers of one variant have the same graph with weights in the same buffer types. A device that computes with
+        weights in host memory allocates copies of them, so the sizes of these weights must also be equal.
 
-        `sizes`: the weights whose bytes are compared.
+        `overrides`: overrides of the layout.
+        `sizes`: the weights whose sizes must be equal.
         """
         moved = self.moved(overrides)
         found = []
@@ -207,15 +221,16 @@ class GraphTables:
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
-        """Return the number of the variant (index in `variants`) of the weights outside of blocks."""
+        """Return the variant of the weights outside of blocks, as index in `variants`."""
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
         return self._variant(tuple(here.values()), ("outer", *here), -1, here)
 
     def renamed(self, number: int, names: Mapping[str, str]) -> int:
-        """Return the number of the variant that differs from variant `number` in the names of buffer types only.
+        """Return the variant that differs from variant `number` only in the names of buffer types, as index in
+        `variants`.
 
-        `names`: new name by old name.
+        `names`: new name of a buffer type by its old name.
         """
         moved = self.variants[number].moved
         if names.keys().isdisjoint(moved.values()):
@@ -225,10 +240,11 @@ class GraphTables:
         return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
 
     def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
-        """Return the number of a variant (index in `variants`); a new variant is added.
+        """Return the variant with these properties, as index in `variants`; it is added if it is new.
 
         `places`: buffer type of each weight that overrides move; "" for other weights.
         `rest`: all other properties by which variants differ.
+        `layer`, `moved`: fields of a new `Variant`.
         """
         found = self._numbers.setdefault((places, rest), len(self.variants))
         if found == len(self.variants):
@@ -246,7 +262,9 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of layer `index`: those of block `source`, but the `.scale` tensors of block `index`."""
+    """Return the weights of layer `index`: those of block `source`, except `.scale` tensors, which are of block
+    `index`.
+    """
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
         return found
@@ -267,8 +285,12 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
     return count
 
 
-def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) layer of each unit: a layer that adds nodes, with the layers before it that add none."""
+def _section_layers(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) layer of each section. A layer without nodes is in one section with the next one that has
+    some.
+
+    `silent`: whether each layer adds no nodes.
+    """
     first = 0
     for index, is_silent in enumerate(silent):
         if not is_silent:
@@ -279,15 +301,16 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
 _MOST_GRAPHS = 16
 """Largest number of whole graphs that are cached.
 
-If devices have no kernels for different weights, each step of a drag needs another graph.
+In a drag each change may need another graph, if devices lack kernels for different weights.
 """
 
 
 class _WholeGraph:
-    """The sections of a graph that must be built whole, with any overrides of weights in blocks.
+    """The sections of a graph that was built whole, with weights in blocks moved by any overrides.
 
-    Such overrides change only the buffer types of weights. Sections with the same weights in the same buffer types are
-    one object in all graphs, so that cached results for them are valid.
+    A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights.
+    Sections with the same weights in the same buffer types are one object in all graphs, so that cached results for
+    them are valid.
 
     `sections`: the sections without overrides.
     `names`: full name of each weight in the sections.
@@ -332,10 +355,10 @@ PlacedWeight = tuple[int, int, str]
 
 
 class SectionMaker:
-    """Builds sections of a graph and caches them.
+    """Builds sections of a graph (consecutive nodes, mostly those of one layer) and caches them.
 
-    A section is a run of nodes that belong to one layer or a few. If layers read tensors of distant layers, `parts`
-    builds the whole graph and cuts it; else `section` builds each section alone.
+    `section` builds a section alone. If layers read tensors of layers that are not their neighbours, `parts` builds the
+    whole graph and cuts it.
 
     `pinned`: whether norms are pinned to the device of their layer.
     `op_offload`: whether devices compute with weights in host memory.
@@ -359,7 +382,8 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return which weights must have equally many bytes in equal layers, on a device with this buffer type.
+        """Return the weights whose sizes must be equal in layers that share a section on a device with this buffer
+        type.
 
         `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
         """
@@ -368,12 +392,17 @@ class SectionMaker:
         return "all" if kernel_class or buft == HOST else "moved"
 
     def section(self, name: SectionName) -> Section:
-        """Return the section (run of nodes) with a name; it is built on first use.
+        """Return the section of the graph (consecutive nodes, mostly one layer's) with a name; it is built on first
+        use.
 
-        `("layers", before, layers, kernel_classes, is_last, outer)` names the section of `layers`, which follow the
-        layers `before`; the latter are empty for the first section. `("end", before, layers, kernel_classes, True,
-        outer)` names the section with the output matrix. `before`, `layers` and `outer` are numbers of variants.
-        `kernel_classes` has one entry for each layer, and one for the output layer.
+        A name is `(kind, before, layers, kernel_classes, is_last, outer)`.
+
+        `kind`: "layers", or "end" for the section with the output matrix.
+        `before`, `layers`: variants of the layers of the previous section and of this one (indices in
+        `GraphTables.variants`); `before` is empty for the first section.
+        `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
+        `is_last`: whether the last of the layers is the model's last one.
+        `outer`: variant of the weights outside of blocks.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
@@ -426,11 +455,12 @@ class SectionMaker:
         *,
         is_last: bool,
     ) -> tuple[Section, tuple[PlacedWeight, ...]]:
-        """Build a section (run of nodes); return it and its weights.
+        """Build a section of the graph; return it and its weights.
 
         `kind`: "layers", or "end" for the section with the output matrix.
-        `variants`: the layers of the section, after the `n_before` layers that it follows.
-        `bufts`: buffer type of each layer's device, and of the output layer's.
+        `n_before`: number of the first `variants` that belong to the previous section.
+        `variants`: variants of the layers of the previous section and of this one.
+        `bufts`: buffer type of each layer's device, and last of the output layer's device.
         """
         ctx = self._context(select_buft)
         placed = [
@@ -450,9 +480,10 @@ class SectionMaker:
         return section, tuple([(number, *owner) for number, owner in found if owner is not None])
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
-        """Return the sections (runs of nodes) of the graph of all layers, for graphs that must be built whole.
+        """Return all sections of the graph, built whole and then cut into sections (consecutive nodes, mostly one
+        layer's).
 
-        `kernel_classes`: number of the kernel class of each layer's device, and of the output layer's.
+        `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
         """
         found = self._parts.get((overrides, kernel_classes))
         if found is None:

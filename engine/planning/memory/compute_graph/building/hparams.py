@@ -15,7 +15,7 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The two stacks of layers in an HRM model (src/models/hrm-text.cpp), each of `layers` layers.
+    """The two stacks of layers in a hierarchical reasoning model (src/models/hrm-text.cpp), each of `layers` layers.
 
     The graph repeats: the low stack runs `low_cycles` times, then the high stack once.
     """
@@ -23,19 +23,19 @@ class Stacks:
     layers: int
     low_cycles: int
 
-    def place(self, slot: int) -> tuple[bool, int]:
-        """Return (whether layer `slot` of the graph is in the high stack, its number in the stack)."""
-        run, place = divmod(slot, self.layers)
+    def place(self, index: int) -> tuple[bool, int]:
+        """Return (whether layer `index` of the graph is in the high stack, its number in the stack)."""
+        run, place = divmod(index, self.layers)
         return run % (self.low_cycles + 1) == self.low_cycles, place
 
-    def block(self, slot: int) -> int:
-        """Return the index of the block in the file whose weights layer `slot` of the graph uses."""
-        is_high, place = self.place(slot)
+    def block(self, index: int) -> int:
+        """Return the index of the block in the file whose weights layer `index` of the graph uses."""
+        is_high, place = self.place(index)
         return place + (self.layers if is_high else 0)
 
 
 def read_stacks(model: ModelFile) -> Stacks:
-    """Return the stacks of an HRM model, with the numbers of layers and cycles in the file.
+    """Return the two stacks of a hierarchical reasoning model, with the numbers of layers and cycles in the file.
 
     Raises:
         MissingNumberError: a number is missing, or the numbers contradict the number of layers in the file.
@@ -108,7 +108,7 @@ class LayerHparams:
 class IndexerHparams:
     """Hyper-parameters of indexers (`indexer_*`), which select the cells that a token attends to.
 
-    All are 0 if there are none.
+    All are 0 if the model has no indexers.
 
     `top_k`: number of selected cells, or of blocks of `block_size` cells.
     `kpool`: number of tokens whose keys are scored together.
@@ -210,7 +210,9 @@ class ModelHparams:
 def read_model_hparams(
     model: ModelFile, hyper: HyperParameters, architecture: Architecture, graph: GraphRecord, positions: int
 ) -> ModelHparams:
-    """Return the hyper-parameters of the model. `positions`: as in `Style`.
+    """Return the hyper-parameters of the model.
+
+    `positions`: number of position values of each token (`Style.positions`); 0: read from the file.
 
     Raises:
         MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.
@@ -260,7 +262,7 @@ def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
 
     0 if layers have heads of different sizes, or if heads of this size cannot be rotated.
 
-    `slides`: whether to return those of sliding-window layers, instead of those of full-attention layers.
+    `slides`: True for the heads of sliding-window layers, False for those of full-attention layers.
     """
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 

@@ -70,8 +70,8 @@ class Placed:
 
     `hparams`, `weights`: its hyper-parameters and weights.
     `buft`: buffer type of its device.
-    `weights_buft`: buffer type of the block whose weights it uses; other than `buft` only if layers share a block.
-    `backend`: index of the backend that its norms are pinned to; -1 for none.
+    `weights_buft`: buffer type of the block whose weights it uses. It differs from `buft` only if layers share a block.
+    `backend`: index of the backend to which its norms are pinned; -1 for none.
     `is_last`: whether it is the last layer of the model.
     `index`: its number in the model.
     """
@@ -93,8 +93,8 @@ def buft_of_device(device: str) -> str:
 def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]) -> SelectBuft:
     """Return a function that takes a weight and the buffer type of its layer, and returns the weight's buffer type.
 
-    It is the type to which an override moves the weight; else `HOST` if the layer's device has no kernel for the
-    weight; else that of the layer. llama.cpp does not check kernels for overridden weights.
+    If an override moves the weight, it is the override's buffer type, since llama.cpp then does not check kernels. If
+    the layer's device has no kernel for the weight, it is `HOST`. Otherwise it is the buffer type of the layer.
 
     `moved`: buffer type of each weight that overrides move, by full name of the weight.
     `unsupported`: full names of the weights for which a device has no kernel, by buffer type of the device.
@@ -112,11 +112,14 @@ def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[s
 def variant_weight_bufts(
     variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]
 ) -> SelectBuft:
-    """Return a function like that of `weight_bufts`, for layers that have different overrides.
+    """Return a function that takes a weight and the buffer type of its layer, and returns the weight's buffer type.
 
-    `variants`: overrides of the layer with a given buffer type: buffer type of each moved weight, by its full name.
-    `outer`: overrides of the weights outside of blocks: buffer type of each moved weight, by its full name.
-    `unsupported`: as in `weight_bufts`.
+    Unlike with `weight_bufts`, each layer can have overrides of its own.
+
+    `variants`: for each layer's buffer type, the buffer types to which overrides move weights, by full name of the
+    weight.
+    `outer`: buffer type of each moved weight outside of blocks, by full name of the weight.
+    `unsupported`: full names of the weights for which a device has no kernel, by buffer type of the device.
     """
 
     def select(facts: WeightFacts, buft: str) -> str:
@@ -127,10 +130,11 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return a function that chooses buffer types in models whose layers use weights of other blocks (looped models).
+    """Return a function that chooses buffer types of weights if several layers use one block's weights (looped models).
 
-    It calls `select` with the buffer type of the block's device, instead of that of the layer's device.
+    Such a weight is placed by the device of its block, not by that of the layer.
 
+    `select`: function that chooses the buffer type from a weight and the buffer type of a device.
     `bufts`: buffer type of each block's device.
     """
 

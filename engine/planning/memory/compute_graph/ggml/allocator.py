@@ -4,10 +4,9 @@
 `ggml_gallocr_alloc_graph_impl`: inputs come first, a result reuses the memory of a parent if the operation allows it
 (`ggml_gallocr_allocate_node`), and a tensor is freed after its last use unless it is an output.
 
-ggml allocates a whole graph. `Gallocr` allocates one section after another; a section is a run of consecutive nodes,
-mostly a layer. Its result depends only on the section, on the state of the buffers before it (`GallocrState`), and on
-what later sections read (`LiveOut`). So callers cache it. A slot is the index of a tensor in a section, as that of a
-`hash_node` in ggml.
+ggml allocates a whole graph. `Gallocr` allocates one section after another; a section is consecutive nodes of the
+graph, mostly those of one layer. The result depends only on the section, on the buffers before it (`GallocrState`), and
+on the tensors that later sections read (`LiveOut`). So callers can cache it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class DynTallocr:
     def alloc(self, size: int) -> int:
         """Allocate a block of `size` bytes and return its offset (`ggml_dyn_tallocr_alloc`).
 
-        The smallest free block that is large enough is used. If there is none, the last one is, so the buffer grows.
+        The block is in the smallest gap that is large enough. If there is none, it is at the end, and the buffer grows.
         """
         sizes = self.sizes
         # The last block is the free space after everything. ggml leaves it out of its search for the best fit
@@ -97,10 +96,10 @@ class DynTallocr:
 
 
 class Size(NamedTuple):
-    """Size of a compute buffer.
+    """Size of a compute buffer, which may consist of several backend buffers.
 
-    `size_bytes`: bytes of all its backend buffers together.
-    `pipeline_bytes`: part of `size_bytes` for the second and further copies of tensors, in pipeline parallelism.
+    `size_bytes`: bytes of all backend buffers together.
+    `pipeline_bytes`: part of `size_bytes` that only pipeline parallelism needs, for additional copies of tensors.
     `n_chunks`: number of backend buffers.
     """
 
@@ -115,7 +114,7 @@ TensorAlloc = tuple[Key, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class GallocrState:
-    """State of the buffers between two sections (runs of nodes) of a graph: what a `ggml_gallocr` holds at that point.
+    """The allocator's buffers between two sections of a graph (consecutive nodes, mostly one layer's).
 
     `buffers`: (buffer type, offsets of the free blocks, sizes of the free blocks) of each buffer.
     `held`: allocated tensors that a later section reads.
@@ -127,9 +126,10 @@ class GallocrState:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one section (a run of nodes) adds to the sizes of the compute buffers; each pair is (buffer type, bytes).
+    """Sizes that the compute buffers need for one section of a graph (consecutive nodes, mostly one layer's).
 
-    The size of a buffer is the largest of its `ends` in all sections, plus the sum of its `kept`.
+    Each field has pairs (buffer type, bytes). The size of a buffer is the largest of its `ends` in all sections, plus
+    the sum of its `kept`.
 
     `ends`: highest end of a block that the section allocates in the buffer, as offset.
     `kept`: bytes of inputs and copies that stay allocated for the whole graph, because of pipeline parallelism.
@@ -141,9 +141,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class LiveOut:
-    """The tensors that must stay allocated at the end of a section (a run of nodes), because later sections read them.
+    """Tensors that must stay allocated at the end of a section, because later sections of the graph read them.
 
-    `copies`: copied inputs of the unfinished split, which later sections read.
+    A section is consecutive nodes, mostly those of one layer.
+
+    `copies`: inputs of the split that is open at the end, if only later sections read them.
     `read`: names of the tensors that later sections read.
     `bufts`: buffer types in which later sections allocate.
     """
@@ -154,9 +156,9 @@ class LiveOut:
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return the `LiveOut` at the start of a section (a run of nodes), computed from the one at its end, `live_out`."""
+    """Return the `LiveOut` at the start of a section, computed from `live_out`, which is the one at its end."""
     begins, section = len(split_section.parts) > 1, split_section.section
-    passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.slots)]
+    passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.indices)]
     bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]
     # The open split begins in this section. So its copies for later sections are made here, and their originals are
     # read here.
@@ -164,8 +166,8 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
         passing += bases
     if split_section.early:
         # A node that Vulkan computed early may be read only after this section.
-        read = {split_section.slots[key] for key in (*live_out.read, *bases) if key in split_section.slots}
-        passing += [(0, EARLY, slot) for slot in split_section.early if slot in read]
+        read = {split_section.indices[key] for key in (*live_out.read, *bases) if key in split_section.indices}
+        passing += [(0, EARLY, index) for index in split_section.early if index in read]
     before = [section.name_before(key) for key in passing if section.is_known_before(key)]
     here = split_section.parts[0].copies
     copies = [_copy_before(split_section, copy) for copy, _, _ in here]
@@ -186,10 +188,10 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return `copy` with the names that its tensors have in the section before this one.
+    """Return `copy` with the names by which the section before this one refers to copy and original.
 
     Raises:
-        DistantReadError: the section before cannot name them, because they belong to layers further away.
+        DistantReadError: the original belongs to a layer that is no neighbour of that section, so it has no name there.
     """
     key = split_section.section.name_before(copy.key)
     base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
@@ -203,7 +205,7 @@ Leaf = tuple[Key | None, bool, str, int]
 
 
 def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
-    """Allocate the leaf tensors of the whole graph; return the state of the buffers after that, and their growth.
+    """Allocate the leaf tensors of the whole graph in new buffers; return the buffers and their sizes.
 
     `n_copies`: copies of each input for pipeline parallelism; 1 without it.
     """
@@ -216,7 +218,7 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
 def start_in(
     leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
 ) -> list[TensorAlloc]:
-    """Allocate the leaf tensors of the whole graph in `buffers`; return the named ones, which sections refer to.
+    """Allocate the leaf tensors of the whole graph in `buffers`, and return those to which sections refer by name.
 
     With pipeline parallelism inputs are not allocated; the bytes of their copies are added to `kept`.
     """
@@ -246,9 +248,7 @@ def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return the growth of several sections together: for each buffer the highest end, and the sum of the kept
-    bytes.
-    """
+    """Return the growth of several sections together: the highest end and the sum of the kept bytes of each buffer."""
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
     for growth in growths:
@@ -260,7 +260,9 @@ def joined(growths: Sequence[Growth]) -> Growth:
 
 
 class Gallocr:
-    """Allocates the nodes of a graph one section (a run of nodes, mostly a layer) after another (`ggml_gallocr`).
+    """Allocates the nodes of a graph section by section, as `ggml_gallocr` does for the whole graph.
+
+    A section is consecutive nodes, mostly those of one layer.
 
     `n_copies`: copies of each input for pipeline parallelism (`GGML_SCHED_MAX_COPIES`), else 1.
     """
@@ -270,9 +272,10 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Allocate a section (a run of nodes); return the state of the buffers after it, and their growth.
+        """Allocate the tensors of a section; return the buffers after it, and the sizes that they need for it.
 
-        `live_out`: tensors that must stay allocated after the section. `before`: state of the buffers before it.
+        `live_out`: tensors that must stay allocated after the section.
+        `before`: buffers before the section.
         """
         buffers = {buft: DynTallocr(offsets, sizes) for buft, offsets, sizes in before.buffers}
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, before.held, buffers)
@@ -297,11 +300,10 @@ class Gallocr:
 
 
 class _SectionAlloc:
-    """Allocation of one section (a run of nodes) of the graph.
+    """Allocation of the tensors of one section of the graph (consecutive nodes, mostly one layer's).
 
-    Each tensor has a slot, its index in the section, like the index of a `hash_node` in ggml-alloc. Copies have the
-    next slots, and tensors that the section neither computes nor reads have the last ones. `_blocks` has (buffer type,
-    offset, size) for each slot, or None if its tensor has no memory.
+    Tensors have the indices of `SplitSection`. Tensors of earlier sections that only later sections read get further
+    indices. `_blocks` has (buffer type, offset, size) for each index, or None if the tensor has no memory.
     """
 
     def __init__(
@@ -320,37 +322,37 @@ class _SectionAlloc:
         self._buffers = buffers
         self._kept: dict[str, int] = {}
         self._use_counts = use_counts = [*split_section.use_counts]
-        self._slots = split_section.slots
+        self._indices = split_section.indices
         self._passed = [*split_section.passed]
         self._blocks: list[tuple[str, int, int] | None] = [None] * len(use_counts)
         # Tensors of earlier sections keep the offsets at which they were allocated.
         for key, *block in held:
-            self._blocks[self._slot(key)] = (block[0], block[1], block[2])  # type: ignore[assignment]
+            self._blocks[self._index(key)] = (block[0], block[1], block[2])  # type: ignore[assignment]
         for copy in live_out.copies:
-            self._slot(copy.key)
+            self._index(copy.key)
             assert copy.base_key is not None
             # A copy for later sections is one more use of its original, if this section begins the split and so makes
             # the copy.
-            self._use_counts[self._slot(copy.base_key)] += split_section.parts[-1].is_new
+            self._use_counts[self._index(copy.base_key)] += split_section.parts[-1].is_new
         # One extra use stands for all readers in later sections, so the tensor is not freed in this one.
         for key in live_out.read:
-            slot = self._slots.get(key)
-            if slot is not None:
-                use_counts[slot] += 1
+            index = self._indices.get(key)
+            if index is not None:
+                use_counts[index] += 1
         for part in split_section.parts:
             if part.is_new:
                 # Making the copy is a use of the original, at the start of the split.
-                for _, slot, _ in part.copies:
-                    use_counts[slot] += 1
+                for _, index, _ in part.copies:
+                    use_counts[index] += 1
 
-    def _slot(self, key: Key) -> int:
-        """Return the slot (index) of the tensor with the name `key`; an unknown name gets a new slot."""
-        found = self._slots.get(key)
+    def _index(self, key: Key) -> int:
+        """Return the index of the tensor with the name `key`; a tensor that is new to the section gets the next one."""
+        found = self._indices.get(key)
         if found is None:
-            if self._slots is self._split_section.slots:
+            if self._indices is self._split_section.indices:
                 # Copy on write: the table of the section is shared by all layouts that contain the section.
-                self._slots = self._slots.copy()
-            found = self._slots[key] = len(self._use_counts)
+                self._indices = self._indices.copy()
+            found = self._indices[key] = len(self._use_counts)
             passed = self._split_section.section.name_after(key)
             if passed is not None:
                 self._passed.append((found, passed))
@@ -359,17 +361,17 @@ class _SectionAlloc:
         return found
 
     def run(self, split_section: SplitSection) -> None:
-        """Allocate the copies and nodes of the section in order, one part of a split after another."""
+        """Allocate the copies and nodes of the section, in the order of its splits."""
         last = split_section.parts[-1]
         for part in split_section.parts:
             if part.is_new:
-                for copy, slot, own in part.copies:
-                    self._drop_use(slot)
+                for copy, index, own in part.copies:
+                    self._drop_use(index)
                     self._allocate_copy(copy, own)
                 for copy in self._live_out.copies if part is last else ():
                     assert copy.base_key is not None
-                    self._drop_use(self._slots[copy.base_key])
-                    self._allocate_copy(copy, self._slots[copy.key])
+                    self._drop_use(self._indices[copy.base_key])
+                    self._allocate_copy(copy, self._indices[copy.key])
             if part.node_allocs:
                 self._place(self._backends[part.backend].buft, part.node_allocs)
 
@@ -390,14 +392,14 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the state of the buffers after this section of the graph, and their growth in it."""
+        """Return the buffers after this section of the graph, and the sizes that they need for it."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
-        for slot, name in self._passed:
-            block = self._blocks[slot]
-            # The state holds nothing that later sections do not use. The fewer states differ, the more steps come from
-            # the cache.
-            if block is not None and self._use_counts[slot] > 0 and block[0] in bufts:
+        for index, name in self._passed:
+            block = self._blocks[index]
+            # The state holds nothing that later sections do not use. The fewer states differ, the more results come
+            # from the cache.
+            if block is not None and self._use_counts[index] > 0 and block[0] in bufts:
                 held.append((name, *block))
         left = {buft: found for buft, found in self._buffers.items() if buft in bufts}
         return _state_of(left, held), _growth(self._buffers, self._kept)
@@ -409,7 +411,7 @@ class _SectionAlloc:
             found = self._buffers[buft] = DynTallocr()
         return found
 
-    def _allocate_copy(self, copy: Copy, slot: int) -> None:
+    def _allocate_copy(self, copy: Copy, index: int) -> None:
         """Allocate a copy that a split reads. With pipeline parallelism its bytes are kept for the whole graph."""
         buft = self._backends[copy.backend].buft
         if self._n_copies > 1:
@@ -417,19 +419,19 @@ class _SectionAlloc:
             # shares memory.
             self._kept[buft] = self._kept.get(buft, 0) + copy.size_bytes * self._n_copies
         else:
-            self._blocks[slot] = (buft, self._buffer(buft).alloc(copy.size_bytes), copy.size_bytes)
+            self._blocks[index] = (buft, self._buffer(buft).alloc(copy.size_bytes), copy.size_bytes)
 
     def _reuse_parent(self, number: int, size: int, buft: str, reusable: Sequence[int]) -> bool:
         """Let a node reuse the memory of a parent that nothing else reads; return whether there is such a parent.
 
         Mirrors the loop over parents in `ggml_gallocr_allocate_node`, with `ggml_gallocr_free_extra_space`.
         """
-        for slot in reusable:
-            block = self._blocks[slot]
+        for index in reusable:
+            block = self._blocks[index]
             # `n_children == 1 && n_views == 0` in ggml: the node itself is the only remaining reader.
-            if block is None or self._use_counts[slot] != 1:
+            if block is None or self._use_counts[index] != 1:
                 continue
-            self._blocks[slot] = None
+            self._blocks[index] = None
             held, offset, had = block
             # The free space at the end is counted in the parent's buffer, by that buffer's alignment.
             if held != buft:
@@ -441,12 +443,12 @@ class _SectionAlloc:
             return True
         return False
 
-    def _drop_use(self, slot: int) -> None:
+    def _drop_use(self, index: int) -> None:
         """Decrease a tensor's use count (`n_children` and `n_views`), and free its block after the last use."""
-        self._use_counts[slot] -= 1
-        block = self._blocks[slot]
-        if self._use_counts[slot] == 0 and block is not None:
-            self._blocks[slot] = None
+        self._use_counts[index] -= 1
+        block = self._blocks[index]
+        if self._use_counts[index] == 0 and block is not None:
+            self._blocks[index] = None
             self._buffers[block[0]].free_bytes(block[1], block[2])
 
 
@@ -456,7 +458,7 @@ _VBUFFER_MAX_CHUNKS = 16
 The last chunk has no size limit (`ggml_dyn_tallocr_new_chunk`).
 """
 _CHUNK_STRIDE = 1 << 62
-"""Factor of the chunk's number in an offset, so that one integer contains the chunk's number and the offset in it."""
+"""Factor that puts the chunk's number into an offset: the offset in the chunk plus this factor times the number."""
 
 
 def n_chunks(buffer: DynTallocr) -> int:

@@ -1,8 +1,8 @@
-"""Translation of scheduler and allocator states from one segment of the graph to the next.
+"""Translation of scheduler and allocator states from the sections of one device to those of the next device.
 
-A segment is a run of layers on one device, with its own short list of backends: those that its nodes can use. So a
-backend has another index in the next segment, and its buffer type has another name. A state that passes from one
-segment to the next is renamed here.
+A section is consecutive nodes of the graph, mostly those of one layer. A state is what a pass hands from one section to
+the next. The sections of one device (`SectionGroup`) have their own short list of backends: those that their nodes can
+use. So a backend has another index in the sections of the next device, and its buffer type has another name.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ from engine.planning.memory.compute_graph.ggml.allocator import GallocrState, Li
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, stands_for_place
 from engine.planning.memory.compute_graph.ggml.splits import Copy
 
-Places = tuple[tuple[Key, int], ...]
+TensorBackends = tuple[tuple[Key, int], ...]
 """(Name, backend index) of each tensor whose backend the next section of the graph needs."""
-State = Places | LiveOut | GallocrState
-"""State of scheduler or allocator between two sections (runs of nodes) of the graph.
+State = TensorBackends | LiveOut | GallocrState
+"""State of scheduler or allocator: what a pass hands from one section of the graph to the next.
 
-It is either the backends of tensors, the tensors that later sections read, or the free blocks of buffers.
+It is the backends of tensors, the tensors that later sections read, or the free blocks of buffers.
 """
 _MOST_MAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BackendMap:
-    """Translation of backend indices and buffer type names from one segment (layers on one device) to another one.
+    """Translation of backend indices and buffer type names from the sections of one device to those of another.
 
-    `numbers`: index of each backend in the other segment; -1 if that segment does not have it.
-    `names`: name of each buffer type in the other segment, by name in this one. It follows from `numbers`, so it is not
-    compared.
+    The sections of each device have their own list of backends.
+
+    `numbers`: index of each backend in the other list; -1 if it is not there.
+    `names`: name of each buffer type in the other list, by its name in this one. It follows from `numbers`, so it is
+    not compared.
     """
 
     numbers: tuple[int, ...]
     names: Mapping[str, str] = field(compare=False)
 
     def of(self, state: State) -> State:
-        """Return `state` with the backend indices, buffer type names and tensor names of the other segment.
+        """Return `state` with the backend indices, buffer type names and tensor names of the other device's sections.
 
         Raises:
-            DistantReadError: the state contains a backend that the other segment does not have.
+            DistantReadError: the state contains a backend that is not in the other list.
         """
         if isinstance(state, LiveOut):
             bufts = frozenset(self.names[buft] for buft in state.bufts if buft in self.names)
@@ -51,22 +53,25 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index that backend `number` has in the other segment; -1 if that segment does not have it."""
+        """Return the index of backend `number` in the other device's list of backends; -1 if it is not there."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names that the tensors `keys` of this segment have in the other segment.
+        """Return the names that the other device's sections use for the tensors `keys`.
 
-        Tensors that have no name there are left out.
+        Tensors whose buffer type or backend is not in the other list of backends are left out.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the name that the tensor `key` of this segment has in the other segment; None if it has none there."""
+        """Return the name that the other device's sections use for the tensor `key`.
+
+        None if its buffer type or backend is not in the other list of backends.
+        """
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
-        # Shared weights are named by buffer type, whose name differs between segments. A placeholder refers to a layer
+        # Shared weights are named by buffer type, whose name differs between groups. A placeholder refers to a layer
         # and needs no translation.
         if key[0] == "weight" and not stands_for_place(str(key[1])):
             buft = self.names.get(str(key[1]))
@@ -81,7 +86,7 @@ class BackendMap:
 
     def _backend(self, number: int) -> int:
         found = self.backend(number)
-        # -1 is "not assigned" and stays so. Only a real backend that the other segment lacks is an error.
+        # -1 is "not assigned" and stays so. Only a real backend that the other group lacks is an error.
         if found < 0 <= number:
             raise DistantReadError
         return found
@@ -97,9 +102,9 @@ class BackendMap:
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Return allocated tensors with the names and buffer types that they have in the other segment.
+        """Return allocated tensors with the names and buffer types that the other device's sections use for them.
 
-        Tensors that have no name there are left out.
+        Tensors whose buffer type or backend is not in the other list of backends are left out.
         """
         return tuple(
             [
@@ -118,10 +123,10 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation of backends from one segment (layers on one device) to another one.
+    """Return the translation from one list of backends to another; both lists belong to the sections of one device.
 
-    `names`, `to_names`: names of the buffer types inside the first and inside the other segment.
-    `bufts`, `to`: real buffer types of the backends of the first and of the other segment, in the order of the names.
+    `names`, `to_names`: names of the buffer types in the first and in the other list, one for each backend.
+    `bufts`, `to`: real buffer types of the backends in the first and in the other list, in the same order.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(
@@ -131,12 +136,12 @@ def backend_map(
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The scheduler's state in pass 5 between two sections: the open split, and the copies made so far.
+    """State of the scheduler's pass 5 between two sections of the graph: the open split, and the copies made so far.
 
     `backend`: index of the open split's backend; -1 if no split is open.
-    `has_inputs`: whether the split has inputs (copies).
+    `has_inputs`: whether the open split has inputs (copies).
     `passing`: names of copies of layers' tensors, which only neighbouring sections read.
-    `lasting`: (backend index, names of its copies of inputs and shared weights), sorted.
+    `lasting`: (backend index, names of that backend's copies of inputs and shared weights), sorted by index.
     """
 
     backend: int = -1
@@ -145,7 +150,9 @@ class SplitState:
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Return the state with the next segment's backend indices; backends that it lacks are left out."""
+        """Return the state with backend indices translated by `backend_map`; backends without a translation are left
+        out.
+        """
         lasting = {
             index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
         }
@@ -155,5 +162,8 @@ class SplitState:
 
 
 def in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozenset[Key]], ...]:
-    """Return (backend index, names of its copies) for each backend that has copies, sorted by index."""
+    """Return `lasting` as pairs (backend index, names of the backend's copies), sorted by index.
+
+    Backends without copies are left out.
+    """
     return tuple(sorted((index, keys) for index, keys in lasting.items() if keys))

@@ -2,8 +2,8 @@
 
 Mirrors the part of `ggml_backend_cuda_graph_optimize` that adds allocation dependencies: the selection of experts
 (`ggml_cuda_topk_moe_fusion`), and the weighted sum of their results (`ggml_cuda_match_moe_weighted_reduction`). The
-order of nodes is not changed. Both patterns are within a layer, so each section (the nodes of a layer) is done by
-itself.
+order of nodes is not changed. Each pattern is within one layer, so one section (mostly one layer's nodes) is searched
+at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _OTHER_EXPERT_COUNTS = (288, 576)
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
 
 _Kept = dict[int, dict[int, int]]
-"""Tensors that must stay allocated until a node is computed: {index of the node: {number of a tensor: its slot}}.
+"""Tensors that must stay allocated until a node is computed, by the node's index.
 
-The tensors are in the order in which ggml adds the dependencies.
+{index of the node: {number of a tensor: index of the tensor that owns its memory}}. The tensors are in the order in
+which ggml adds the dependencies.
 """
 
 
@@ -53,25 +54,25 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
         for each in part.node_allocs:
             node_allocs.append(each)
             if place in kept:
-                slots = tuple(kept[place].values())
-                for slot in slots:
-                    use_counts[slot] += 1
+                indices = tuple(kept[place].values())
+                for index in indices:
+                    use_counts[index] += 1
                 # ggml adds a node with GGML_OP_NONE, which needs no memory and only reads.
-                node_allocs.append((-1, 0, (), slots))
+                node_allocs.append((-1, 0, (), indices))
             place += 1
         fused.append(replace(part, node_allocs=node_allocs))
     return make_split_section(
         split_section.section,
         tuple(fused),
         use_counts,
-        split_section.slots,
+        split_section.indices,
         split_section.passed,
         split_section.early,
     )
 
 
 class _Matcher:
-    """Finds the fused patterns among the nodes of a section (a run of consecutive nodes, mostly a layer)."""
+    """Finds the sequences of nodes that CUDA fuses, in one section of the graph (mostly one layer's nodes)."""
 
     def __init__(self, split_section: SplitSection) -> None:
         section = split_section.section
@@ -79,35 +80,31 @@ class _Matcher:
             section.bases, section.nodes, section.ops, section.read_counts,
         )  # fmt: skip
         self._of = section.tensors
-        self._slots = [row[3] for part in split_section.parts for row in part.node_allocs]
+        self._indices = [row[3] for part in split_section.parts for row in part.node_allocs]
 
     def _number(self, place: int) -> int:
-        """Return the tensor number of the node with index `place`."""
+        """Return the index in `Section.tensors` of the result of node `place`."""
         return self._nodes[place].number
 
     def _tensor(self, place: int) -> Tensor:
-        """Return the tensor of the node with index `place`."""
+        """Return the result of node `place`."""
         return self._of[self._nodes[place].number]
 
     def _sources(self, place: int) -> tuple[int, ...]:
-        """Return the tensor number of each source of the node with index `place`.
+        """Return the index in `Section.tensors` of each source of node `place`.
 
         A source that is a copy from another backend has a negative number.
         """
-        node, slots = self._nodes[place], self._slots[place]
+        node, indices = self._nodes[place], self._indices[place]
         return tuple(
             [
-                source if slot == base else -1 - slot
-                for source, base, slot in zip(node.sources, node.bases, slots, strict=True)
+                source if index == base else -1 - index
+                for source, base, index in zip(node.sources, node.bases, indices, strict=True)
             ]
         )
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
-        """Search the nodes `start` to `end` - 1 for fused patterns, and add the tensors that CUDA keeps allocated to
-        `kept`.
-
-        These nodes must be of one split.
-        """
+        """Search the nodes `start` to `end` - 1 of one split; add the tensors that CUDA keeps allocated to `kept`."""
         place = start
         while place < end:
             if self._ops[place] == "mul":
@@ -150,9 +147,10 @@ class _Matcher:
         return last
 
     def _split_mul(self, place: int) -> tuple[int, int] | None:
-        """Return the indices (experts' results, their weights) of the two sources of the `mul` node at `place`.
+        """Return (index of the experts' results, index of their weights) among the two sources of the `mul` node
+        `place`.
 
-        None if it does not multiply experts with weights.
+        None if the node does not multiply experts' results with weights.
         """
         product = self._tensor(place)
         if product.type != "f32" or not is_contiguous(product):
@@ -164,7 +162,9 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes `weighted` + 1 to `last` are views of the experts' results, and the sum of these."""
+        """Return whether the nodes `weighted` + 1 to `last` are a view of each expert's result, and the sum of these
+        views.
+        """
         product, total = self._tensor(weighted), self._tensor(last)
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
@@ -207,7 +207,7 @@ class _Matcher:
             until = kept.setdefault(last + 1, {})
             for each in range(place, last + 1):
                 until.setdefault(self._number(each), self._bases[self._number(each)])
-                for source in range(len(self._slots[each])):
+                for source in range(len(self._indices[each])):
                     self._keep_source(until, each, source)
         return last
 
@@ -268,11 +268,12 @@ class _Matcher:
     # ------------------------------------------------------------------ both
 
     def _keep_source(self, until: dict[int, int], place: int, source: int) -> None:
-        until.setdefault(self._sources(place)[source], self._slots[place][source])
+        until.setdefault(self._sources(place)[source], self._indices[place][source])
 
     def _can_fuse(self, places: range, outputs: set[int]) -> bool:
-        """Return whether only nodes in `places` read the results of these nodes, except for those in `outputs`
-        (`ggml_can_fuse_subgraph`).
+        """Return whether the nodes `places` can be fused (`ggml_can_fuse_subgraph`).
+
+        They can if no other node reads their results, except those of the nodes `outputs`.
         """
         inside = Counter(source for place in places for source in self._sources(place))
         numbers = {self._number(place) for place in places}

@@ -31,7 +31,7 @@ class Tensor:
     `backend`: index of the backend to which llama.cpp pins the node; -1 if the scheduler chooses it.
     `n_bytes`: size without padding (`ggml_nbytes`).
     `padding_bytes`: bytes that backends add if they pad rows of quantised weights.
-    `is_leaf`: whether it is no node: an input, a weight, a cache or a tensor with undefined contents.
+    `is_leaf`: whether no operation computes it: an input, a weight, a cache or a tensor with undefined contents.
     `is_precise`: whether the matrix product is set to `GGML_PREC_F32`.
     `visited`: whether the tensor is in the graph.
     """
@@ -100,10 +100,11 @@ def shape4(ne: Sequence[int]) -> Shape:
 
 
 class Graph:
-    """A graph that is being built. A node is added to it only by `build_forward_expand`, as in ggml.
+    """A graph that is being built. Nodes are added only by `build_forward_expand`, as in ggml.
 
-    `fused`: nodes that llama.cpp keeps fused only if they stay on the device of their layer, with the buffer type of
-    that device. llama.cpp checks this once, on its first graph (`llama_context::resolve_fused_ops`).
+    `fused`: (node, buffer type of its layer's device) of fused operations. llama.cpp keeps such an operation only if
+    all its nodes are on the device of their layer. It checks this on its first graph
+    (`llama_context::resolve_fused_ops`).
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """Mirror of the scheduler in ggml-backend.cpp: the backend of each node, the splits, and their inputs (copies).
 
-It runs the five passes of `ggml_backend_sched_split_graph`, not on the whole graph but on one section after another. A
-section is a run of consecutive nodes, mostly a layer. Its result depends only on its neighbours and on the split that
-is still open before it (`OpenSplit`), so callers can cache it. A split can begin in one section and end in another; its
-nodes in one section are a `SplitPart`. Tensors are referred to by their index in the section.
+It runs the five passes of `ggml_backend_sched_split_graph`. ggml runs them on the whole graph; here they run on one
+section after another. A section is consecutive nodes of the graph, mostly those of one layer, and refers to tensors by
+index. The result depends only on the neighbouring sections and on the split that is open before the section
+(`OpenSplit`), so callers can cache it. A split can begin in one section and end in another; its nodes in one section
+are a `SplitPart`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from engine.planning.memory.compute_graph.ggml.splits import (
 )
 
 SCHED_MAX_COPIES = 4
-"""Number of copies of each input of the graph and of its splits with pipeline parallelism (`GGML_SCHED_MAX_COPIES`)."""
+"""Number of copies of each input in pipeline parallelism (`GGML_SCHED_MAX_COPIES`): inputs of the graph and of splits.
+"""
 _IGNORE_WEIGHTS = ("rope", "flash_attn")
 """Operations whose backend does not follow from the weights that they read.
 
@@ -48,12 +50,12 @@ class Backend:
     `buft`: buffer type of its results; entries of one device share it.
     `is_cpu`: whether it is the CPU backend.
     `alignment`: alignment of tensors in this buffer type, in bytes.
-    `supports_op`: returns whether it can compute a node; None if it can compute all.
+    `supports_op`: function that returns whether the backend can compute a node; None if it can compute all.
     `unreadable`: buffer types that it cannot read without a copy (the inverse of `supports_buft`).
     `offload_op`: whether it computes nodes whose weight is in host memory.
-    `alloc_size`: returns the bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
-    `reorders`: whether it computes the nodes of a split in another order (`graph_optimize`).
-    `fuses`: whether it keeps the sources of fused expert nodes allocated (`add_alloc_dep`, see `cuda_fusion`).
+    `alloc_size`: function that returns the bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
+    `reorders`: whether it computes the nodes of a split in another order (`graph_optimize` of Vulkan).
+    `fuses`: whether it keeps the sources of fused expert nodes allocated (`graph_optimize` of CUDA).
     `max_buffer_bytes`: largest buffer (`get_max_size`); None for any size.
     """
 
@@ -79,7 +81,7 @@ class Place:
 
     `buft`: buffer type of the device.
     `pin`: index of the backend to which norms are pinned (`llama_context::graph_get_cb`); -1 for none.
-    `kernel_class`: number of a class of devices, which have no kernels for the same weights.
+    `kernel_class`: number of the device's kernel class. Devices of one class lack kernels for the same weights.
     """
 
     buft: str
@@ -89,11 +91,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section (a run of nodes, mostly a layer) whose layers are on devices, after pass 1 of the scheduler.
+    """A section of the graph with the devices of its layers, after pass 1 of the scheduler.
 
-    `bufts`: buffer type of each tensor that has one before allocation, else None.
+    A section is consecutive nodes, mostly those of one layer.
+
+    `bufts`: buffer type of each weight and cache of the section, by tensor index; None for other tensors.
     `backend_ids`: backend index of each tensor; -1 if pass 1 assigns none.
-    `fused`: (tensor index, buffer type) as in `Graph`.
+    `fused`: (tensor index, buffer type of its layer's device) of fused operations (`Graph.fused`).
     `unsupported`: for each tensor, a bit mask of the backends that cannot compute it.
     """
 
@@ -108,7 +112,7 @@ class Bound:
 class Assigned:
     """The backend of each tensor of a section, as pass 4 of `ggml_backend_sched_split_graph` leaves it.
 
-    A section is a run of consecutive nodes of the graph: mostly a layer (`sections.py`).
+    A section is consecutive nodes of the graph, mostly those of one layer.
 
     `backends`: backend index of each tensor that the section computes or reads.
     `involved`: indices of the backends that compute nodes of the section.
@@ -121,10 +125,12 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """The split that is still open at the end of a section (a run of nodes, mostly a layer).
+    """The split to which the last nodes of a section belong, and which may continue in the next section.
 
-    `backend`: index of its backend; -1 at the start of the graph.
-    `has_inputs`: whether it has inputs (copies).
+    A section is consecutive nodes of the graph, mostly those of one layer.
+
+    `backend`: index of the split's backend; -1 at the start of the graph.
+    `has_inputs`: whether the split has inputs (copies).
     `copies`: names of all copies made so far in the graph.
     """
 
@@ -150,7 +156,7 @@ def offload_batch(node: Tensor) -> int:
 class Scheduler:
     """Runs the five passes of `ggml_backend_sched_split_graph`, each on one section of the graph at a time.
 
-    A section is a run of consecutive nodes, mostly a layer. The last backend is the CPU.
+    A section is consecutive nodes, mostly those of one layer. The last backend is the CPU.
 
     `offload_batch`: threshold of op offload, in tokens.
     """
@@ -222,7 +228,7 @@ class Scheduler:
         return Bound(section, bufts, backend_ids, fused, unsupported)
 
     def _find_unsupported(self, section: Section, bufts: Sequence[str | None]) -> list[int]:
-        """Return a bit mask for each tensor of the section: the backends that cannot compute it."""
+        """Return a bit mask for each tensor of the section: a set bit is a backend that cannot compute the tensor."""
         # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
         # node reads change from layout to layout.
         incapable = self._unsupported_ops.get(section.form)
@@ -278,7 +284,7 @@ class Scheduler:
     ) -> int:
         """Return the backend index of a node by its own buffer type or by that of its first weight.
 
-        -1 if it has neither.
+        -1 if neither the node nor a weight has a buffer type.
 
         Mirrors `ggml_backend_sched_backend_id_from_cur`.
         """
@@ -301,12 +307,13 @@ class Scheduler:
         return backend
 
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
-        """Run passes 2 to 4 for `bounds[place]`, a section of the graph.
+        """Run passes 2 to 4 for the section `bounds[place]`.
 
-        Return the section with its backends, and the backend index of each tensor that the next section reads, by name.
+        Return the section with the backend of each tensor, and the backends that the next section needs: backend index
+        of a tensor by its name in the next section.
 
         `bounds`: the section and its neighbours, because pass 2 expands backends from one section to the next.
-        `known`: backend index by name, for tensors of earlier sections.
+        `known`: backend index of each tensor of earlier sections, by name.
         """
         # A neighbour may be the same section on another device, so each one has its own list of backends.
         rows = [(bound, bound.backend_ids.copy()) for bound in bounds]
@@ -322,7 +329,7 @@ class Scheduler:
                 backends[number] = known[key]
         self._assign_remaining(bound, backends)
         passed = {named: backends[number] for number, named in section.known_after if backends[number] != -1}
-        # Only these backends can need copies. The key of the next step leaves out all others.
+        # Only these backends can need copies. The cache key of pass 5 leaves out all others.
         involved = tuple(sorted({backends[number] for number in section.operations}))
         return Assigned(bound, backends, involved), passed
 
@@ -350,7 +357,9 @@ class Scheduler:
                     backends[source] = own if bases[source] == source else backends[bases[source]]
 
     def _assign_most_supported(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Run pass 3 for a node: assign it to the backend that can read most of its sources without a copy."""
+        """Run pass 3 for a node without a backend: choose the one that can read most of the node's sources without a
+        copy.
+        """
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
         for index in range(len(self.backends)):
@@ -364,7 +373,10 @@ class Scheduler:
                 most, backends[number] = count, index
 
     def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Run pass 3 for an assigned node: upgrade it to a backend with the same buffer type that reads all sources."""
+        """Run pass 3 for a node with a backend: move it to a backend of higher priority that can do the same.
+
+        Such a backend has the same buffer type, supports the node, and reads all its sources without a copy.
+        """
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
         for index in range(backends[number]):
@@ -392,8 +404,9 @@ class Scheduler:
     def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
         """Run pass 5: divide a section by splits, with copies of the sources that a split's backend cannot read.
 
-        Return the divided section, and the split that is open at its end. `before`: the split that is open at its
-        start.
+        Return the divided section, and the split that is open at its end.
+
+        `before`: the split that is open at the section's start.
         """
         bound, backends = assigned.bound, assigned.backends
         section, bases = bound.section, bound.section.bases
@@ -401,7 +414,7 @@ class Scheduler:
         # A tensor is copied once for each backend, not once for each split: `tensor_id_copy` holds for the whole graph.
         made = set(before.copies)
         named, passed = self._names(section)
-        slot_of = named.copy()
+        index_of = named.copy()
         parts, use_counts = [SplitPart(current, is_new=False)], [*section.use_counts]
         rows, node_allocs = self._node_allocs(section, current), parts[-1].node_allocs
         for number, node in enumerate(section.nodes):
@@ -419,45 +432,45 @@ class Scheduler:
                 parts.append(SplitPart(backend, is_new=True))
                 current, has_inputs = backend, False
                 rows, node_allocs = self._node_allocs(section, current), parts[-1].node_allocs
-            slots: list[int] | None = None
+            indices: list[int] | None = None
             for place, source in enumerate(node.sources):
                 if backends[source] == current or self._buffer_supported(source, current, backends, bound):
                     continue
                 key = _copy_key(bound, source, current)
-                slot = slot_of.setdefault(key, len(use_counts))
-                if slot == len(use_counts):
+                index = index_of.setdefault(key, len(use_counts))
+                if index == len(use_counts):
                     use_counts.append(0)
                 if key not in made:
                     made.add(key)
                     base = bases[source]
                     copy = Copy(key, section.names[base], current, self._copy_bytes(section.tensors[source], current))
-                    parts[-1].copies.append((copy, base, slot))
+                    parts[-1].copies.append((copy, base, index))
                     has_inputs = True
-                slots = slots or [*node.bases]
+                indices = indices or [*node.bases]
                 # From here on the node reads the copy and not the original.
-                use_counts[slots[place]] -= 1
-                use_counts[slot] += 1
-                slots[place] = slot
+                use_counts[indices[place]] -= 1
+                use_counts[index] += 1
+                indices[place] = index
             node_allocs.append(
-                rows[number] if slots is None else (*rows[number][:2], _reusable(section, node, slots), (*slots,))
+                rows[number] if indices is None else (*rows[number][:2], _reusable(section, node, indices), (*indices,))
             )
         copies = (section.name_after(key) for key in made if section.is_known_after(key))
-        passed += _passed(section, islice(slot_of.items(), len(named), None))
+        passed += _passed(section, islice(index_of.items(), len(named), None))
         return (
-            make_split_section(section, tuple(parts), use_counts, slot_of, passed),
+            make_split_section(section, tuple(parts), use_counts, index_of, passed),
             OpenSplit(current, has_inputs, frozenset([key for key in copies if key is not None])),
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return the slots (indices in the section) of tensors by name, and the tensors that the next section may read.
+        """Return (index of each tensor by name, tensors that the next section may read).
 
-        The latter are pairs of slot and name in the next section.
+        The tensors are pairs (index, name in the next section). Copies are not included.
         """
         found = self._named.get(section.form)
         if found is None:
             bases = section.bases
-            slots = {name: number for number, name in enumerate(section.names) if name and bases[number] == number}
-            found = self._named[section.form] = slots, _passed(section, slots.items())
+            indices = {name: number for number, name in enumerate(section.names) if name and bases[number] == number}
+            found = self._named[section.form] = indices, _passed(section, indices.items())
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
@@ -493,10 +506,11 @@ class Scheduler:
 
 
 def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bool = False) -> None:
-    """Run one sweep of pass 2: each unassigned node gets the backend of the node before it (after it if `backwards`).
+    """Run one sweep of pass 2: give each node without a backend the backend of the node before it.
 
     `rows`: neighbouring sections with the backend index of each tensor, which is changed.
     `skip`: index of the backend that is not passed on; -1 for none.
+    `backwards`: whether to sweep from the last node to the first, and pass backends from a node to the one before.
     """
     current = -1
     for bound, backends in rows:
@@ -512,29 +526,29 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
                 backends[number] = current
 
 
-def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return (slot here, name in the next section) of each tensor that the next section may read."""
-    behind = ((slot, section.name_after(name)) for name, slot in slots)
-    return tuple([(slot, name) for slot, name in behind if name is not None])
+def _passed(section: Section, indices: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
+    """Return (tensor index, name in the next section) of each tensor that the next section may read."""
+    behind = ((index, section.name_after(name)) for name, index in indices)
+    return tuple([(index, name) for index, name in behind if name is not None])
 
 
-def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
-    """Return the slots of the sources whose memory the node's result may reuse; these may be copies, but not views."""
+def _reusable(section: Section, node: Node, indices: Sequence[int]) -> tuple[int, ...]:
+    """Return the indices of the sources whose memory the node's result may reuse: also of copies, but not of views."""
     tensors = section.tensors
     result = tensors[node.number]
     if not node.is_placed or result.op not in INPLACE_OPS:
         return ()
     return tuple(
-        slot
-        for source, slot in zip(node.sources, slots, strict=True)
-        if (slot >= len(tensors) or section.bases[slot] == source) and are_same_layout(tensors[source], result)
+        index
+        for source, index in zip(node.sources, indices, strict=True)
+        if (index >= len(tensors) or section.bases[index] == source) and are_same_layout(tensors[source], result)
     )
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of the copy of tensor `source` for `backend`.
+    """Return the name of the copy that `backend` gets of a tensor. `source`: index of the tensor.
 
-    If no other section of the graph can read the original, the name contains its index.
+    For a tensor that no other section of the graph can read, the name contains the index.
     """
     name = bound.section.names[source] or (None, source)
     return ("copy", ("weight", bound.bufts[source]) if name[0] == "weight" else name, backend)

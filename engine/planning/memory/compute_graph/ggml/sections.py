@@ -1,13 +1,13 @@
-"""Sections of a graph: the nodes of one layer with placeholders for devices, shared by all layers of a kind.
+"""Sections of a graph: consecutive nodes, mostly those of one layer, with placeholders for devices.
 
 Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
-layer before it), and used for all layers with this pair. A section is one layer, or a few if a layer leaves nodes to
+layer before it), and used for all layers with this pair. A section contains several layers if a layer leaves nodes to
 the next one (ggml adds a tensor to the graph only when it is expanded). Buffer types and pinned backends are
 placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
 read have a name (`Key`), which depends on the distance of the two sections.
 
-Some layers read tensors of layers that are not their neighbours. Their graph is built whole, and `partition_graph` cuts
-it into sections. Such a section is used for one layer only, but on any devices.
+Some layers read tensors of layers that are not their neighbours. Then the whole graph is built, and `partition_graph`
+cuts it into sections. Such a section is used for one layer only, but on any devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ON_CPU = -2
 """Placeholder for the index of the CPU backend in `Tensor.backend`."""
 
 Key = tuple[object, ...]
-"""Name of a tensor that more than one section uses, as seen from one of them. In ggml it would be the tensor's address.
+"""Name by which sections refer to a tensor that more than one of them uses. In ggml it would be the tensor's address.
 
 `("in", n)`: input `n` of the graph.
 `("view", "in", n, ne, nb)`: a view of input `n` with shape `ne` and strides `nb`.
@@ -33,10 +33,10 @@ Key = tuple[object, ...]
 `(0, n)`: tensor `n` of this section. `(-1, n)`: tensor `n` of the section before.
 `("copy", key, backend)`: the copy of the tensor `key` for a backend.
 `("at", n)`: tensor `n` of a whole graph that `partition_graph` cuts.
-`(n, EARLY, slot)`: a tensor of the section `n` places later that is computed before its section (see `vulkan_order`).
+`(n, EARLY, index)`: tensor `index` of the section `n` places later, if Vulkan computes it before that section.
 """
 EARLY = "early"
-"""Second element of the name of a tensor that is computed before its own section (Vulkan moves nodes forward)."""
+"""Second element of the name of a tensor that Vulkan computes before the tensor's own section."""
 
 
 Shape = tuple[tuple[object, ...], ...]
@@ -46,7 +46,8 @@ Shape = tuple[tuple[object, ...], ...]
 def buft_at(place: int, kernel_class: int = 0) -> str:
     """Return the placeholder for the buffer type of a layer's device, such as "@0.1".
 
-    `place`: number of the layer in its section (a run of nodes). `kernel_class`: as in `scheduler.Place`.
+    `place`: number of the layer in its section (consecutive nodes of the graph).
+    `kernel_class`: number of the device's kernel class. Devices of one class lack kernels for the same weights.
     """
     return f"@{place}.{kernel_class}"
 
@@ -64,15 +65,16 @@ def place_of(buft: str) -> int:
 def pin_at(place: int) -> int:
     """Return the placeholder for the backend to which a layer's norms are pinned.
 
-    `place`: number of the layer in its section.
+    `place`: number of the layer in its section (consecutive nodes of the graph).
     """
     return ON_CPU - 1 - place
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name that the tensor `key` of this section has in the next section.
+    """Return the name that the next section uses for the tensor `key` of this section.
 
-    None if the next section cannot read it.
+    None if it has no name there. A section has names for tensors of the section before it, and for the output of the
+    one before that.
     """
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
@@ -87,19 +89,19 @@ def name_after(key: Key) -> Key | None:
 
 
 def is_shared(key: Key) -> bool:
-    """Return whether a tensor has the same name in all sections, as inputs and shared weights have."""
+    """Return whether all sections use the same name for a tensor, as for inputs and shared weights."""
     return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
 
 
 def is_early(key: Key) -> bool:
-    """Return whether `key` names a tensor that is computed before its own section (Vulkan moves nodes forward)."""
+    """Return whether `key` names a tensor that Vulkan computes before the tensor's own section."""
     return key[1] == EARLY
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name that the tensor `key` of this section has in the previous section.
+    """Return the name that the previous section uses for the tensor `key` of this section.
 
-    None if the previous section cannot know it.
+    None for a tensor that this section makes.
     """
     if key[0] == "copy":
         original = _name_before(key[1])  # type: ignore[arg-type]
@@ -119,13 +121,13 @@ def _is_weight(key: object) -> bool:
 
 
 class DistantReadError(Exception):
-    """A layer reads a tensor of a layer that is not its neighbour, so its graph cannot be built layer by layer."""
+    """A layer reads a tensor of a layer that is not its neighbour, so the graph cannot be built section by section."""
 
 
 class Node(NamedTuple):
-    """One node of a section (a run of consecutive nodes). A tensor is referred to by its index in `Section.tensors`.
+    """One node of a section (consecutive nodes of a graph). Tensors are indices in `Section.tensors`.
 
-    `number`: index of the node's own tensor.
+    `number`: index of the node's result.
     `bases`: for each source its `view_src`, or the source itself if it is no view.
     `weights`: sources that are weights.
     `reusable`: sources whose memory the result may reuse (`ggml_op_can_inplace`).
@@ -143,7 +145,8 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """A run of consecutive nodes of a graph, mostly a layer. A tensor is referred to by its index in `tensors`.
+    """Consecutive nodes of a graph, mostly those of one layer. Other fields refer to a tensor by its index in
+    `tensors`.
 
     `bases`: for each tensor its `view_src`, or the tensor itself if it is no view.
     `names`: name of each tensor for other sections; None if no other section uses it.
@@ -152,13 +155,14 @@ class Section:
     `scratch`: leaf tensors with undefined contents, which an operation overwrites.
     `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
     `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
-    `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), and one more for an output.
+    `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), plus one for an output.
     `read_counts`: number of times that nodes have each tensor as a source.
     `ops`: operation of each node.
-    `fused`: (tensor, buffer type) as in `Graph`.
-    `layers`: numbers of the layers that the section refers to.
-    `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
-    `earlier`, `later`: names that earlier and later sections also use, if the graph was built whole; else None.
+    `fused`: (tensor, buffer type of its layer's device) of fused operations (`Graph.fused`).
+    `layers`: numbers of the layers for which the section has placeholders.
+    `shape`, `shape_before`: operation, type and shape of the tensors that this layer makes, and that the layer before
+    makes. A section's `shape_before` must be the `shape` of the section before it.
+    `earlier`, `later`: names that earlier and later sections also use; None if the graph was built section by section.
     `plain`: the section of which this one is a copy with weights in other buffer types; None if it is no copy.
     """
 
@@ -184,7 +188,7 @@ class Section:
 
     @property
     def form(self) -> Section:
-        """Return the section without overrides of weights, of which `with_bufts` made this one.
+        """The section without overrides of weights: `plain`, or this section if it is no copy.
 
         It is a cache key for results that do not depend on the buffer types of weights.
         """
@@ -199,16 +203,14 @@ class Section:
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name that the tensor `key` of this section has in the next section.
-
-        None if the next section cannot read it.
+        """Return the name that the next section uses for the tensor `key` of this section; None if it has no name
+        there.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name that the tensor `key` of this section has in the previous section.
-
-        None if the previous section cannot know it.
+        """Return the name that the previous section uses for the tensor `key` of this section; None if it has no name
+        there.
         """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
@@ -225,10 +227,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class LayerStart:
-    """State of a graph that is being built, at the start of a layer.
+    """The graph at the moment when the builder begins a layer.
 
     `n_nodes`, `n_leafs`, `n_inputs`: number of tensors in the graph so far.
-    `waiting`: nodes that exist but are not yet expanded into the graph; they become part of the layer.
+    `waiting`: nodes that exist, but are not in the graph yet (`build_forward_expand`); they become part of the layer.
     `current`: input of the layer.
     """
 
@@ -246,10 +248,11 @@ class LayerStart:
 
 
 class LayerRecorder:
-    """Records where layers begin while a graph is built, and cuts the graph into sections (runs of nodes) there.
+    """Records where layers begin while a graph is built, and cuts sections (consecutive nodes) out of the graph there.
 
-    A builder calls the object with the input of each layer. `starts`: numbers of the layers at which a section begins
-    or ends.
+    A builder calls the object with the input of each layer.
+
+    `starts`: numbers of the layers at which a section begins or ends.
     """
 
     def __init__(self, graph: Graph, starts: Collection[int]) -> None:
@@ -270,21 +273,22 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the first section: all nodes before the second recorded start (embeddings and first layer)."""
+        """Return the first section: the embeddings and the first layer, up to the second recorded start."""
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
         """Return the section of the last layer.
 
-        `open_end`: whether nodes after it, such as the output matrix, are left out.
+        `open_end`: whether nodes after the layer, such as the output matrix, are left out.
         """
         place = len(self.found) - 2 if open_end else len(self.found) - 1
         end = self.found[-1].n_nodes if open_end else len(self.graph.nodes)
         return self._cut(self.found[place].n_nodes, end, place, shared, layers)
 
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the nodes `start` to `end` - 1 as a section. `place`: index in `found` of the layer with which
-        it begins.
+        """Return the nodes `start` to `end` - 1 as a section.
+
+        `place`: index in `found` of the layer with which the section begins.
         """
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
@@ -326,9 +330,11 @@ def number_tensors(
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
-    """Return a section of these nodes and leaf tensors, in which each tensor is referred to by an index.
+    """Return a section of these nodes and leaf tensors, with the tensors replaced by indices.
 
-    `keys`: name of each tensor that other sections use. `others`: fields of `Section` that contain no indices.
+    `keys`: name of each tensor that other sections use.
+    `known_before`, `known_after`: (tensor, name) for these fields of `Section`.
+    `others`: fields of `Section` that contain no indices.
     """
     known_before, known_after = tuple(known_before), tuple(known_after)
     numbers: dict[Tensor, int] = {}
@@ -401,7 +407,9 @@ def are_same_layout(first: Tensor, second: Tensor) -> bool:
 
 
 def _check_reach(nodes: Sequence[Tensor], leafs: Sequence[Tensor], keys: dict[Tensor, Key]) -> None:
-    """Give names to the views of inputs that `nodes` read, and check the other sources.
+    """Check that `nodes` read only tensors of their own and of neighbouring layers, and inputs.
+
+    Names of the views of inputs that they read are added to `keys`.
 
     Raises:
         DistantReadError: a node reads a tensor of a layer that is not its neighbour.
@@ -432,9 +440,10 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer creates; the ones that are not yet expanded at the layer's end are last.
+    """Return the nodes that a layer makes. The last ones are those that are not in the graph yet at the layer's end.
 
-    `before`, `mark`: start of the layer (None for the first one) and start of the next layer.
+    `before`: start of the layer; None for the first one.
+    `mark`: start of the next layer.
     """
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
@@ -486,7 +495,7 @@ def _is_view_of_input(tensor: Tensor) -> bool:
 def partition_graph(
     graph: Graph, starts: Sequence[tuple[int, int]], common: Mapping[Tensor, Key]
 ) -> tuple[Section, ...]:
-    """Cut a whole graph into sections (runs of consecutive nodes, mostly a layer), and return these.
+    """Cut a whole graph into sections (consecutive nodes, mostly those of one layer), and return these.
 
     `starts`: (number of nodes, number of leaf tensors) in the graph before each section except the first.
     `common`: names of tensors that layers share.
@@ -501,7 +510,7 @@ def partition_graph(
     for part, made in enumerate(nodes):
         sources = [source for node in made for source in node.src]
         bases = (tensor.view_src for tensor in (*sources, *made) if tensor.view_src is not None)
-        # A dict and not a set: the order decides the numbers of slots, and must be the same in every run.
+        # A dict and not a set: the order decides the indices of tensors, and must be the same in every run.
         here = dict.fromkeys((*sources, *bases))
         read.append(here)
         for tensor in here:
@@ -563,7 +572,7 @@ def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> di
 
 
 def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -> tuple[int, ...]:
-    """Return the numbers of the layers that a section refers to."""
+    """Return the numbers of the layers for which a section has placeholders."""
     here = set(nodes)
     bufts = {leaf.buft for leaf in leafs} | {buft for node, buft in graph.fused if node in here}
     places = {place_of(buft) for buft in bufts if buft is not None and stands_for_place(buft)}

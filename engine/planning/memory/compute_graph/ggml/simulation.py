@@ -1,19 +1,19 @@
 """Computes the sizes of compute buffers by running scheduler and allocator over the graph of a layout, without data.
 
-`Simulation` runs these passes: assign backends, divide by splits, reorder nodes (Vulkan) or add allocation dependencies
-(CUDA), collect backwards which tensors later sections read, and allocate. A section is a run of consecutive nodes,
-mostly those of one layer (`sections.py`).
+The graph is a list of sections: consecutive nodes, mostly those of one layer (`sections.py`). `Simulation` runs these
+passes over the list: assign backends, divide by splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA),
+collect backwards which tensors later sections read, and allocate.
 
-`StepCache` caches the results, so that similar layouts are fast. A step is one pass over one section. Its result
-depends on the section and on a small state. Layers repeat, and the state is the same again after a layer or two, so
-most steps of a new layout are cached.
+`PassCache` caches the result of each pass for each section, so that similar layouts are fast. The result depends on the
+section and on a small state, which is what the pass hands from one section to the next. Layers repeat, and the state is
+the same again after a layer or two, so most results for a new layout are in the cache.
 
-A segment is a list of neighbouring sections on the same devices, mostly the layers of one device. It has a short list
-of backends: those that its nodes can use. So steps between the second and the third device of a layout are also valid
-between other devices of the same kinds. Results for whole segments are cached too.
+The sections of one device are a `SectionGroup`. It has a short list of backends: those that its nodes can use. So
+results for the second and the third device of a layout are also valid for other devices of the same kinds. Results for
+whole groups are cached too.
 
 The cached state of the buffers consists of their free blocks and the tensors in them. The highest end of a buffer is
-kept apart (`Growth`), because no later step depends on it.
+kept apart (`Growth`), because no later result depends on it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from engine.planning.memory.compute_graph.ggml.allocator import (
 )
 from engine.planning.memory.compute_graph.ggml.backend_map import (
     BackendMap,
-    Places,
     SplitState,
     State,
+    TensorBackends,
     backend_map,
     in_order,
 )
@@ -59,20 +59,20 @@ from engine.planning.memory.compute_graph.ggml.vulkan_order import (
 from engine.planning.memory.work_limit import check_limits
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
-"""Name of a section (a run of nodes): the arguments with which `SectionMaker.section` builds it."""
+"""Name of a section of the graph: the arguments with which `SectionMaker.section` builds it."""
 
 _numbers = count()
-"""Numbers for segments and caches, which stand for these objects in cache keys.
+"""Counter for numbers of section groups and caches. Cache keys contain these numbers instead of the objects.
 
 Keys with the objects themselves would be reference cycles, which are freed late.
 """
 
-NO_BACKENDS: Places = ()
+NO_BACKENDS: TensorBackends = ()
 _NO_COPIES: frozenset[Key] = frozenset()
 _Order = tuple[SplitSection, tuple[FollowingSection, ...], frozenset[NodePlace]]
 _OrderOfMany = tuple[tuple[SplitSection, ...], tuple[FollowingSection, ...], frozenset[NodePlace]]
-SplitStep = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
-"""Result of pass 5 of the scheduler for one section.
+SplitResult = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
+"""Result of pass 5 of the scheduler for one section of the graph.
 
 (Section divided by splits, backend index of the open split, whether that split has inputs, names of the copies of
 layers' tensors, names of the copies of inputs and shared weights for each backend).
@@ -81,9 +81,12 @@ layers' tensors, names of the copies of inputs and shared weights for each backe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedSection:
-    """A section (a run of nodes), or its name, together with the device of each layer that it refers to.
+    """A section of the graph (consecutive nodes, mostly one layer's), with the device of each of its layers.
 
-    It is compared by identity, because comparing the contents takes longer.
+    `section`: the section, or the name by which a `SectionMaker` builds it.
+    `places`: device of each layer for which the section has placeholders.
+
+    Objects are compared by identity, because comparing the contents takes longer.
     """
 
     section: SectionName | Section
@@ -91,29 +94,33 @@ class PlacedSection:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """Consecutive sections of the graph (mostly layers) on the same devices, which are simulated together.
+class SectionGroup:
+    """The sections of the graph on one device, which have their own list of backends and are simulated together.
 
-    Segments are compared by identity.
+    A section is consecutive nodes, mostly those of one layer. If the graph cannot be divided by devices, one group has
+    all sections. Groups are compared by identity.
 
-    `steps`: cache of the steps with the segment's backends.
+    `cache`: cached results of passes with these backends.
     `bufts`: buffer type of each backend.
-    `placed_sections`: the section before the segment, its own sections, and the section after it; None at an end of the
+    `placed_sections`: the section before the group, its own sections, and the section after it; None at an end of the
     graph.
     """
 
-    steps: StepCache
+    cache: PassCache
     bufts: tuple[str, ...]
     placed_sections: tuple[PlacedSection | None, ...]
     number: int = field(default_factory=_numbers.__next__)
 
-    def backend_map(self, other: Segment) -> BackendMap:
-        """Return the translation of backend indices from this segment to `other`, which is in the same graph."""
-        return backend_map(self.steps.names, self.bufts, other.steps.names, other.bufts)
+    def backend_map(self, other: SectionGroup) -> BackendMap:
+        """Return the translation of backend indices from this group of sections to `other`, in the same graph."""
+        return backend_map(self.cache.names, self.bufts, other.cache.names, other.bufts)
 
 
-class StepCache:
-    """Cache of all steps (a pass over one section) that were computed with the backends of one scheduler."""
+class PassCache:
+    """Cache of the results of scheduler and allocator passes over sections, for the backends of one scheduler.
+
+    A section is consecutive nodes of the graph, mostly those of one layer.
+    """
 
     def __init__(self, scheduler: Scheduler, section_of: Callable[[SectionName], Section]) -> None:
         self.scheduler = scheduler
@@ -122,23 +129,23 @@ class StepCache:
         self._gallocr = Gallocr(scheduler.backends, scheduler.n_copies)
         self._bounds: dict[PlacedSection, Bound] = {}
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
-        self._split_sections: dict[object, SplitStep] = {}
+        self._split_sections: dict[object, SplitResult] = {}
         self.reorders = any(backend.reorders for backend in scheduler.backends)
         self.fuses = any(backend.fuses for backend in scheduler.backends)
         self._fused: dict[SplitSection, SplitSection] = {}
         self._ordered: dict[_Order, tuple[SplitSection, frozenset[NodePlace]]] = {}
-        self._ordered_segments: dict[_OrderOfMany, tuple[tuple[SplitSection, ...], frozenset[NodePlace]]] = {}
-        self._live_out_steps: dict[tuple[SplitSection, int], int] = {}
+        self._ordered_groups: dict[_OrderOfMany, tuple[tuple[SplitSection, ...], frozenset[NodePlace]]] = {}
+        self._live_outs_before: dict[tuple[SplitSection, int], int] = {}
         self._fills: dict[tuple[SplitSection, int, int], tuple[int, Growth]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
         self._translated: dict[tuple[int, BackendMap, int], int] = {}
-        self._assigned_segments: dict[tuple[int, int], tuple[tuple[Assigned, ...], int]] = {}
-        self._split_segments: dict[
+        self._assigned_groups: dict[tuple[int, int], tuple[tuple[Assigned, ...], int]] = {}
+        self._split_groups: dict[
             tuple[tuple[Assigned, ...], SplitState], tuple[tuple[SplitSection, ...], SplitState]
         ] = {}
-        self._live_out_segments: dict[tuple[tuple[SplitSection, ...], int], tuple[tuple[int, ...], int]] = {}
-        self._filled_segments: dict[tuple[tuple[SplitSection, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
+        self._live_out_groups: dict[tuple[tuple[SplitSection, ...], int], tuple[tuple[int, ...], int]] = {}
+        self._filled_groups: dict[tuple[tuple[SplitSection, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
         self._numbers: dict[State, int] = {}
         self._states: list[State] = []
         self.names: tuple[str, ...] = tuple(backend.buft for backend in scheduler.backends)
@@ -146,20 +153,25 @@ class StepCache:
 
     @property
     def n_remembered(self) -> int:
-        return len(self._fills) + len(self._filled_segments)
+        return len(self._fills) + len(self._filled_groups)
 
     def number(self, state: State) -> int:
-        """Return the number that stands for `state` in the keys of this cache; equal states have the same number."""
+        """Return the number of a state in this cache; equal states have the same number.
+
+        A state is what a pass hands from one section to the next.
+        """
         # A state is hashed once here. All caches use its number, which is much faster to hash and compare.
         found = self._numbers.setdefault(state, len(self._states))
         if found == len(self._states):
             self._states.append(state)
         return found
 
-    def translated(self, origin: StepCache, backend_map: BackendMap, state: int) -> int:
-        """Return the number that a state of another segment has in this cache.
+    def translated(self, origin: PassCache, backend_map: BackendMap, state: int) -> int:
+        """Return this cache's number for a state of another cache, after translation of the state's backends.
 
-        `origin`: cache of the other segment. `state`: number of the state in that cache.
+        `origin`: the other cache.
+        `backend_map`: translation from the backends of the other cache to those of this one.
+        `state`: the other cache's number for the state.
         """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
@@ -177,18 +189,18 @@ class StepCache:
             found = self._bounds[placed] = self.scheduler.bind(section, places)
         return found
 
-    # ------------------------------------------------------------------ one segment
+    # ------------------------------------------------------------------ one section group
 
-    def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
-        """Run passes 2 to 4 of the scheduler on the sections of a segment; results are cached.
+    def assign(self, group: SectionGroup, state: int) -> tuple[tuple[Assigned, ...], int]:
+        """Run passes 2 to 4 of the scheduler on the sections of a group; results are cached.
 
         Return the sections with their backends, and the number of the state after them.
 
-        `state`: number of the state before them: backends of tensors that earlier sections computed.
+        `state`: number of the state before them, which has the backends of tensors that earlier sections computed.
         """
-        found = self._assigned_segments.get((segment.number, state))
+        found = self._assigned_groups.get((group.number, state))
         if found is None:
-            found = self._assigned_segments[segment.number, state] = self._assign_all(segment.placed_sections, state)
+            found = self._assigned_groups[group.number, state] = self._assign_all(group.placed_sections, state)
         return found
 
     def _assign_all(
@@ -204,7 +216,7 @@ class StepCache:
                 if step is None:
                     step = self._assigned[*around, state] = self._assign(*around, state)  # type: ignore[arg-type, index]
                 assigned, after = step
-                # A step that leaves the state as it was can be taken any number of times.
+                # A result that leaves the state as it was holds for all equal sections that follow.
                 last = around if after == state else None
                 state = after
             found.append(assigned)
@@ -224,10 +236,13 @@ class StepCache:
     def split_graph(
         self, assigned: tuple[Assigned, ...], before: SplitState
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
-        """Run pass 5 of the scheduler; return the sections divided by splits, and the state after them."""
-        found = self._split_segments.get((assigned, before))
+        """Run pass 5 of the scheduler on consecutive sections; results are cached.
+
+        Return the sections divided by splits, and the state after them. `before`: state before them.
+        """
+        found = self._split_groups.get((assigned, before))
         if found is None:
-            found = self._split_segments[assigned, before] = self._split_all(assigned, before)
+            found = self._split_groups[assigned, before] = self._split_all(assigned, before)
         return found
 
     def _split_all(
@@ -248,14 +263,14 @@ class StepCache:
                 if found is None:
                     found = known[key] = self._split_graph(each, OpenSplit(backend, has_inputs, passing.union(*state)))
                 split_section, *after, copies = found
-                # A step that changes nothing holds for all equal sections that follow.
+                # A result that changes nothing holds for all equal sections that follow.
                 last = each if copies == state and after == [backend, has_inputs, passing] else None
                 _, backend, has_inputs, passing, _ = found
                 lasting.update(zip(involved, copies, strict=True))
             split_sections.append(split_section)
         return tuple(split_sections), SplitState(backend, has_inputs, passing, in_order(lasting))
 
-    def _split_graph(self, assigned: Assigned, before: OpenSplit) -> SplitStep:
+    def _split_graph(self, assigned: Assigned, before: OpenSplit) -> SplitResult:
         check_limits()
         split_section, cut = self.scheduler.split_graph(assigned, before)
         lasting: dict[int, set[Key]] = {index: set() for index in assigned.involved}
@@ -270,20 +285,20 @@ class StepCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in these sections.
+        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in consecutive sections.
 
-        Return the new sections, and the nodes of later sections that were moved into them.
+        Return the new sections, and the places of nodes of later sections that are now computed in these.
 
         `behind`: following sections in which the last split continues.
-        `used`: nodes of these sections that were moved to earlier sections.
+        `used`: places of nodes of these sections that were moved to earlier sections.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
         if not self.reorders:
             return split_sections, used
-        found = self._ordered_segments.get((split_sections, behind, used))
+        found = self._ordered_groups.get((split_sections, behind, used))
         if found is None:
-            found = self._ordered_segments[split_sections, behind, used] = self._order_all(split_sections, behind, used)
+            found = self._ordered_groups[split_sections, behind, used] = self._order_all(split_sections, behind, used)
         return found
 
     def _with_fused(self, split_section: SplitSection) -> SplitSection:
@@ -310,19 +325,20 @@ class StepCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Return (`LiveOut` at the end of each section, `LiveOut` at the start of the first), as state numbers.
+        """Return the tensors that must stay allocated after each of these sections, and before the first of them.
 
-        A `LiveOut` has the tensors that later sections read, so the search runs backwards.
+        Both are `LiveOut` objects, given as numbers (see `number`). They depend on what later sections read, so the
+        search runs backwards.
 
-        `state`: number of the `LiveOut` after the last section (see `number`).
+        `state`: number of the `LiveOut` after the last section.
         """
-        found = self._live_out_segments.get((split_sections, state))
+        found = self._live_out_groups.get((split_sections, state))
         if found is None:
-            found = self._live_out_segments[split_sections, state] = self._live_outs_all(split_sections, state)
+            found = self._live_out_groups[split_sections, state] = self._live_outs_all(split_sections, state)
         return found
 
     def _live_outs_all(self, split_sections: Sequence[SplitSection], state: int) -> tuple[tuple[int, ...], int]:
-        known = self._live_out_steps
+        known = self._live_outs_before
         live_outs: list[int] = []
         last: SplitSection | None = None
         # Backwards, because what later sections read decides what this one may free.
@@ -340,14 +356,15 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate the tensors of these sections; return the growth of the buffers, and the number of their new state.
+        """Allocate the tensors of consecutive sections; return the sizes needed for them, and the number of the
+        buffers' state.
 
-        `live_outs`: numbers of the `LiveOut` after each section.
+        `live_outs`: number of the `LiveOut` after each section.
         `state`: number of the buffers' state before the first section.
         """
-        found = self._filled_segments.get((split_sections, live_outs, state))
+        found = self._filled_groups.get((split_sections, live_outs, state))
         if found is None:
-            found = self._filled_segments[split_sections, live_outs, state] = self._fill_all(
+            found = self._filled_groups[split_sections, live_outs, state] = self._fill_all(
                 split_sections, live_outs, state
             )
         return found
@@ -371,7 +388,7 @@ class StepCache:
         return joined(growths), state
 
     def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
-        """Return the buffers before the first section of the graph, as a state number (`number`), and their growth.
+        """Return the buffers before the first section of the graph, as a state number (`number`), and their sizes.
 
         gallocr allocates inputs and empty leaf tensors before all nodes. Inputs are in host memory, whatever their
         section's device is.
@@ -408,7 +425,9 @@ class StepCache:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the sections in `buffers`, and return the tensors in them that later sections of the graph read."""
+        """Allocate the tensors of consecutive sections in `buffers`, and return those that later sections of the graph
+        read.
+        """
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             check_limits()
             held = self._gallocr.allocate_into(split_section, self._states[ahead], held, buffers)  # type: ignore[arg-type]
@@ -423,7 +442,7 @@ class StepCache:
                     yield self.scheduler.backends[copy.backend].buft, copy.size_bytes
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
-        """Return the names of fused operations in a section that are not on the device of their layer."""
+        """Return the names of fused operations in a section that have a node on another device than their layer."""
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused
@@ -442,15 +461,15 @@ def _take(buffer: DynTallocr, size: int, count: int) -> None:
 class Simulation:
     """Simulation of scheduler and allocator for one layout, which gives the sizes of the compute buffers.
 
-    The layers of each device are a segment of the graph.
+    `groups`: the graph's sections, grouped by device.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self._segments = segments
-        self._backend_maps = [a.backend_map(b) for a, b in pairwise(segments)]
+    def __init__(self, groups: Sequence[SectionGroup]) -> None:
+        self._groups = groups
+        self._backend_maps = [a.backend_map(b) for a, b in pairwise(groups)]
 
     def sizes(self) -> dict[str, Size]:
-        """Return the size of the compute buffer by buffer type.
+        """Return the size of each compute buffer, by buffer type.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
@@ -458,20 +477,20 @@ class Simulation:
         assigned = self._assign()
         split_sections = self._order(self._split_graph(assigned))
         live_outs = self._live_outs(split_sections)
-        ends = {buft: 0 for segment in self._segments for buft in segment.bufts}
+        ends = {buft: 0 for group in self._groups for buft in group.bufts}
         kept = dict.fromkeys(ends, 0)
-        state, asked = self._segments[0].steps.start([each for of_segment in assigned for each in of_segment])
-        for place, segment in enumerate(self._segments):
+        state, asked = self._groups[0].cache.start([each for of_group in assigned for each in of_group])
+        for place, group in enumerate(self._groups):
             state = self._translated(place, state) if place else state
-            growth, state = segment.steps.fill(split_sections[place], live_outs[place], state)
-            # Inputs and empty leafs are allocated before the first node, so they count with the first segment.
+            growth, state = group.cache.fill(split_sections[place], live_outs[place], state)
+            # Inputs and empty leafs are allocated before the first node, so they count with the first group.
             growth = growth if place else joined((asked, growth))
-            names = dict(zip(segment.steps.names, segment.bufts, strict=True))
+            names = dict(zip(group.cache.names, group.bufts, strict=True))
             for buft, end in growth.ends:
                 ends[names[buft]] = max(ends[names[buft]], end)
             for buft, size in growth.kept:
                 kept[names[buft]] += size
-        n_copies = self._segments[0].steps.scheduler.n_copies
+        n_copies = self._groups[0].cache.scheduler.n_copies
         # One of the `n_copies` copies would be there without a pipeline too.
         found = {buft: Size(end + kept[buft], kept[buft] - kept[buft] // n_copies) for buft, end in ends.items()}
         largest = self._largest()
@@ -484,8 +503,8 @@ class Simulation:
         """Return the largest possible buffer in bytes by buffer type (`get_max_size`), for types that have a limit."""
         return {
             buft: backend.max_buffer_bytes
-            for segment in self._segments
-            for buft, backend in zip(segment.bufts, segment.steps.scheduler.backends, strict=True)
+            for group in self._groups
+            for buft, backend in zip(group.bufts, group.cache.scheduler.backends, strict=True)
             if backend.max_buffer_bytes is not None
         }
 
@@ -497,96 +516,96 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return `sizes` with several chunks (backend buffers) for each buffer that would be larger than `largest`
+        """Return `sizes` with buffers divided into chunks (backend buffers) if they would be larger than `largest`
         allows.
 
-        The layout is allocated again without the cache, whose steps are for buffers without a limit.
+        All tensors are allocated again without the cache, whose results are for buffers without a limit.
         """
         buffers = {buft: ChunkedTallocr(largest[buft]) if buft in largest else DynTallocr() for buft in sizes}
-        leafs = tuple(self._segments[0].steps.placed_leafs([each for of_segment in assigned for each in of_segment]))
-        n_copies = self._segments[0].steps.scheduler.n_copies
-        named = [dict(zip(segment.steps.names, segment.bufts, strict=True)) for segment in self._segments]
+        leafs = tuple(self._groups[0].cache.placed_leafs([each for of_group in assigned for each in of_group]))
+        n_copies = self._groups[0].cache.scheduler.n_copies
+        named = [dict(zip(group.cache.names, group.bufts, strict=True)) for group in self._groups]
         # A pipeline's copies come before all else: those of inputs, then those that splits begin with.
         if n_copies > 1:
             for _, is_input, name, size in leafs:
                 _take(buffers[named[0][name]], size, n_copies if is_input else 0)
-            for place, segment in enumerate(self._segments):
-                for name, size in segment.steps.copies(split_sections[place], live_outs[place]):
+            for place, group in enumerate(self._groups):
+                for name, size in group.cache.copies(split_sections[place], live_outs[place]):
                     _take(buffers[named[place][name]], size, n_copies)
         held: Sequence[TensorAlloc] = ()
-        for place, segment in enumerate(self._segments):
+        for place, group in enumerate(self._groups):
             here = {name: buffers[buft] for name, buft in named[place].items()}
             held = self._backend_maps[place - 1].held(held) if place else start_in(leafs, n_copies, here, Counter())
-            held = segment.steps.allocate_into(split_sections[place], live_outs[place], held, here)
+            held = group.cache.allocate_into(split_sections[place], live_outs[place], held, here)
         return {
             buft: Size(found.size_bytes, sizes[buft].pipeline_bytes, n_chunks(found)) for buft, found in buffers.items()
         }
 
     def moved(self) -> frozenset[str]:
-        """Return the names of fused operations with a node that is not on the device of its layer.
+        """Return the names of fused operations that have a node on another device than their layer.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
         """
         found: frozenset[str] = frozenset()
-        for segment, assigned in zip(self._segments, self._assign(), strict=True):
-            found = found.union(*map(segment.steps.moved, dict.fromkeys(assigned)))
+        for group, assigned in zip(self._groups, self._assign(), strict=True):
+            found = found.union(*map(group.cache.moved, dict.fromkeys(assigned)))
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number that a state has in the cache of segment `place` (layers on one device).
+        """Return the number of a state in the cache of group `place` (the sections of one device).
 
-        `state`: its number in the cache of the segment before.
+        `state`: number of the same state in the cache of the group before.
         """
-        origin = self._segments[place - 1].steps
-        return self._segments[place].steps.translated(origin, self._backend_maps[place - 1], state)
+        origin = self._groups[place - 1].cache
+        return self._groups[place].cache.translated(origin, self._backend_maps[place - 1], state)
 
     def _assign(self) -> list[tuple[Assigned, ...]]:
         found = []
-        state = self._segments[0].steps.number(NO_BACKENDS)
-        for place, segment in enumerate(self._segments):
+        state = self._groups[0].cache.number(NO_BACKENDS)
+        for place, group in enumerate(self._groups):
             state = self._translated(place, state) if place else state
-            assigned, state = segment.steps.assign(segment, state)
+            assigned, state = group.cache.assign(group, state)
             found.append(assigned)
         return found
 
     def _split_graph(self, assigned: Sequence[tuple[Assigned, ...]]) -> list[tuple[SplitSection, ...]]:
         found = []
         state = SplitState()
-        for place, segment in enumerate(self._segments):
+        for place, group in enumerate(self._groups):
             state = state.mapped(self._backend_maps[place - 1]) if place else state
-            split_sections, state = segment.steps.split_graph(assigned[place], state)
+            split_sections, state = group.cache.split_graph(assigned[place], state)
             found.append(split_sections)
         return found
 
     def _order(self, split_sections: Sequence[tuple[SplitSection, ...]]) -> Sequence[tuple[SplitSection, ...]]:
-        if not any(segment.steps.reorders or segment.steps.fuses for segment in self._segments):
+        if not any(group.cache.reorders or group.cache.fuses for group in self._groups):
             return split_sections
         found = []
         used: frozenset[NodePlace] = frozenset()
-        for place, segment in enumerate(self._segments):
-            ordered, used = segment.steps.order(
+        for place, group in enumerate(self._groups):
+            ordered, used = group.cache.order(
                 split_sections[place], following_sections(self._behind(split_sections, place)), used
             )
             found.append(ordered)
         return found
 
     def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the sections of all segments of the graph that come after segment `place`."""
-        for before, segment in enumerate(self._segments[place + 1 :], place):
+        """Yield the sections of all groups that come after group `place` in the graph."""
+        for before, group in enumerate(self._groups[place + 1 :], place):
             first, *others = split_sections[before + 1]
-            yield first, segment.backend_map(self._segments[before])
+            yield first, group.backend_map(self._groups[before])
             yield from ((split_section, None) for split_section in others)
 
     def _live_outs(self, split_sections: Sequence[tuple[SplitSection, ...]]) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []
-        state = self._segments[-1].steps.number(LiveOut())
-        behind: Segment | None = None
-        for place in reversed(range(len(self._segments))):
-            segment = self._segments[place]
+        state = self._groups[-1].cache.number(LiveOut())
+        behind: SectionGroup | None = None
+        for place in reversed(range(len(self._groups))):
+            group = self._groups[place]
             if behind is not None:
-                state = segment.steps.translated(behind.steps, behind.backend_map(segment), state)
-            behind = segment
-            live_outs, state = segment.steps.live_out_before(split_sections[place], state)
+                state = group.cache.translated(behind.cache, behind.backend_map(group), state)
+            behind = group
+            live_outs, state = group.cache.live_out_before(split_sections[place], state)
             found.append(live_outs)
         return found[::-1]

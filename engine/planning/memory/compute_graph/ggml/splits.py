@@ -1,4 +1,7 @@
-"""Sections of the graph (runs of nodes) after pass 5 of the scheduler: divided by splits, with the copies they read."""
+"""Sections of the graph after pass 5 of the scheduler: divided by splits, with the copies that they read.
+
+A section is consecutive nodes, mostly those of one layer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, Secti
 class Copy:
     """A copy of a tensor in the memory of another backend: an input of a split (`tensor_id_copy`).
 
-    `key`: name of the copy, by which other sections of the graph refer to it.
+    `key`: name by which other sections of the graph refer to the copy.
     `base_key`: name of the copied tensor or of its `view_src`; None if no other section reads it.
     `backend`: index of the backend that reads the copy.
     """
@@ -24,19 +27,20 @@ class Copy:
 
 
 NodeAlloc = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""A node as the allocator sees it: (slot, bytes, slots of parents whose memory it may reuse, slots of its sources).
+"""A node as the allocator sees it: (index, bytes, indices of sources whose memory it may reuse, indices of all
+sources).
 
-A slot is the index of a tensor in the section, as that of a `hash_node` in ggml-alloc. The node's own slot is -1 if it
-needs no memory of its own.
+An index is that of a tensor in a `SplitSection`. The first one is that of the node's result; -1 if the result needs no
+memory of its own.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """The nodes of one split of the scheduler that are in one section (a run of nodes, mostly a layer).
+    """The nodes of one split of the scheduler that are in one section (consecutive nodes, mostly one layer's).
 
-    `is_new`: whether the split begins here; False if it began in an earlier section.
-    `copies`: (copy, slot of the original, slot of the copy) for each input of the split that is first read here.
+    `is_new`: whether the split begins in this section; False if it began in an earlier one.
+    `copies`: (copy, index of the original, index of the copy) for each input of the split that is first read here.
     """
 
     backend: int
@@ -47,22 +51,22 @@ class SplitPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitSection:
-    """A section (a run of nodes, mostly a layer) after pass 5 of the scheduler, divided by the splits.
+    """A section (consecutive nodes, mostly one layer's) after pass 5 of the scheduler, divided by the splits.
 
-    Each tensor has a slot, like the index of a `hash_node` in ggml-alloc: its index in the section. Copies have the
-    slots after all tensors.
+    Tensors have the same indices as in `section`, as `hash_node` indices in ggml-alloc. Copies have the indices after
+    these.
 
-    `use_counts`: uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more for an output.
-    `slots`: slot by name, for tensors that other sections read or compute.
-    `passed`: (slot, name in the next section) of tensors that the next section may read.
+    `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), plus one for an output.
+    `indices`: index by name, for tensors that other sections read or compute.
+    `passed`: (index, name in the next section) of tensors that the next section may read.
     `names_before`: names, as used in the previous section, of the tensors that nodes and copies read.
-    `early`: slots of tensors that an earlier section computes (see `vulkan_order`).
+    `early`: indices of the results of nodes that Vulkan moved to an earlier section (see `vulkan_order`).
     """
 
     section: Section
     parts: tuple[SplitPart, ...]
     use_counts: tuple[int, ...]
-    slots: dict[Key, int]
+    indices: dict[Key, int]
     passed: tuple[tuple[int, Key], ...]
     names_before: frozenset[Key]
     early: tuple[int, ...] = ()
@@ -72,22 +76,22 @@ def make_split_section(
     section: Section,
     parts: tuple[SplitPart, ...],
     use_counts: Sequence[int],
-    slots: dict[Key, int],
+    indices: dict[Key, int],
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
 ) -> SplitSection:
     """Return a `SplitSection` of these parts. Its `names_before` are computed from the uses of the tensors."""
     copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
-    read = {name for name, slot in slots.items() if use_counts[slot]}
+    read = {name for name, index in indices.items() if use_counts[index]}
     read.update(copy.base_key for _, copy in copied if copy.base_key is not None)
     bases = {base for base, _ in copied}
-    read.update((0, EARLY, slot) for slot in early if use_counts[slot] or slot in bases)
+    read.update((0, EARLY, index) for index in early if use_counts[index] or index in bases)
     before = (section.name_before(key) for key in read if section.is_known_before(key))
     return SplitSection(
         section=section,
         parts=parts,
         use_counts=tuple(use_counts),
-        slots=slots,
+        indices=indices,
         passed=passed,
         names_before=frozenset([name for name in before if name is not None]),
         early=early,

@@ -4,10 +4,10 @@ Mirrors `ggml_vk_graph_optimize`. Before a graph is allocated, the backend moves
 can run at the same time, and keeps nodes together that it fuses. The order is the same on all Vulkan devices: only the
 computation checks which kernels a device has.
 
-`reorder` orders the nodes of one split. `order_section` does it for one section (a run of nodes, mostly a layer), and
-may move nodes of later sections into it. Such a node is then computed in the earlier section, where its result has a
-name of its own (`sections.EARLY`). The result depends on the section, on the following sections of the same split, and
-on which of its nodes were computed early. So callers can cache it.
+`reorder` orders the nodes of one split. `order_section` orders those of one section (consecutive nodes, mostly one
+layer's), and may move nodes of later sections into it. Such a node is then computed in the earlier section, where its
+result has a name of its own (`sections.EARLY`). The order depends on the section, on the following sections of the same
+split, and on which nodes were computed early. So callers can cache it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_ea
 from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
 
 _NUM_TO_CHECK = 20
-"""Number of nodes from which a set that runs together is chosen: the first unscheduled node and those after it
-(`NUM_TO_CHECK`).
+"""Number of nodes among which nodes are looked for that can run together (`NUM_TO_CHECK`).
+
+They are the first unscheduled node and those after it.
 """
 _PULL_REACH = 15
 """A node is fused only with nodes that are less than this number of nodes after it."""
@@ -63,11 +64,14 @@ _FUSED_NEXT = frozenset(
 )  # fmt: skip
 """Pairs of neighbouring operations that run together although the second reads the result of the first."""
 _FUSED_AFTER_VIEWS = frozenset({("rms_norm", "mul"), ("unary", "mul")})
-"""As `_FUSED_NEXT`, for pairs with only views and scheduled nodes in between (`empty_or_scheduled_between`)."""
+"""Pairs of operations that run together if only views and scheduled nodes are between them.
+
+The second reads the result of the first (`empty_or_scheduled_between`).
+"""
 
 
 SourceRef = tuple[int, int]
-"""A source of a node: (place of the node, index of the source)."""
+"""A source of a node: (index of the node in its split, index of the source)."""
 
 
 class SeenNode(NamedTuple):
@@ -75,8 +79,7 @@ class SeenNode(NamedTuple):
 
     `number`, `base`: numbers of its result and of the result's `view_src`.
     `sources`, `source_bases`: numbers of its sources and of their `view_src`.
-    `available`: for each source, whether it is a leaf tensor or a copy from another backend, so not computed in the
-    split.
+    `available`: for each source, whether it needs no node of the split: a leaf tensor, or a copy from another backend.
     `uses`: number of nodes that read the result.
     """
 
@@ -93,8 +96,8 @@ class SeenNode(NamedTuple):
 class Order:
     """The order in which a backend computes the nodes of a split.
 
-    `places`: former places of the nodes, in the new order.
-    `kept`: (former place of a node, sources that stay allocated until it is computed) (`add_alloc_dep`).
+    `places`: former indices of the nodes, in the new order.
+    `kept`: (former index of a node, sources that stay allocated until it is computed) (`add_alloc_dep`).
     """
 
     places: tuple[int, ...]
@@ -104,13 +107,14 @@ class Order:
 def reorder(
     nodes: Sequence[SeenNode], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
 ) -> Order:
-    """Return the order in which Vulkan computes a split's nodes, until all nodes before `end` are computed.
+    """Return the order in which Vulkan computes the nodes of a split.
 
-    It also contains later nodes that are moved before these.
+    The order ends when all nodes before `end` are computed. It may contain nodes after `end` that are moved before
+    these.
 
-    `end`: index of a node; None for all nodes.
+    `end`: index of a node; None for the end of `nodes`.
     `used`: indices of nodes that are already computed.
-    `goes_on`: whether the split has earlier nodes, not in `nodes`, which are all computed.
+    `goes_on`: whether the split has further nodes before `nodes`; these are computed.
     """
     return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 
@@ -138,7 +142,7 @@ class _Reordering:
         return Order(tuple(self._order), tuple(self._kept))
 
     def _sources_before(self, place: int) -> frozenset[int]:
-        """Return the places of nodes shortly before `place` that must be computed before it."""
+        """Return the indices of the nodes shortly before node `place` that must be computed before it."""
         found = self._is_src_of.get(place)
         if found is None:
             nodes = self._nodes
@@ -159,7 +163,7 @@ class _Reordering:
             self._first_unused += 1
 
     def _match_pattern(self, pattern: Sequence[str], start: int) -> bool:
-        """Return whether the operations from `start` on are `pattern` and none of them is computed yet
+        """Return whether the nodes from `start` on have the operations `pattern`, and none of them is scheduled yet
         (`match_pattern`).
         """
         end = start + len(pattern)
@@ -168,9 +172,9 @@ class _Reordering:
     # ------------------------------------------------------------------ what stays together
 
     def _keep_pattern(self) -> bool:
-        """Schedule a sequence of operations that stays together, if one begins at the first unscheduled node.
+        """If the first unscheduled node begins a sequence of operations that stays together, schedule the sequence.
 
-        Return whether there was one.
+        Return whether it does.
         """
         first = self._first_unused
         for pattern in _TOPK_MOE_PATTERNS:
@@ -189,7 +193,10 @@ class _Reordering:
         return False
 
     def _add_pattern_alloc_deps(self, pattern: Sequence[str], until: int) -> None:
-        """Keep the inputs of a pattern allocated until the node at `until` is done (`add_pattern_alloc_deps`)."""
+        """Keep the inputs of a pattern's nodes allocated until the node `until` is computed (`add_pattern_alloc_deps`).
+
+        The pattern begins at the first unscheduled node.
+        """
         seen: set[int] = set()
         found: list[SourceRef] = []
         for place in range(self._first_unused, self._first_unused + len(pattern)):
@@ -223,7 +230,9 @@ class _Reordering:
         return taken
 
     def _starts_pattern(self, place: int) -> bool:
-        """Return whether a pattern begins at a node, or the node is inside the QSA pattern (`in_qsa_pattern`)."""
+        """Return whether node `place` begins a sequence that Vulkan fuses, or is inside the QSA pattern
+        (`in_qsa_pattern`).
+        """
         if any(self._match_pattern(pattern, place) for pattern in _FUSED_PATTERNS):
             return True
         starts = range(max(0, place - len(_TOPK_QSA_PATTERN) + 1), place)
@@ -269,7 +278,8 @@ class _Reordering:
                 self._schedule(found, taken)
 
     def _next(self, place: int, op: str, suits: Callable[[SeenNode], bool]) -> int | None:
-        """Return the place of the first node after `place` with operation `op` for which `suits` is true.
+        """Return the index of the first node after node `place` that has the operation `op` and for which `suits` is
+        true.
 
         None if there is none.
         """
@@ -281,7 +291,10 @@ class _Reordering:
         self._used[place] = True
 
     def _is_available(self, node: SeenNode, source: int) -> bool:
-        """Return whether a source of a node is a leaf tensor or is already computed (`used_node_set`)."""
+        """Return whether a source of a node is a leaf tensor or is already computed (`used_node_set`).
+
+        `source`: index among the node's sources.
+        """
         number = node.sources[source]
         return node.available[source] or number in self._used_nodes or (self._goes_on and number not in self._places)
 
@@ -328,7 +341,7 @@ def _has_src0(node: SeenNode, source: SeenNode) -> bool:
 def _is_src_of(node: SeenNode, before: SeenNode) -> bool:
     """Return whether `node` must be computed after `before` (`is_src_of`).
 
-    That is so if it reads `before` or a view of it, or writes to memory that `before` reads.
+    It must if it reads `before` or a view of it, or writes to memory that `before` reads.
     """
     if before.number in node.sources or node.base == before.base:
         return True
@@ -355,23 +368,26 @@ def _is_contiguous_1(tensor: Tensor) -> bool:
 
 
 _REACH = 64
-"""Number of nodes after a section (a run of nodes) that may be moved into it.
+"""Largest number of nodes after a section of the graph that may be moved into the section.
 
 No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
 """
 
 _BITS = 32
-"""Bits of a tensor number that hold the tensor's index in its section; the section's distance is in the bits above."""
+"""Bits of a tensor's number that hold its index in a section. The distance of that section is in the bits above."""
 NodePlace = tuple[int, int]
 """Place of a node: (number of sections from this one to the node's section, index of the node in its section)."""
 
 
 FollowingSection = tuple[SplitSection, BackendMap | None]
-"""(A following section, translation of its backends to the section before it); None if both have the same backends."""
+"""A later section of the graph, with the translation of its backends to those of the section before it.
+
+The translation is None if both have the same backends.
+"""
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the sections in which a section's last split continues, up to `_REACH` nodes."""
+    """Return the first of the sections `following`: those in which the open split continues, up to `_REACH` nodes."""
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -388,7 +404,9 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return a section in Vulkan's order, and the places of later sections' nodes that it now computes.
+    """Return a section in Vulkan's order, and the places of later sections' nodes that are already computed.
+
+    Such nodes are now in this section or in an earlier one. Their places are counted from the next section.
 
     `ahead`: following sections in which the last split of this one continues.
     `used`: places of the nodes, in this section and later ones, that were moved to earlier sections.
@@ -403,7 +421,7 @@ class _Ordering:
         self._split_section = split_sections[0]
         self._used = used
         self._use_counts = [*self._split_section.use_counts]
-        self._slots = self._split_section.slots.copy()
+        self._indices = self._split_section.indices.copy()
         self._passed = [*self._split_section.passed]
         self._names = [_names(split_section) for split_section in split_sections]
         self._uses = [
@@ -430,7 +448,7 @@ class _Ordering:
             used.update(places[number] for number in order.places)
             parts.append(replace(part, node_allocs=self._node_allocs(places, order)))
         split_section = make_split_section(
-            self._split_section.section, tuple(parts), self._use_counts, self._slots, tuple(self._passed), early
+            self._split_section.section, tuple(parts), self._use_counts, self._indices, tuple(self._passed), early
         )
         # As seen from the next section: each distance is one less, and nodes of this section no longer matter.
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
@@ -438,22 +456,22 @@ class _Ordering:
     def _drop_early_nodes(self) -> tuple[int, ...]:
         """Decrease the use counts of the sources of nodes that an earlier section computes.
 
-        Return the slots (indices in this section) of these nodes' results.
+        Return the indices of these nodes' results.
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
         for distance, place in sorted(self._used):
             if not distance:
-                slot, _, _, sources = node_allocs[place]
+                index, _, _, sources = node_allocs[place]
                 for source in sources:
                     self._use_counts[source] -= 1
-                if slot >= 0:
-                    found.append(slot)
-                    self._slots[0, EARLY, slot] = slot
+                if index >= 0:
+                    found.append(index)
+                    self._indices[0, EARLY, index] = index
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield the places of the nodes of a split in this section, and of its nodes in the following sections."""
+        """Yield the places of a split's nodes: those in this section, then those in the following sections."""
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
         if part is self._split_section.parts[-1]:
             for distance, split_section in enumerate(self._split_sections[1:], 1):
@@ -463,12 +481,12 @@ class _Ordering:
 
     def _seen_node(self, distance: int, place: int) -> SeenNode:
         section = self._split_sections[distance].section
-        node, (_, _, _, slots) = section.nodes[place], self._node_alloc_at(distance, place)
+        node, (_, _, _, indices) = section.nodes[place], self._node_alloc_at(distance, place)
         sources, bases, available = [], [], []
-        for source, base, slot in zip(node.sources, node.bases, slots, strict=True):
-            is_copy = slot != base
+        for source, base, index in zip(node.sources, node.bases, indices, strict=True):
+            is_copy = index != base
             # A negative number: a copy is neither a node nor a view, so it must not equal any tensor.
-            copy = -1 - (distance << _BITS | slot)
+            copy = -1 - (distance << _BITS | index)
             sources.append(copy if is_copy else self._number(distance, source))
             bases.append(copy if is_copy else self._number(distance, base))
             available.append(is_copy or section.tensors[source].op == "none")
@@ -511,63 +529,67 @@ class _Ordering:
         for number in order.places:
             found.append(self._moved(*places[number]))
             if number in kept:
-                slots = []
+                indices = []
                 for place, source in kept[number]:
-                    slot = self._slot(places[place][0], self._node_alloc_at(*places[place])[3][source])
-                    if slot is not None:
-                        slots.append(slot)
-                        self._use_counts[slot] += 1
+                    index = self._index(places[place][0], self._node_alloc_at(*places[place])[3][source])
+                    if index is not None:
+                        indices.append(index)
+                        self._use_counts[index] += 1
                 # A node that needs no memory and only reads. ggml adds such a node with GGML_OP_NONE to keep its
                 # sources allocated.
-                found.append((-1, 0, (), tuple(slots)))
+                found.append((-1, 0, (), tuple(indices)))
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return the `NodeAlloc` of a node that is moved here from a later section, with this section's slots.
+        """Return the `NodeAlloc` of a node that is moved from a later section to this one, with this section's indices.
 
-        `distance`: number of sections from this one to the later one. `place`: index of the node there.
+        `distance`: number of sections from this one to the later one.
+        `place`: index of the node in the later section.
         """
-        slot, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
+        index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
         if not distance:
             return node_allocs
-        own = -1 if slot < 0 else self._slot(distance, slot)
+        own = -1 if index < 0 else self._index(distance, index)
         assert own is not None
-        read = [found for source in sources if (found := self._slot(distance, source)) is not None]
+        read = [found for source in sources if (found := self._index(distance, source)) is not None]
         for found in read:
             self._use_counts[found] += 1
-        in_place = [found for source in reusable if (found := self._slot(distance, source)) is not None]
+        in_place = [found for source in reusable if (found := self._index(distance, source)) is not None]
         return own, size, tuple(in_place), tuple(read)
 
-    def _slot(self, distance: int, slot: int) -> int | None:
-        """Return the slot (index) in this section of the tensor with the slot `slot` in a later section.
+    def _index(self, distance: int, index: int) -> int | None:
+        """Return the index in this section of a tensor that has the index `index` in a later section.
 
         None for weights and caches, which are not allocated.
 
         `distance`: number of sections from this one to the later one.
         """
         if not distance:
-            return slot
+            return index
         section = self._split_sections[distance].section
-        if slot < len(section.tensors) and section.tensors[slot].buft is not None:
+        if index < len(section.tensors) and section.tensors[index].buft is not None:
             return None
-        key: Key = (0, EARLY, slot)
-        for name in self._names[distance].get(slot, ()):
+        key: Key = (0, EARLY, index)
+        for name in self._names[distance].get(index, ()):
             before = self._name_before(distance, name)
             if before is not None:
                 return self._named(distance - 1, before)
         return self._named(distance, key)
 
     def _named(self, distance: int, key: Key) -> int | None:
-        """Return the slot in this section of the tensor that has the name `key` in a later section."""
+        """Return the index in this section of the tensor that has the name `key` in a later section.
+
+        `distance`: number of sections from this one to the later one. None if this section has no name for the tensor.
+        """
         if distance:
-            slot = None if is_early(key) else self._split_sections[distance].slots.get(key)
-            if slot is not None:
-                return self._slot(distance, slot)
+            index = None if is_early(key) else self._split_sections[distance].indices.get(key)
+            if index is not None:
+                return self._index(distance, index)
             before = self._name_before(distance, key)
             return None if before is None else self._named(distance - 1, before)
-        found = self._slots.get(key)
+        found = self._indices.get(key)
         if found is None:
-            found = self._slots[key] = len(self._use_counts)
+            found = self._indices[key] = len(self._use_counts)
             self._use_counts.append(0)
             passed = self._split_section.section.name_after(key)
             if passed is not None:
@@ -575,9 +597,10 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name that the tensor `key` of a later section has in the section before that one.
+        """Return the name of a later section's tensor in the section before that one; None if it has no name there.
 
-        None if the section before cannot know it.
+        `distance`: number of sections from this one to the later one.
+        `key`: name of the tensor in the later section.
         """
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
@@ -586,8 +609,8 @@ class _Ordering:
 
 
 def _names(split_section: SplitSection) -> dict[int, list[Key]]:
-    """Return the names of the tensor in each slot (index in the section)."""
+    """Return the names of each tensor, by its index in the section."""
     found: dict[int, list[Key]] = {}
-    for name, slot in split_section.slots.items():
-        found.setdefault(slot, []).append(name)
+    for name, index in split_section.indices.items():
+        found.setdefault(index, []).append(name)
     return found

@@ -19,7 +19,7 @@ from engine.planning.memory.compute_graph.models.transformer import attention, r
 
 @dataclass(frozen=True, slots=True)
 class MsaInput:
-    """Input tensors of MSA that all layers share (`llm_graph_input_attn_kv_msa`).
+    """Input tensors for attention to selected blocks that all layers share (`llm_graph_input_attn_kv_msa`).
 
     `forced`: bias of blocks near a token, which are always selected.
     `visible`: bias of the positions before a token.
@@ -38,7 +38,10 @@ class MsaInput:
 
 
 def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of MSA attention (`build_attn_msa_fa`); full attention if sequences share one stream."""
+    """Return the output of attention to blocks that an indexer selects (`build_attn_msa_fa`).
+
+    It is full attention if several sequences share one stream of the cache.
+    """
     batch = ctx.batch
     # Cells of several sequences in one stream cannot be divided into blocks of one sequence.
     apart = batch.n_sequences == 1 or batch.n_streams > 1
@@ -67,7 +70,7 @@ def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _blocks(ctx: GraphContext, inp_attn: AttnInput) -> MsaInput:
-    """Return the input tensors of MSA; they are made for the first layer and then shared."""
+    """Return the input tensors for attention to blocks that an indexer selects. Layers share them."""
     graph, batch, size = ctx.graph, ctx.batch, ctx.hparams.indexer.block_size
     n_blocks = -(-batch.n_positions // size)
     return ctx.shared.once(
@@ -102,7 +105,7 @@ def _indexer_qk(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 def _one_stream(
     ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the output of MSA attention for the tokens of one sequence."""
+    """Return the output of attention to selected blocks, for the tokens of one sequence."""
     graph, n_tokens = ctx.graph, ctx.batch.n_tokens // ctx.batch.n_streams
     row = blocks.forced.nb[1]
     forced = graph.view(blocks.forced, (blocks.forced.ne[0], 1, n_tokens), (0, row, row))
@@ -116,7 +119,7 @@ def _one_stream(
 def _single_tokens(
     ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the output of MSA attention for one token of each sequence, with copies of the selected blocks."""
+    """Return the output of attention to copies of the selected blocks, for one token of each sequence."""
     graph, hparams, (head, groups, n_cells, streams) = ctx.graph, ctx.hparams.indexer, keys.ne
     n_positions, n_blocks = blocks.visible.ne[0], blocks.forced.ne[0]
     known = graph.get_rows(graph.view(cache, (hparams.head_size, n_cells, streams), cache.nb[1:]), blocks.cells)
@@ -153,7 +156,7 @@ def _single_tokens(
 
 
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention of all groups of heads in one node, with groups and sequences in one dimension."""
+    """Return the output of attention for all groups of heads in one node; groups and sequences are one dimension."""
     graph, (head, heads, n_tokens, _), channels = ctx.graph, q.ne, k.ne[3]
     each = heads // ctx.layer.hparams.n_head_kv
     q = graph.reshape(q, head, each, channels, heads * n_tokens // (each * channels))
@@ -197,7 +200,7 @@ def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor
 
 @dataclass(frozen=True, slots=True)
 class _QsaInput:
-    """Input tensors of QSA that layers with the same block size share.
+    """Input tensors of QSA (attention to blocks by their mean keys) that layers with the same block size share.
 
     `bias`: bias of each block for each token.
     """
@@ -215,7 +218,7 @@ class _QsaInput:
 
 
 def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return gated attention to the selected blocks (`build_attn_qsa` in qwen4exp.cpp).
+    """Return the output of gated attention to blocks that are selected by mean keys (`build_attn_qsa` in qwen4exp.cpp).
 
     If there is no indexer, it is attention to all cells.
     """
@@ -227,7 +230,7 @@ def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _mean_blocks(ctx: GraphContext, size: int) -> _QsaInput:
-    """Return the input tensors of QSA for blocks of `size` cells; they are made for the first layer and then shared."""
+    """Return the input tensors for selecting blocks of `size` cells by their mean keys. Layers share them."""
     batch, streams, new = ctx.batch, ctx.batch.n_streams, ctx.graph.new_input
     count = -(-batch.n_cells // size)
     return ctx.shared.once(

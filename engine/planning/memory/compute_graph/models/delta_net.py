@@ -64,7 +64,10 @@ def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensors of `_build_qkvz` in older files: one weight has the rows of all four, grouped by key head."""
+    """Return (queries, keys and values in one tensor, output gate) for older files.
+
+    These have one weight with the rows of all four, grouped by key head.
+    """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
     groups, wide = ssm.n_group, ssm.d_inner // ssm.n_group
@@ -141,7 +144,7 @@ def build_layer_attn(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_layer_attn_to(ctx: GraphContext, inp_attn: AttnInput, current: Tensor) -> Tensor:
-    """Return the output of `build_layer_attn` with `inp_attn` as attention inputs."""
+    """Return the output of attention with the inputs `inp_attn`; the query projection also makes the output gate."""
     graph, hparams = ctx.graph, ctx.layer.hparams
     n_tokens, heads, head = current.ne[1], hparams.n_head, hparams.head_k
     joined = ctx.projection("attn_q", graph.build_forward_expand(current))
@@ -185,7 +188,7 @@ def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of KDA, whose input is added to the graph before the state is read.
+    """Return the output of Kimi delta attention whose input is added to the graph before the state is read.
 
     It is used for kimi-linear.cpp and glm5-next.cpp.
     """
@@ -193,7 +196,7 @@ def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
-    """Return the decay of each element of a key, for KDA."""
+    """Return the decay of each element of a key, for Kimi delta attention."""
     graph, shape = ctx.graph, (head, heads, ctx.batch.n_tokens)
     found = graph.add(_through(ctx, current, "ssm_f_a", "ssm_f_b"), ctx.weight("ssm_dt.bias"))
     factors = graph.reshape(ctx.weight("ssm_a"), 1, heads)
@@ -206,7 +209,7 @@ def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
 
 
 def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
-    """Return `source` multiplied by those of the weights `stems` that the layer has, one after another."""
+    """Return `source` multiplied by the weights `stems`, one after another, without those that the layer lacks."""
     for stem in stems:
         if ctx.has(stem):
             source = ctx.graph.mul_mat(ctx.weight(stem), source)
@@ -214,7 +217,7 @@ def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
 
 
 def _sources(ctx: GraphContext, current: Tensor, inner: int) -> Sequence[Tensor]:
-    """Return queries, keys and values before their convolutions, for KDA."""
+    """Return queries, keys and values before their convolutions, for Kimi delta attention."""
     graph = ctx.graph
     if not ctx.has("attn_qkv"):
         return [_through(ctx, current, stem) for stem in ("attn_q", "attn_k", "attn_v")]

@@ -76,9 +76,9 @@ def mla_heads(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def q_lora(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the input of the query projection: a low-rank vector (`q_lora_rank`) of `current`, or `current` itself.
+    """Return the input of the query projection: `current` reduced to a low-rank vector (`q_lora_rank`).
 
-    The latter is returned if the layer has no `attn_q_a`.
+    If the layer has no `attn_q_a`, it is `current` itself.
     """
     if not ctx.has("attn_q_a"):
         return current
@@ -143,7 +143,7 @@ def dsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def dsa_attention_without_rotation(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of `dsa_attention` with an indexer that uses no Hadamard matrix (hy-v4.cpp)."""
+    """Return the output of attention to the cells that an indexer selects without a Hadamard matrix (hy-v4.cpp)."""
     return _dsa_attention(ctx, current, ropes=False)
 
 

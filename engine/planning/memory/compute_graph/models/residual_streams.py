@@ -18,11 +18,12 @@ from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 @dataclass(frozen=True, slots=True)
 class HcPre:
-    """Input of one part of a layer (attention or feed-forward) with hyper-connections (`build_hc_pre`).
+    """Input of attention or feed-forward in a layer with hyper-connections (`build_hc_pre`), and factors for its
+    output.
 
     `streams`: all residual streams.
-    `one`: weighted sum of the streams, which is the part's input.
-    `gives`: factor of the part's output for each stream to which it is added.
+    `one`: weighted sum of the streams, which attention or feed-forward reads.
+    `gives`: for each stream, the factor with which the output is added to it.
     `mixing`: matrix that mixes the streams with each other; None if they are not mixed.
     """
 

@@ -130,7 +130,7 @@ def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
-    """Return a copy of the logits with those of image tokens set to a minimum (src/models/chameleon.cpp)."""
+    """Return a copy of the logits in which those of image tokens are set to a minimum (src/models/chameleon.cpp)."""
     graph = ctx.graph
     out_of_reach = graph.write("clamp", graph.scratch("f32", _IMAGE_TOKENS))
     return graph.like("set", logits, out_of_reach)
@@ -139,7 +139,7 @@ def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
 def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer in a model that runs all its layers several times (src/models/nanbeige.cpp).
 
-    The last layer of each run applies the output norm, unless the file omits it.
+    The last layer of each run applies the output norm, unless `Style.bare_runs` is set.
     """
     current = decoder_layer(ctx, previous)
     ends_run = (ctx.layer.index + 1) % ctx.hparams.n_blocks == 0
@@ -150,13 +150,13 @@ def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _StackOutput:
-    """Latest output of one of the two stacks of layers of an HRM model."""
+    """Latest output of one of the two stacks of layers of a hierarchical reasoning model."""
 
     output: Tensor
 
 
 def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer of an HRM model (src/models/hrm-text.cpp).
+    """Return the output of a layer of a hierarchical reasoning model (src/models/hrm-text.cpp).
 
     The first layer of a stack reads the sum of both stacks' outputs.
     """
@@ -175,7 +175,7 @@ def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 _ROUTER = -1
-"""Key of the router's KV cache in `GraphContext.caches`, which has those of the layers by their place."""
+"""Key of the router's KV cache in `GraphContext.caches`. The caches of layers are stored by number of the layer."""
 
 
 @dataclass(frozen=True, slots=True)

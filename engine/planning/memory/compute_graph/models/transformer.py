@@ -23,12 +23,12 @@ def build_moe_ffn(
     normalise: bool = False,
     activations: int = 1,
 ) -> Tensor:
-    """Return the weighted sum of the experts that the router selects for each token
+    """Return the weighted sum of the outputs of the experts that the router selects
     (`llm_graph_context::build_moe_ffn`).
 
     `logits`: output of the router; None to compute it.
     `chosen`: experts that were selected in another way; None for the router's.
-    `weighting`: as in `Style`.
+    `weighting`: when expert weights are computed, and to what they are applied (`Style.weighting`).
     `normalise`: whether the weights are divided by their sum.
     `activations`: number of nodes of the activation if there is no gate.
     """

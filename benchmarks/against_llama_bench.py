@@ -1,7 +1,9 @@
-"""Whether `bench` measures what llama-bench measures: the same model and settings on the CPU, in turns.
+"""Whether `bench` measures what llama-bench measures: the same model and settings on the same devices, in turns.
 
-    python -m benchmarks.against_llama_bench LLAMA_BENCH [--model FILE.gguf] [--rounds 7] [--threads N]
+    python -m benchmarks.against_llama_bench LLAMA_BENCH [--model FILE.gguf] [--rounds 7] [--threads N] [--workers N]
         [--prompt-tokens 512] [--answer-tokens 128]
+
+The devices are the CPU, or with --workers that many RPC workers of a lab rig, each with an equal part of the layers.
 
 LLAMA_BENCH is llama.cpp's program, built from the source of the installed engine. Each round runs it once with its own
 warm-up, and a load of ours with a warm-up; the order alternates. The median of the rounds' ratios counts, as in
@@ -15,10 +17,12 @@ import argparse
 import json
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from engine.base.cancellation import CancelToken
 from engine.base.processor import default_threads
+from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Rig
 from engine.machines.bench.candidates import Candidate, Predictor
 from engine.machines.bench.loads import SessionSubject
@@ -27,15 +31,17 @@ from engine.machines.bench.results import Preset
 from engine.machines.bench.runner import Bench
 from engine.machines.bench.statistics import Ratio, ratio_of
 from engine.machines.rigs.discovery import host_device
+from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import EMPTY_BOOK
-from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout import make_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+WORKER_BYTES = GIB
 GOAL = 0.03
 """Largest difference of a median that counts as agreement."""
 
@@ -47,11 +53,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=KEPT_MODEL)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--answer-tokens", type=int, default=128)
     options = parser.parse_args()
     preset = Preset("once", 1, options.prompt_tokens, options.answer_tokens)
-    plan = plan_of(options.model, options.threads, preset)
+    with ExitStack() as stack:
+        rig = Rig((), host_device())
+        if options.workers:
+            rig = stack.enter_context(LabRig([WORKER_BYTES] * options.workers)).rig
+        measure(options, plan_of(options.model, rig, options.threads, preset), preset)
+
+
+def measure(options: argparse.Namespace, plan: Plan, preset: Preset) -> None:
+    """Measure the plan with both programs in turns, and print each round and the result."""
     pairs: dict[str, list[tuple[float, float]]] = {"prompt": [], "generation": []}
     for number in range(options.rounds):
         if number % 2:
@@ -66,7 +81,8 @@ def main() -> None:
             flush=True,
         )
     found = {name: ratio_of(rates) for name, rates in pairs.items()}
-    print(json.dumps({"benchmark": "against_llama_bench", "rounds": options.rounds, "threads": options.threads}
+    print(json.dumps({"benchmark": "against_llama_bench", "rounds": options.rounds, "threads": options.threads,
+                      "workers": options.workers}
                      | {name: figures(each) for name, each in found.items()}))  # fmt: skip
 
 
@@ -76,12 +92,16 @@ def figures(ratio: Ratio | None) -> dict[str, object]:
     return {"ratio": round(ratio.value, 3), "low": ratio.low, "high": ratio.high, "agree": abs(ratio.value - 1) <= GOAL}
 
 
-def plan_of(model: Path, threads: int, preset: Preset) -> Plan:
-    """Return a plan of the whole model on the CPU with the settings that `measure_theirs` passes."""
+def plan_of(model: Path, rig: Rig, threads: int, preset: Preset) -> Plan:
+    """Return a plan with the settings that `measure_theirs` passes: all layers on the CPU, or in equal parts on the
+    workers of `rig`.
+    """
     file = read_model(model)
+    count, n_layers = len(rig.devices), file.n_layers
+    homes = [rig.devices[layer * count // n_layers].id if count else CPU_ID for layer in range(n_layers)]
     n_ctx = preset.prompt_tokens + preset.answer_tokens + 256
     context = ContextSettings(n_ctx=n_ctx, threads=threads, threads_batch=threads, flash_attn="on", load_mode="mmap")
-    return Plan(ModelMemory(file), Rig((), host_device()), Edit(single_device(file.n_layers, CPU_ID), context))
+    return Plan(ModelMemory(file), rig, Edit(make_layout(n_layers, homes, homes[-1]), context))
 
 
 def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
@@ -97,9 +117,13 @@ def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
 
 def measure_theirs(program: Path, model: Path, plan: Plan, preset: Preset) -> dict[str, float]:
     """Return llama-bench's tokens per second of one run. The answer follows the prompt, as in ours (`-d`)."""
-    context = plan.settings
+    context, parameters = plan.settings, plan.parameters
     with tempfile.TemporaryDirectory() as folder:
-        words: list[object] = ["-m", model, "-t", context.threads, "-ngl", 0, "-fa", 1, "-r", 1, "-o", "json"]
+        words: list[object] = ["-m", model, "-t", context.threads, "-fa", 1, "-r", 1, "-o", "json"]
+        words += ["-ngl", parameters.n_gpu_layers]
+        if plan.rig.devices:
+            words += ["-rpc", ",".join(str(device.endpoint) for device in plan.rig.devices)]
+            words += ["-ts", "/".join(map(str, parameters.tensor_split[: len(plan.rig.devices)]))]
         words += ["-b", context.n_batch, "-ub", context.n_ubatch]
         prompt = _run(program, folder, [*words, "-p", preset.prompt_tokens, "-n", 0])
         answer = _run(program, folder, [*words, "-p", 0, "-n", preset.answer_tokens, "-d", preset.prompt_tokens])

@@ -83,9 +83,9 @@ class KvStateRepository(QObject):
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
-        """Call `then` with the key of the states that fit `plan`, or with None if the model cannot be identified.
+        """Call `then` with the key under which KV states of `plan` are stored: its model, settings and adapters.
 
-        The key depends on the model, its settings and its adapters.
+        The key is None if the model cannot be identified.
         """
 
         def fail(error: EngineError) -> None:

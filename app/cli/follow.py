@@ -226,7 +226,7 @@ class Follower:
         `stops`: whether an interrupt stops the request.
 
         Raises:
-            Ended: as `ask`.
+            Ended: if the model was just lost, with the event that names the reason.
         """
         *_, ending = self.events(self.ask(request), stops=stops)
         assert not isinstance(ending, Done | Token | Shifted | Reading)

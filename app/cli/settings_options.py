@@ -97,7 +97,7 @@ def add_context_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
-    """Return the context settings of a layout file, or the defaults for the model, with the changes of the options.
+    """Return the context settings of a layout file, or the defaults for the model, as changed by the options.
 
     `given`: the settings of the layout file; None if there is no file.
     """
@@ -225,9 +225,10 @@ def _draft(text: str) -> Path | str:
 
 
 def _reader(kind: Kind) -> Callable[[str], Value | object]:
-    """Return the argparse type of a setting.
+    """Return the function with which argparse converts the text of a setting.
 
-    It returns `_LEFT_OPEN` in place of None, since argparse uses None for an option that is not given.
+    For a text such as "auto", which leaves the value open, the function returns `_LEFT_OPEN` and not None, because
+    argparse uses None for an option that is not given.
     """
 
     def read(text: str) -> Value | object:

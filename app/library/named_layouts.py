@@ -54,11 +54,11 @@ class NamedLayouts(QObject):
         self._document, self._layouts, self._library, self._notices = document, layouts, library, notices
         self._model: ModelFile | None = None
         self.documents: tuple[SavedDocument, ...] = ()
-        """The named layouts of the current model, by name."""
+        """The named layouts of the current model, sorted by name."""
         self.deleted: SavedDocument | None = None
         """The layout of the current model that was deleted last, which `restore` brings back."""
         self._contents: dict[str, LayoutFile | None] = {}
-        """Content of each of `documents`, by the text of the document; None if the content cannot be used."""
+        """Parsed content of the layout files in `documents`, by their text; None if a text cannot be used."""
 
     def refresh(self) -> None:
         """Read the named layouts of the current model; `changed` is emitted."""

@@ -56,7 +56,7 @@ class Loader(QObject):
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
     load_asked = Signal()
-    """Emitted when the user requests a load, before the edited layout is checked. Receivers may still replace it."""
+    """Emitted when the user requests a load, before it is checked. Receivers may still replace the edited layout."""
 
     def __init__(
         self,

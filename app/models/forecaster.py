@@ -25,7 +25,7 @@ from engine.runtime.probing.probe import ProbeCache
 DIRECT_S = 0.005
 """Processor seconds up to which a kind of forecast is computed in the GUI thread, so that it is shown at once."""
 PREVIEW_SECONDS = 0.5
-"""Limit in processor seconds for one preview. Numbers that need more are unknown until a probe finds them."""
+"""Limit in processor seconds for one preview. Memory that takes longer to compute is unknown until a probe."""
 
 
 REMEMBERED = 8

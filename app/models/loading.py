@@ -38,7 +38,7 @@ _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, T
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """A load with another layout than the requested one, which did not fit.
+    """A load of another layout, because the requested one did not fit.
 
     `asked`, `loaded`: the edits (layout and settings) that were requested and loaded.
     """
@@ -210,7 +210,8 @@ class Loading(QObject):
     def ask(self, request: AnyModelRequest) -> int:
         """Send a request to the child and return the number of the request; the bridge emits the answer.
 
-        Raises as `generate` does.
+        Raises:
+            ArgumentError: the model cannot accept requests, for example because its child has just died.
         """
         number = self.bridge.session.ask(request)
         self._own |= {number}

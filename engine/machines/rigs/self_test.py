@@ -138,12 +138,15 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def verdict_key(device: Device) -> str:
-    """Return the key of a stored verdict: the device's backend and the engine's version."""
+    """Return the key under which the test result of a device is stored: its backend and the engine's version."""
     return f"{device.backend} {engine_version()}"
 
 
 def read_verdicts(path: Path) -> dict[str, bool]:
-    """Return the stored verdicts by key: whether the backend has passed. Empty if the file is missing or damaged."""
+    """Return the stored test results by `verdict_key`: whether a device may be several entries of one layout.
+
+    Empty if the file is missing or damaged.
+    """
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     return {} if document is None else document.passed
 
@@ -162,9 +165,9 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
-    """Return `rig` with the stored verdicts: whether a device may be several entries of one layout.
+    """Return `rig` with stored test results: whether a device may be several entries of one layout.
 
-    Devices without a verdict keep their capability, which may come from a rig file.
+    `verdicts`: results by `verdict_key`. RPC workers and devices without a result are not changed.
     """
 
     def judged(device: Device) -> Device:

@@ -123,7 +123,7 @@ class Follower:
     def loaded_plan(self) -> Plan | None:
         """The plan of the loaded model; None if no model is loaded.
 
-        If the requested layout did not fit and another one was loaded (step back), this is the plan of the other one.
+        After a step back (the requested layout did not fit), this is the plan of the layout that was loaded instead.
         """
         loaded = self.session.snapshot.loaded
         return None if loaded is None else loaded.order.plan

@@ -179,7 +179,7 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutF
 def _draft_of(
     options: Namespace, model: ModelFile, rig: Rig, placed: Mapping[str, str], given: LayoutFile | None
 ) -> Draft | None:
-    """Return the draft (speculative decoding) of the options, else that of the layout file; None if both have none.
+    """Return the draft (speculative decoding) of the options, or else of the layout file; None without a draft.
 
     Raises:
         ModelFileError: the draft model cannot draft for `model`.

@@ -110,7 +110,7 @@ class NamedLayouts(QObject):
             self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
 
     def import_file(self, file: Path) -> None:
-        """Save the layout file `file` as a named layout; its name is that of the file."""
+        """Save the layout file `file` as a named layout, under the name of the file."""
         model = self._document.model
         if model is None:
             return

@@ -66,7 +66,7 @@ class Loading(QObject):
     """The session of one model, for the GUI thread. Calls do not block; results arrive as signals.
 
     A session (`ModelSession`) owns the child process that loads the model and answers requests. It publishes its state
-    as snapshots; `phase` and `loaded` follow them, and are up to date when a call returns.
+    as snapshots; `phase` and `loaded` have the values of the newest one, also when a call returns.
     """
 
     phase_changed = Signal(Phase)

@@ -58,7 +58,7 @@ class LiveMemory:
         """Replace the loaded models. Return for each device id the bytes by which its used memory will grow.
 
         The growth is what the next samples will show and the last ones did not: samples during a load have shown a
-        part of the model. The host is left out, because its samples distinguish our memory from that of others.
+        part of the model. The host is left out: its samples distinguish our own memory.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
@@ -249,7 +249,7 @@ class LiveRig(QObject):
 
     @property
     def is_real(self) -> bool:
-        """Whether this machine has all local devices in the list. A rig file may list devices that are not here."""
+        """Whether this machine has all local devices in the list; devices of a rig file may be missing."""
         return not self.missing_devices
 
     @property
@@ -351,7 +351,7 @@ class LiveRig(QObject):
             self._show_rig()
 
     def as_shown(self, sample: Sample) -> Sample:
-        """Return the sample to show in the window: without values if a rig file describes hardware that is not here."""
+        """Return the sample to show in the window: without values if a rig file describes a device that we lack."""
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)
         host = self.devices.rig.host

@@ -26,7 +26,10 @@ from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
 
 INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
-"""Environment variable with the local addresses to search on, separated by commas. All are used if it is unset."""
+"""Environment variable: addresses of this computer's network interfaces on which machines are searched.
+
+Separated by commas; if it is unset, all interfaces are used.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class ServedModels(QObject):
     """
 
     lent_changed = Signal()
-    """Emitted when `contexts` has changed."""
+    """Emitted when the lent models or their context sizes (`contexts`) have changed."""
 
     _asked = Signal(object)  # _Wanted | _KeepAlive | _Reading
 

@@ -140,9 +140,9 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
 
 
 def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
-    """Return one function for each setting to try: pipeline, op offload, flash attention and micro batch.
+    """Return one function for each setting to try: pipeline parallelism, op offload, flash attention, micro batch.
 
-    A function takes the name and the plan of the best layout; it returns candidates that differ in this setting.
+    A function takes the name and the plan of the best layout. It returns candidates with other values of its setting.
     """
     return (_pipelines, _op_offloads, _flash_attentions, partial(_micro_batches, preset.prompt_tokens))
 
@@ -158,9 +158,8 @@ def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
 def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
     """Return candidates with other values of `op_offload_min_batch`, and one without op offload.
 
-    With op offload, a card computes with weights that are stored in the CPU's memory.
-
-    Empty if no weights are on the CPU, or if no backend of the layout supports op offload.
+    With op offload, a card computes with weights that are stored in the CPU's memory. Empty if no weights are on the
+    CPU, or if no backend of the layout supports op offload.
     """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)

@@ -45,7 +45,7 @@ def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
-    """Return whether two plans differ only in one setting and in values that follow from it."""
+    """Return whether two plans differ in one setting and in nothing else, except `n_batch`."""
     ours, theirs = (msgspec.structs.replace(each.settings, **{setting: 1, "n_batch": 1}) for each in (base, other))
     edits = base.edit, other.edit
     return (

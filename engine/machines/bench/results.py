@@ -22,7 +22,7 @@ FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
 MAX_SAMPLES = 10_000
-"""Largest number of samples of all layouts in a results file. Confidence intervals of so many take seconds."""
+"""Largest number of samples of all layouts in a results file, because computing confidence intervals takes time."""
 MAX_DEPTHS = 200
 """Largest number of layouts plus depths in a results file. A depth is a number of tokens before the prompt."""
 _LEAST, _MOST = 1e-9, 1e15
@@ -221,7 +221,7 @@ class AnswerCheck(msgspec.Struct, frozen=True):
 
 
 class MachineDevice(msgspec.Struct, frozen=True):
-    """A device of the benchmark's machine. `name`: empty for RPC workers, whose names contain names of machines."""
+    """A device of the benchmark's machine. `name`: empty for RPC workers, because it may contain a computer's name."""
 
     id: str
     name: str

@@ -51,7 +51,7 @@ MIN_TOKENS = 8
 The time of the first token is counted with the prompt.
 """
 _WARM_UP_TOKENS = 64
-"""Largest number of prompt tokens in one answer of the warm-up (the answers before the first measured one)."""
+"""Largest number of prompt tokens of a request in the warm-up (the requests before the first measured one)."""
 _SPARE_TOKENS = 256
 """Tokens that stay free in the context when it is filled for the depth `FULL`: prompt lengths are approximate."""
 

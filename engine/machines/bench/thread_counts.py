@@ -1,8 +1,8 @@
 """Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
 
 All numbers of threads are measured in turns in one child. Then the best number is measured in turns with a second
-child, whose threads are bound to physical cores. The measured matrix products are those of
-`engine.runtime.child.load.speed.measure_threads`.
+child, whose threads are bound to physical cores. The child times matrix products
+(`engine.runtime.child.load.speed.measure_threads`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ BUSY_SHARE = 0.1
 _TIMEOUT_S = 60.0
 
 Round = Mapping[str, tuple[float, float]]
-"""Speeds of one round, as pairs (answers, prompts), by what was measured.
+"""Speeds of one round, as pairs (answers, prompts).
 
-The keys are numbers of threads as text, or "free" and "bound" (to cores).
+The keys are numbers of threads as text, or "free" and "bound" for threads that are free or bound to cores.
 """
 
 

@@ -37,7 +37,7 @@ class KeptCheck(msgspec.Struct, frozen=True):
 
 
 class CheckResults(msgspec.Struct, frozen=True):
-    """Stored results of the engine's self-check, by the key of engine build, driver and device (`book_key`)."""
+    """Stored results of the engine's self-check. `devices`: results by engine build, driver and device (`book_key`)."""
 
     version: int = VERSION
     devices: dict[str, tuple[KeptCheck, ...]] = {}

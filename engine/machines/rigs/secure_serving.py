@@ -207,9 +207,9 @@ class _Worker:
         return self.serving
 
     def look(self) -> EngineError | None:
-        """Start the worker again if it has ended; return the error if that is not possible, else None.
+        """Start the worker again if it has ended. Return an error if it must not be started again, else None.
 
-        The call does not wait until the new worker serves, because it would delay stopping and the other workers.
+        The call does not wait until the new worker serves: waiting would delay the check of other workers.
         """
         outcome = self._child.wait_for_end(0)
         if outcome is None:

@@ -114,7 +114,10 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Divide `positions` layers, the output layer included, as evenly as possible; return the number for each entry."""
+    """Return how many layers each entry gets, if `positions` layers are divided as evenly as possible.
+
+    The output layer counts as a layer.
+    """
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.
     return [positions * (index + 1) // count - positions * index // count for index in range(count)]

@@ -51,7 +51,8 @@ class LentDevice:
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, without users; None if it is no longer lent. Called in threads.
+    `describe`: returns its current description, in which `user` is empty; None if it is no longer lent. Called in
+    threads.
     """
 
     name: str
@@ -242,7 +243,7 @@ class Listener:
         return True
 
     def _waiting_of(self, address: str) -> int:
-        """Return the number of connections from `address` that use no device. Only these are limited by address."""
+        """Return the number of connections from `address` without a session, which `MAX_OF_ONE_ADDRESS` limits."""
         callers = [each for each in self._callers if each.address == address]
         clients = {each.session for each in callers}
         return len(callers) - sum(use.fingerprint in clients for use in self.uses)

@@ -1,6 +1,6 @@
 """Messages about lent devices through the tunnel: their limits, speeds and users, from the lender to paired machines.
 
-The borrower accepts their content only within the bounds of `bounded`.
+The borrower limits all texts and numbers in these messages with `bounded`.
 """
 
 from __future__ import annotations

@@ -228,8 +228,8 @@ class Stream(asyncio.BufferedProtocol):
 async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> Stream:
     """Do the TLS handshake on a connection and return the stream, which then owns the connection.
 
-    `start_tls` of asyncio is not used: it loses bytes that its reader has already read, and a caller's handshake
-    directly follows its preface.
+    `start_tls` of asyncio is not used: it loses bytes that its reader has already read. A client sends the handshake
+    directly after the preface, so both may arrive together.
 
     Raises:
         OSError: if the handshake fails. The connection is then closed.

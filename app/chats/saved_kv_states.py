@@ -266,7 +266,7 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """Note that the model begins an answer, and drop the state of the previous answer if it is not saved yet."""
+        """Record that the model begins an answer, and drop the state of the previous answer if it is not saved yet."""
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)

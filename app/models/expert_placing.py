@@ -40,7 +40,7 @@ class ExpertPlacing(QObject):
         self._placing = background.latest()
 
     def look(self) -> None:
-        """Compute memory and speed after a move of all experts to the CPU and back, and emit `outcomes_found`."""
+        """Compute memory and speed for both moves of all experts, to the CPU and back, and emit `outcomes_found`."""
         self._document.when_forecast(self._look)
 
     def _look(self) -> None:

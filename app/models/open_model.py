@@ -107,7 +107,7 @@ class OpenModel(QObject):
             self.parked_changed.emit(parked)
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Store the edited layout and settings, and update the status, which shows if others are loaded."""
+        """Store the edited layout and settings, and update the status: it shows if they differ from the loaded ones."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:

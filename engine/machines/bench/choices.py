@@ -18,7 +18,10 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 
 MIN_GAIN = 1.05
-"""Least factor by which prompts must be faster with another value; a larger micro batch also needs more memory."""
+"""Another value of a setting is chosen only if prompts are faster by this factor.
+
+A smaller gain is not worth the additional memory of a larger micro batch.
+"""
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
@@ -46,6 +49,7 @@ def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[
 
 def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
     """Return whether two plans differ in one setting and in nothing else, except `n_batch`."""
+    # `n_batch` is ignored: a candidate with a larger micro batch also gets a larger batch, which llama.cpp requires.
     ours, theirs = (msgspec.structs.replace(each.settings, **{setting: 1, "n_batch": 1}) for each in (base, other))
     edits = base.edit, other.edit
     return (

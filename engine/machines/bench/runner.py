@@ -1,7 +1,7 @@
 """Runs a benchmark: layouts in turns, warm-up, samples, and the search among candidates.
 
 `Bench.run` measures given layouts in turns. `Bench.search` measures the best layout so far in turns with one candidate
-after another, in the order of their predicted times, and stops when no further candidate is predicted to win. Both
+after another, in the order of their predicted times. It stops when no further candidate is predicted to win. Both
 return results also if they are cancelled or if a layout fails: the earlier samples are kept.
 """
 

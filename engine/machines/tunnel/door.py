@@ -27,7 +27,7 @@ _CONNECT_S = 2.0
 class Key:
     """The source port of connections to a worker, which accepts no others (`engine/runtime/child/rpc_server.py`).
 
-    While its context is entered, this object binds the port, so that processes of other users cannot use it.
+    This object keeps the port bound until its context ends, so that processes of other users cannot use it.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Key:
     def connect(self, port: int) -> socket.socket:
         """Connect to the worker of this machine that listens on `port`, and return the socket.
 
-        The source port is this object's bound port, because the worker accepts no other.
+        The source port of the connection is `self.port`, because the worker accepts no other.
 
         Raises:
             OSError: if the connection cannot be made.

@@ -1,4 +1,4 @@
-"""Stored results of the engine's self-check, by engine build, driver and device. They become faults of devices."""
+"""Stored results of the engine's self-check, by engine build, driver and device. Failed checks are device faults."""
 
 from __future__ import annotations
 

@@ -396,7 +396,7 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """Count the end of the worker of `device` against the borrower that used it; return whether there was one.
+    """Count the end of the worker of `device` against the borrower that used the device; return whether one did.
 
     `tell`: called with a sentence if the borrower is refused from now on.
     """

@@ -83,9 +83,9 @@ class KvStateRepository(QObject):
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
-        """Call `then` with the key of the states that fit `plan`, or with None if the model cannot be identified.
+        """Call `then` with the key under which KV states of `plan` are stored: its model, settings and adapters.
 
-        The key depends on the model, its settings and its adapters.
+        The key is None if the model cannot be identified.
         """
 
         def fail(error: EngineError) -> None:
@@ -266,7 +266,7 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """Note that the model begins an answer, and drop the state of the previous answer if it is not saved yet."""
+        """Record that the model begins an answer, and drop the state of the previous answer if it is not saved yet."""
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)

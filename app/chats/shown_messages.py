@@ -52,7 +52,11 @@ def shown_message(
     left_out: Collection[str] = (),
     results: Mapping[str, str] = NO_RESULTS,
 ) -> ShownMessage:
-    """Return one message of a tree, as the chat shows it. Parameters: see `shown_messages`."""
+    """Return one message of a tree, as the chat shows it.
+
+    `open_message`: id of the answer that is being written, or None. `left_out`: ids of messages that the prompt omits.
+    `results`: typed results of tool calls, by the key of `result_key`.
+    """
     versions = tree.versions(message.id)
     # A result of a call that is not there has no name; such messages were imported.
     is_result = message.role == "tool"

@@ -108,7 +108,7 @@ class ChatTransfer(QObject):
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
-    """Return conversations as bytes of a file format. If it holds only one conversation, the first one is encoded.
+    """Return conversations as bytes of a file. A format for a single conversation gets only the first one.
 
     Raises:
         ChatError: the bytes of an attachment cannot be read.

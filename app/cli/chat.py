@@ -100,9 +100,9 @@ def _talk(store: ChatStore, options: Namespace) -> int:
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
-    """Return the stored conversation to continue, and a copy of that conversation with the changes of the options.
+    """Return the stored conversation to continue, and a copy with the system prompt and preset of the options.
 
-    A new conversation is not stored yet: the first value is then None.
+    Without --conversation, the first value is None and the second one is a new conversation, not stored yet.
     """
     if options.conversation is None:
         time_ms = now_ms()

@@ -64,7 +64,8 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     `message`: id of the answer's message.
     `replaced`: the reason why the model's chat template was not used; absent if the template was used.
     `dropped_tokens`: number of tokens that context shifts removed; absent if there were none.
-    `draft`: counts and gain of speculative decoding; absent if the loaded model has no draft.
+    `draft`: speculative decoding: numbers of drafted and accepted tokens, and how many times as fast it was; absent if
+    the loaded model has no draft.
     """
 
     prompt_tokens: int

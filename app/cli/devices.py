@@ -27,7 +27,11 @@ from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ()) -> Rig:
     """Return the devices of this computer, of the RPC workers at `rpc_endpoints`, and those `lent` by paired computers.
 
-    New engine packs are checked first. The call waits for the network. Raises as `find_all_devices` does.
+    New engine packs are checked first. The call waits for the network.
+
+    Raises:
+        ArgumentError: if a text is not an endpoint, or is given twice.
+        EngineError: if an endpoint does not answer or is busy, or if the engine cannot list its devices.
     """
     _check_new_packs()
     rig = find_all_devices(self_test_path(), rpc_endpoints, checks=engine_checks_path())

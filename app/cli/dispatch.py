@@ -43,9 +43,10 @@ class CommandTunnels:
             self._tunnels.close()
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with its paired computers reached through tunnels, which are opened here.
+        """Open tunnels to the paired computers of `rig`; return `rig` with the tunnels' addresses in its devices.
 
-        Raises as `Tunnels.reach` does.
+        Raises:
+            EngineError: if a tunnel does not open.
         """
         if all(device.fingerprint is None for device in rig.devices):
             return rig
@@ -203,7 +204,7 @@ def _log(command: str) -> AbstractContextManager[None]:
 def _collections(command: str) -> AbstractContextManager[None]:
     """Return a context that sets Python's garbage collection for a command.
 
-    Commands that end soon run full collections rarely. Commands that write a log run long, and use Python's defaults.
+    Commands that end soon run full collections rarely. Long-running commands, which write a log, use Python's defaults.
     """
     if command in LOGGED or command in WITHOUT_CHILDREN:
         return nullcontext()

@@ -52,7 +52,7 @@ def run_doctor(options: Namespace) -> int:
 
 
 def _machines(options: Namespace) -> list[str]:
-    """Return the names of other computers to be removed from the report: those of endpoints and of paired computers."""
+    """Return names to be removed from the report: hosts of endpoints, and names of paired computers."""
     return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 

@@ -123,7 +123,7 @@ class Follower:
     def loaded_plan(self) -> Plan | None:
         """The plan of the loaded model; None if no model is loaded.
 
-        If the requested layout did not fit and another one was loaded (step back), this is the plan of the other one.
+        After a step back (the requested layout did not fit), this is the plan of the layout that was loaded instead.
         """
         loaded = self.session.snapshot.loaded
         return None if loaded is None else loaded.order.plan
@@ -226,7 +226,7 @@ class Follower:
         `stops`: whether an interrupt stops the request.
 
         Raises:
-            Ended: as `ask`.
+            Ended: if the model was just lost, with the event that names the reason.
         """
         *_, ending = self.events(self.ask(request), stops=stops)
         assert not isinstance(ending, Done | Token | Shifted | Reading)

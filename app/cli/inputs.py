@@ -59,16 +59,21 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
 
 
 def load_order(options: Namespace, plan: Plan) -> LoadOrder:
-    """Return the order to load `plan`; raises as `order_of` does."""
+    """Return the order to load `plan`, with the options for retries and the stall limit.
+
+    Raises:
+        EngineError: if `plan` violates a rule, or if its constraints are impossible.
+    """
     plan = load_plan(plan)
     retry = RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers))
     return LoadOrder(plan, retry, options.stall_limit)
 
 
 def load_plan(plan: Plan) -> Plan:
-    """Return `plan` if it violates no rule. If its memory cannot be computed, it gets the bytes of a probe.
+    """Return `plan` for a load. If its memory cannot be computed, it gets the numbers of a probe.
 
-    A probe is a load in a child process that allocates no memory. Raises as `order_of` does.
+    Raises:
+        RuleViolationError: if `plan` violates a rule.
     """
     if plan.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
@@ -103,7 +108,7 @@ def learn_speed(plan: Plan, done: Done) -> None:
 
 
 _learning = threading.Lock()
-"""Held while the calibration is updated: `serve` has a session for each model, and each reports in its own thread."""
+"""Held while the file of memory overheads is updated: `serve` has several sessions, each with its own thread."""
 
 
 def learn_need(need: ComputingNeed) -> None:

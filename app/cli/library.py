@@ -47,7 +47,7 @@ def run_library(options: Namespace) -> int:
 
 
 def scan_library(index: LibraryIndex, folders: Sequence[Path]) -> tuple[Census, dict[Path, Facts]]:
-    """Return the models of the library and of `folders`, and the facts from their headers."""
+    """Return the models of the library and of `folders`, and the facts from the GGUF header of each file."""
     added = dict.fromkeys((*index.folders(), *folders))
     stores = (*folder_stores(added), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
     census = scan(stores)
@@ -63,7 +63,7 @@ def checked_folder(folder: Path) -> Path:
 
 
 def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
-    """Return the facts of all models by file. Headers that the index does not have are read and saved."""
+    """Return the facts from the GGUF headers of all files. Headers that the index lacks are read and saved."""
     facts = current_facts(census, index.facts())
     read = read_facts_of(census, unread(census, facts), facts.__setitem__, CancelToken())
     index.save_facts(read)

@@ -55,7 +55,7 @@ def _generate_request(prompt: str, options: Namespace) -> Generate:
 class LoadCommand:
     """One run of `load`: a load and the answers to its prompts, up to the last event. Interrupts cancel it.
 
-    `numbered`: events of answers have the index of their prompt, and a last event sums up all answers.
+    `numbered`: whether events of answers carry the index of their prompt, and a last event sums up all answers.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LoadCommand:
         self._printer = printer
         self._follower = Follower()
         self._indices: dict[int, int] = {}
-        """Index of the prompt by the number of the request to the session."""
+        """Index of a prompt, by the number of the request for its answer."""
         self._left = list(range(len(requests)))
         """Indices of the prompts whose answers have not ended."""
         self._summary = Answers()
@@ -135,7 +135,7 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` with the index of its prompt as request number, or with None if there is only one prompt."""
+        """Return `event` for the output: its request number becomes the index of the prompt, or None for one prompt."""
         number = self._indices.get(event.request or 0) if self._numbered else None
         return msgspec.structs.replace(event, request=number)
 

@@ -61,7 +61,7 @@ def run_plan(options: Namespace) -> int:
 
 
 class _Forecast:
-    """A plan with its predicted speed and its output."""
+    """A plan with its predicted speed, and the forecast as JSON document and as text."""
 
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation
@@ -82,9 +82,10 @@ class _Forecast:
 
 
 def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
-    """Print the forecast of a plan and its differences from the layout in `file`; return the exit code of the plan.
+    """Print the forecast `here` and its differences from the layout in `file`; return the exit code of `here`.
 
-    The plan for `file` uses the settings and the draft of the file, but the devices, projector and adapters of `here`.
+    The layout in `file` is planned with the settings and the draft of the file, but with the devices, projector and
+    adapters of `here`.
     """
     plan = here.plan
     edit = edit_of_file(file, plan.model, options.against.parent, plan.edit.side_files)

@@ -150,7 +150,7 @@ def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
 
 
 class _UseTeller:
-    """Callback that prints which clients begin and end to use which devices."""
+    """Callback that prints a sentence when a client begins or ends to use a device."""
 
     def __init__(self) -> None:
         self._before: tuple[Use, ...] = ()

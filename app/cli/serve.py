@@ -117,7 +117,7 @@ def _version() -> str:
 
 
 def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
-    """Load a model before requests arrive; return False if an interrupt came first.
+    """Load a model before requests arrive; return whether it was loaded before an interrupt came.
 
     Raises:
         ApiError: if the model cannot be loaded.

@@ -52,7 +52,7 @@ class ServeLog:
         )
 
     def loaded(self, entry: ModelEntry) -> None:
-        """Write that a model that the command line names was loaded."""
+        """Write that a model named on the command line was loaded."""
         self._put({"event": "loaded", "model": entry.id}, f"layerdeck-cli: loaded {entry.id}")
 
     def request(self, entry: RequestEntry) -> None:

@@ -120,7 +120,7 @@ def keep_alive_of(options: Namespace) -> float | None:
 
 
 def preferences_of(options: Namespace) -> Preferences:
-    """Return the preferences of the settings file, overridden by those of the command line.
+    """Return the preferences of the settings file, with values of command-line options in place of stored ones.
 
     Raises:
         ArgumentError: if the file cannot be used.

@@ -97,7 +97,7 @@ def add_context_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
-    """Return the context settings of a layout file, or the defaults for the model, with the changes of the options.
+    """Return the context settings of a layout file, or the defaults for the model, as changed by the options.
 
     `given`: the settings of the layout file; None if there is no file.
     """
@@ -179,7 +179,7 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutF
 def _draft_of(
     options: Namespace, model: ModelFile, rig: Rig, placed: Mapping[str, str], given: LayoutFile | None
 ) -> Draft | None:
-    """Return the draft (speculative decoding) of the options, else that of the layout file; None if both have none.
+    """Return the draft (speculative decoding) of the options, or else of the layout file; None without a draft.
 
     Raises:
         ModelFileError: the draft model cannot draft for `model`.
@@ -225,9 +225,10 @@ def _draft(text: str) -> Path | str:
 
 
 def _reader(kind: Kind) -> Callable[[str], Value | object]:
-    """Return the argparse type of a setting.
+    """Return the function with which argparse converts the text of a setting.
 
-    It returns `_LEFT_OPEN` in place of None, since argparse uses None for an option that is not given.
+    For a text that leaves the value open, such as "auto", the function returns `_LEFT_OPEN`. None would mean for
+    argparse that the option is not given.
     """
 
     def read(text: str) -> Value | object:

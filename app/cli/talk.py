@@ -118,8 +118,8 @@ class LineReader:
 class Talk:
     """Runs a chat from its start to its last event. All child processes have ended when `run` returns.
 
-    The class carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for
-    each effect.
+    The state machine `engine.chat.answer` decides what happens in an answer. This class carries out its effects in one
+    thread, one after another.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether a line of input may be the result of a tool call. False until the question of --prompt was read."""
+        """Whether a line of input may be the result of a tool call. The question of --prompt never is one."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
@@ -201,7 +201,7 @@ class Talk:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Restore the saved KV state of the conversation. If the model refuses the state, it is deleted."""
+        """Restore the saved KV state of the conversation; delete the state if the model refuses it."""
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return

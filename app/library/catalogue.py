@@ -235,7 +235,7 @@ class LibraryCatalogue:
     # ------------------------------------------------------------------ changes
 
     def set_folders(self, folders: Iterable[Path]) -> None:
-        """Set the folders to scan in addition to those of other programs."""
+        """Set the folders that are scanned besides the model folders of other programs."""
         self.index.save_folders(folders)
 
     def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:

@@ -79,7 +79,7 @@ def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> O
 
 
 def _speed(fit: QuantisationFit) -> str:
-    """Return the expected tokens per second as the text of a column of the library; empty if unknown."""
+    """Return the expected tokens per second as text for a row of the Find tab; empty if unknown."""
     if not fit.expected_per_second:
         return ""
     rate = predicted_rate_text(fit.expected_per_second)

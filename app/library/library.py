@@ -61,6 +61,7 @@ class LibraryTask:
     ) -> None:
         """Run `work` in the background, then call `done`, unless another call or `cancel` comes before that.
 
+        `what`: description of the work, on the status line while it runs if `quiet` is false.
         `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced.
         `failed`: called with an error; if it is None, the library shows the error.
         """
@@ -158,7 +159,8 @@ class Library(QObject):
     ) -> None:
         """Run `work` in the background, then call `done` with its result.
 
-        An error goes to `failed`, or is shown if that is None.
+        `what`: description of the work, on the status line while it runs if `quiet` is false.
+        `failed`: called with an error; if it is None, the error is shown.
         """
         self._background.run(what, work, done, failed or self._notices.tell, quiet=quiet)
 

@@ -54,11 +54,11 @@ class NamedLayouts(QObject):
         self._document, self._layouts, self._library, self._notices = document, layouts, library, notices
         self._model: ModelFile | None = None
         self.documents: tuple[SavedDocument, ...] = ()
-        """The named layouts of the current model, by name."""
+        """The named layouts of the current model, sorted by name."""
         self.deleted: SavedDocument | None = None
         """The layout of the current model that was deleted last, which `restore` brings back."""
         self._contents: dict[str, LayoutFile | None] = {}
-        """Content of each of `documents`, by the text of the document; None if the content cannot be used."""
+        """Parsed content of the layout files in `documents`, by their text; None if a text cannot be used."""
 
     def refresh(self) -> None:
         """Read the named layouts of the current model; `changed` is emitted."""
@@ -110,7 +110,7 @@ class NamedLayouts(QObject):
             self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
 
     def import_file(self, file: Path) -> None:
-        """Save the layout file `file` as a named layout; its name is that of the file."""
+        """Save the layout file `file` as a named layout, under the name of the file."""
         model = self._document.model
         if model is None:
             return

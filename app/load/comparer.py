@@ -74,7 +74,9 @@ class LayoutComparer(QObject):
         return ""
 
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
-        """Compare the speed of `edits` of the model of `plan` on its rig; does nothing if a comparison runs.
+        """Compare the speeds of the layouts in `edits`, for the model and rig of `plan`.
+
+        If a comparison runs already, nothing is started.
 
         `progressed` and then `finished` or `failed` are emitted.
         `preset`: key in `PRESETS`; it sets how much is measured.

@@ -56,7 +56,7 @@ class Loader(QObject):
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
     load_asked = Signal()
-    """Emitted when the user requests a load, before the edited layout is checked. Receivers may still replace it."""
+    """Emitted when the user requests a load, before it is checked. Receivers may still replace the edited layout."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Loader(QObject):
         self._decide(self._wanted(current, plan))
 
     def obstacle(self, plan: Plan) -> str:
-        """Return the reason why `plan` cannot be loaded here, with a remedy; empty if a load can be tried."""
+        """Return the reason why `plan` cannot be loaded now, with a remedy; empty if a load can be tried."""
         return self._obstacle(plan)
 
     def room_for(self, model: OpenModel, plan: Plan) -> Room:
@@ -319,7 +319,10 @@ class Loader(QObject):
         return RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0, constraints)
 
     def _obstacle(self, plan: Plan) -> str:
-        """Return the reason why `plan` cannot be loaded here, with a remedy; empty if a load can be tried."""
+        """Return the reason why `plan` cannot be loaded, with a remedy; empty if a load can be tried.
+
+        Reasons are broken rules, stopped lab workers, and devices of a rig file that this machine lacks.
+        """
         if plan.violations:
             first = plan.violations[0]
             return f"{first.message} {first.remedy}"

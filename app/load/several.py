@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SeveralPlanned:
-    """Layouts for the models at `paths`.
+    """Layouts for several models that shall be loaded at the same time.
 
-    `path_of`, `speeds`: path and predicted speed (as text) of each model, by its name in `found`.
+    `paths`: model files. `found`: the layouts, by names of the models.
+    `path_of`, `speeds`: file and predicted speed (as text) of each model, by these names.
     """
 
     paths: tuple[Path, ...]

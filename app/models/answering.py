@@ -76,10 +76,10 @@ class StateStorage:
         then()
 
     def asked(self, chat: str, request: int) -> None:
-        """Note that the model begins an answer, which will replace a KV state that is not saved yet."""
+        """Record that the model begins an answer. It will overwrite a KV state that is not saved yet."""
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """Note that an answer has ended.
+        """Record that an answer has ended, so that the KV state can be saved.
 
         `tokens`: length of the conversation in the KV cache; 0 if it cannot be reused.
         """

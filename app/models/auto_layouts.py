@@ -77,7 +77,7 @@ class KeptWishes(msgspec.Struct, frozen=True):
 
 
 class KeptPins(msgspec.Struct, frozen=True):
-    """Pins (layers that automatic layouts must leave on a device), as they are stored by path of the model file.
+    """Stored pins of all models: layers that automatic layouts must leave on a device. The keys are paths of models.
 
     `layers`: tuples of device, first and last layer. `outputs`: device of the output layer. `parts`: tuples of device,
     part of a layer, first and last layer.

@@ -1,9 +1,9 @@
 """Counts the tokens of a conversation while its model is loaded, for the meter of the context.
 
 The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. One request runs
-at a time. Counts of texts, images, sounds and conversations are cached. After an answer the prompt is counted again:
-the number of tokens in the KV cache would be wrong, since thoughts are not part of the next prompt, and the end of a
-turn is not always generated.
+at a time. Counts of texts, images, sounds and conversations are cached. After an answer the prompt is counted again.
+The number of tokens in the KV cache would be wrong: it includes thoughts, which the next prompt leaves out, and the end
+of a turn is not always generated.
 """
 
 from __future__ import annotations

@@ -112,7 +112,10 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """The last layout in split mode `layer`, and the one that replaced it in another mode; see `EditState.left`."""
+        """The last layout in split mode `layer`, and the layout that replaced it when another mode was chosen.
+
+        Both are None before another mode was chosen (`EditState.left`).
+        """
         return (None, None) if self._state is None else self._state.left
 
     @left.setter

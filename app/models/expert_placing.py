@@ -23,7 +23,8 @@ TO_CPU, BACK = "to_cpu", "back"
 class ExpertPlacing(QObject):
     """Places experts of the edited layout.
 
-    `outcomes_found`: carries a mapping with the `ExpertOutcome` of each move of all experts, `TO_CPU` and `BACK`.
+    `outcomes_found`: carries the memory and speed (`ExpertOutcome`) after each of the two moves of all experts. The
+    keys are `TO_CPU` (to the CPU) and `BACK` (back to the devices of their layers).
     """
 
     outcomes_found = Signal(object)
@@ -39,7 +40,7 @@ class ExpertPlacing(QObject):
         self._placing = background.latest()
 
     def look(self) -> None:
-        """Compute memory and speed after each move of all experts, and emit them as `outcomes_found`."""
+        """Compute memory and speed for both moves of all experts, to the CPU and back, and emit `outcomes_found`."""
         self._document.when_forecast(self._look)
 
     def _look(self) -> None:

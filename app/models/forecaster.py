@@ -23,9 +23,9 @@ from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
-"""Processor seconds up to which a kind of forecast is computed in the GUI thread, so that it is shown at once."""
+"""If forecasts recently took at most so many processor seconds, the next one is computed in the GUI thread."""
 PREVIEW_SECONDS = 0.5
-"""Limit in processor seconds for one preview. Numbers that need more are unknown until a probe finds them."""
+"""Limit in processor seconds for one preview. Memory that takes longer to compute is unknown until a probe."""
 
 
 REMEMBERED = 8
@@ -36,6 +36,8 @@ in the GUI thread: most steps of a drag are quick, but some have to compute new 
 class Pace:
     """Processor seconds of the last forecasts of one model, by kind of change. Use it in the GUI thread only.
 
+    A kind says what has changed: "devices", "settings", "layout", or only the free "memory".
+
     `first_s`: duration of the first forecast, which is made when the model is opened.
     """
 
@@ -44,7 +46,10 @@ class Pace:
         self._last: tuple[Rig, Edit] | None = None
 
     def kind(self, rig: Rig, edit: Edit) -> str:
-        """Return the kind of change since the last forecast; if there are several kinds, the slowest one."""
+        """Return what has changed since the last forecast: "devices", "settings", "layout" or "memory".
+
+        If several have changed, the first of these, which makes the forecast slowest. "first" before any forecast.
+        """
         if self._last is None:
             return "first"
         before_rig, before = self._last

@@ -99,7 +99,7 @@ class Layouts(QObject):
         """Replace the edited layout and settings by the content of a layout file, as one undo step.
 
         The draft model of the file is read in the background first.
-        `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.
+        `folder`: folder of the file. If the file has no usable draft, the edited layout has no draft afterwards.
         """
         entry, text = document.draft, tr("open {name}", name=name)
 

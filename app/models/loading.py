@@ -38,7 +38,7 @@ _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, T
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """A load with another layout than the requested one, which did not fit.
+    """A load of another layout, because the requested one did not fit.
 
     `asked`, `loaded`: the edits (layout and settings) that were requested and loaded.
     """
@@ -66,7 +66,7 @@ class Loading(QObject):
     """The session of one model, for the GUI thread. Calls do not block; results arrive as signals.
 
     A session (`ModelSession`) owns the child process that loads the model and answers requests. It publishes its state
-    as snapshots; `phase` and `loaded` follow them, and are up to date when a call returns.
+    as snapshots; `phase` and `loaded` have the values of the newest one, also when a call returns.
     """
 
     phase_changed = Signal(Phase)
@@ -210,7 +210,8 @@ class Loading(QObject):
     def ask(self, request: AnyModelRequest) -> int:
         """Send a request to the child and return the number of the request; the bridge emits the answer.
 
-        Raises as `generate` does.
+        Raises:
+            ArgumentError: the model cannot accept requests, for example because its child has just died.
         """
         number = self.bridge.session.ask(request)
         self._own |= {number}

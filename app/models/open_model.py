@@ -107,7 +107,7 @@ class OpenModel(QObject):
             self.parked_changed.emit(parked)
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Store the edited layout and settings, and update whether the status shows the loaded ones as different."""
+        """Store the edited layout and settings, and update the status: it shows if they differ from the loaded ones."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:
@@ -139,7 +139,7 @@ class OpenModel(QObject):
         return self._keep_alive_s
 
     def keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time in seconds after which the model is unloaded, counted from now; see `HeldModel`."""
+        """Set the idle time in seconds after which the model is unloaded, counted from now."""
         self._keep_alive_s = keep_alive_s
         if self.held is not None:
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))

@@ -44,7 +44,10 @@ from engine.planning.speed.speeds import Speeds
 from widgets.library.recent_models import RecentModel
 
 OPENING_SECONDS = 10.0
-"""Limit in processor seconds for the first layout of a model. Numbers that need more are unknown until a probe."""
+"""Limit in processor seconds for the first preview of a model.
+
+Memory that takes longer to compute is unknown until a probe.
+"""
 
 
 def _nothing() -> None:
@@ -123,7 +126,9 @@ class ModelOpener(QObject):
     ) -> None:
         """Open the file `path` with an initial layout; if it is open already, show its model.
 
-        Parameters: see `_Request`.
+        If another file is requested before this one is shown, neither callback is called.
+        `beside`: whether all open models stay open.
+        `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
         """
         # The settings are read now: `read` is called in a background thread.
         read = partial(open_file, path, self._settings.side_files(path))
@@ -186,7 +191,10 @@ class ModelOpener(QObject):
     def open_copy(
         self, path: Path, *, opened: Callable[[], None] = _nothing, then: Callable[[], None] = _nothing
     ) -> None:
-        """Open a file another time, to use another layout beside the first. Parameters: see `_Request`."""
+        """Open a file another time, to use a second layout of the same model.
+
+        `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
+        """
         read = partial(_open_copy, path, self._settings.side_files(path), self._models.copies(path))
         self._open(_Request(path, read, True, opened, then))
 
@@ -304,9 +312,9 @@ class ModelOpener(QObject):
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a file that is open already, and put a number before the name of its model.
+    """Read a model file. If the file is open already, put a number before the name of the model, such as "(2)".
 
-    A shortened name still shows the number. `copy`: how many times the file is open; 0: the name is not changed.
+    `copy`: how many times the file is open already.
     """
     opened = open_file(path, kept)
     if not copy:
@@ -318,7 +326,8 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
     """Return layout and settings (the edit) with which a client of the API server loads a model.
 
-    The search for a layout takes time: not for the GUI thread. `layout`, `find`: as in `ModelOpener.open_aside`.
+    `layout`: content of a layout file; if it is empty, `find` searches for a layout, which takes time: not for the GUI
+    thread.
 
     Raises:
         EngineError: the layout is invalid, or none was found.

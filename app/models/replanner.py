@@ -28,8 +28,10 @@ class Replanner(QObject):
 
     Each model stores the devices for which its layout was found (`OpenModel.planned_rig`). When a model is shown again
     or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
-    for a loaded model. A parked model (unloaded until its next question) keeps a layout that does not fit now if other
-    models may be unloaded for its next load, which depends on the preference for idle models.
+    for a loaded model.
+
+    A parked model (unloaded until its next question) may keep a layout that does not fit now. It does so if the
+    preference for idle models allows that other models are unloaded for its next load.
     """
 
     def __init__(

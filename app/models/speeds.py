@@ -41,7 +41,7 @@ from engine.runtime.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")
 _KEPT_ANSWERS = 256
-"""Largest number of measured answers that are stored."""
+"""Largest number of answers whose measured speed is stored."""
 
 
 class SpeedRepository(QObject):

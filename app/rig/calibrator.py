@@ -1,4 +1,4 @@
-"""The memory that devices need beyond the forecast: measured at each load, and added to the rig's devices."""
+"""The memory that devices need beyond the forecast: measured at each load, and used in later forecasts."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Calibrator(QObject):
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
         """Store the used memory of all devices before a load.
 
-        `nothing_loaded`: False if the load replaces a model; the growth of a device is then not due to the load alone.
-        `forecast_is_whole`: False if only a probe could forecast the memory; then nothing is learned from the load.
+        `nothing_loaded`: whether no model was loaded before, so that the load alone causes the growth of used memory.
+        `forecast_is_whole`: whether the forecast covers all memory; only then is an overhead measured.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
         self._learns = forecast_is_whole
@@ -57,7 +57,7 @@ class Calibrator(QObject):
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Drop the finished load, because no model is loaded any more."""
+        """Discard the event of the last load, because no model is loaded any more."""
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:

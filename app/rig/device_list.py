@@ -48,10 +48,12 @@ class DeviceList:
         return DeviceList(rig, here=_local_keys(found))
 
     def with_findings(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list with new check results. The devices of a rig file are kept.
+        """Return the list with new results of the engine's self-check.
 
-        `found`: this machine as a search finds it, with check results applied.
-        If the list is not from a rig file, the result is that of `with_search`.
+        The devices of a rig file stay. Otherwise the devices that the search has found replace the local ones.
+
+        `found`: the result of a search of this machine, with check results applied.
+        `checks`: check results for the workers.
         """
         if not self.from_file:
             return self.with_search(found, limits, checks)

@@ -1,4 +1,7 @@
-"""Changes of the window's device list: by a search, from a rig file, and after a test of repeated devices."""
+"""Changes of the window's device list: by a search, from a rig file, and by a test.
+
+The test finds out whether a device may be used several times in one layout.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,10 @@ class RigFiles(QObject):
         self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
 
     def imagine(self, rig: Rig) -> None:
-        """Replace the device list by `rig`, which may have devices that are not here; `refresh` shows the real ones."""
+        """Replace the device list by `rig`, to plan with devices that this computer may lack.
+
+        `DeviceSearch.refresh` shows the real devices again.
+        """
         now = self._live.devices
         # A rig file, or an earlier call, has noted already which devices are here.
         self._live.set_devices(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))

@@ -39,7 +39,7 @@ class Learnt:
 class Examiner(QObject):
     """Starts and cancels examinations of this machine, and emits their progress and report.
 
-    `held`: returns the endpoints of loaded models; an examination does not connect to them.
+    `held`: returns the endpoints of workers that loaded models use; an examination does not connect to them.
     """
 
     progressed = Signal(Progress)

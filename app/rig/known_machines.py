@@ -36,7 +36,7 @@ _log = logging.getLogger("layerdeck.machines")
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The answer of a paired machine.
+    """What a paired machine has answered about its lent devices, and the tunnels to them.
 
     `offered`: lent devices by name; None if the machine has an older release, which does not list them.
     `vias`: local tunnel addresses (host:port) by endpoint.
@@ -123,7 +123,8 @@ class KnownMachines(QObject):
     def _see(self, machine: Machine, devices: tuple[Device, ...]) -> _Seen:
         """Ask the machine for its devices, and open tunnels to them. Called in a background thread.
 
-        Raises as `RemoteMachines.ask` does.
+        Raises:
+            EngineError: if the machine does not answer, or a tunnel does not open.
         """
         offered: Mapping[str, OfferedDevice] | None
         try:
@@ -183,7 +184,7 @@ class KnownMachines(QObject):
         devices = self._live.devices
         lent = tuple(device for device in devices.rig.devices if device.fingerprint is not None)
         # A rig file is not what this window has used. `restore` has to come first.
-        if devices.from_file or self._kept is None or _facts(lent) == _facts(self._kept):
+        if devices.from_file or self._kept is None or _stored_fields(lent) == _stored_fields(self._kept):
             return
         self._kept = lent
         self._background.run(
@@ -201,8 +202,8 @@ def _write(path: Path, rig: Rig) -> None:
     write_rig(path, rig)
 
 
-def _facts(devices: Sequence[Device]) -> list[object]:
-    """Return the stored fields of the devices except free memory, which changes all the time."""
+def _stored_fields(devices: Sequence[Device]) -> list[object]:
+    """Return the fields of devices whose change is written to the file; free memory changes too often."""
     return [
         (device.id, device.name, device.endpoint, device.fingerprint, device.total_bytes, device.remote)
         for device in devices

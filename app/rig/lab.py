@@ -1,6 +1,6 @@
 """Starts and stops the window's lab rig: RPC workers on this machine.
 
-Their memory is capped, to try layouts for cards that are not here; or each one is bound to a NUMA node.
+Either their memory is capped, to try layouts for cards that this machine lacks, or each is bound to a NUMA node.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from widgets.devices.limits import DeviceLimits
 class LimitSetter(QObject):
     """Sets the cap and margin of a device.
 
-    Limits of rig files and lab workers are not stored: later runs lack the devices.
+    The limits are stored for later runs, except those of lab workers and of devices of a rig file.
     """
 
     def __init__(self, live: LiveRig, lab: Lab, book: LimitStore, parent: QObject | None = None) -> None:

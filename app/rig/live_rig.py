@@ -21,9 +21,9 @@ from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
-"""Smallest change of free memory in bytes that is followed, so that forecasts do not change with each memory page."""
+"""Smallest change of free memory, in bytes, for which the rig is updated and forecasts are computed again."""
 _STEPS = 64
-"""On small devices, changes of 1/64 of the memory are followed: 16 MiB are too coarse for a worker of 160 MiB."""
+"""On devices below 1 GiB, a change of 1/64 of the memory suffices: 16 MiB are too coarse for a worker of 160 MiB."""
 
 
 class LiveMemory:
@@ -36,8 +36,9 @@ class LiveMemory:
         self._before: dict[FileIdentity, dict[str, int]] = {}
         """Free bytes of each device before a model's load began, by the key of the model."""
         self._seen_own_bytes = 0
-        """Bytes of host memory that our processes hold, as the last samples show.
-        Unloading a model whose weights are only mapped frees none of these bytes.
+        """Bytes of host memory that our processes hold, by the last samples.
+
+        An unload frees at most so many: a model whose weights are mapped (mmap) may hold none of them.
         """
 
     @property
@@ -54,10 +55,10 @@ class LiveMemory:
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace the loaded models. Return by device id how many more bytes the next samples will show as used.
+        """Replace the loaded models. Return for each device id the bytes by which its used memory will grow.
 
-        Memory that samples already showed while a model was loading is not counted again. The host is not in the
-        result, because its samples distinguish our own memory from that of other programs.
+        The growth is what the next samples will show and the last ones did not: samples during a load have shown a
+        part of the model. The host is left out: its samples distinguish our own memory.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
@@ -70,7 +71,10 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return by device id how many bytes of models that have just been loaded are in the last samples already."""
+        """Return for each device id the bytes of just loaded models that the last samples already show as used.
+
+        `before`: the models before the change.
+        """
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
         for model in self._models:
@@ -85,7 +89,8 @@ class LiveMemory:
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
         """Store the free memory of devices at the start of each load, by the key of its model.
 
-        `grown`: change of the bytes that models hold, by device. Memory of unloaded models counts as free.
+        `before`: the models before the change. `grown`: change of the bytes that models hold, by device; the memory
+        of unloaded models counts as free.
         """
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
@@ -101,7 +106,7 @@ class LiveMemory:
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Store the latest samples. Return them with missing values filled in from readings of models' children."""
+        """Store the latest samples; return the samples, with missing values taken from readings of models' children."""
         filled = tuple(map(self._with_engine_reading, samples))
         self._free = {
             sample.device: max(0, sample.total_bytes - sample.used_bytes)
@@ -215,8 +220,8 @@ _SAME_HOST_SHARE = 0.1
 class LiveRig(QObject):
     """Combines device list, memory samples, loaded models and calibration into the rig for forecasts and loads.
 
-    It belongs to the GUI thread. Searches set the devices, the sampler its samples, `HeldMemory` the loaded models;
-    `rig_changed` carries the result.
+    Used in the GUI thread only. `DeviceSearch` sets the devices, `Sampling` the memory samples, and `HeldMemory` the
+    loaded models. `rig_changed` carries the resulting rig.
     """
 
     rig_changed = Signal(Rig)
@@ -244,7 +249,7 @@ class LiveRig(QObject):
 
     @property
     def is_real(self) -> bool:
-        """Whether this machine has all local devices in the list. A rig file may list devices that are not here."""
+        """Whether this machine has all local devices in the list; devices of a rig file may be missing."""
         return not self.missing_devices
 
     @property
@@ -309,7 +314,7 @@ class LiveRig(QObject):
         self._refresh()
 
     def set_speed_book(self, book: SpeedBook) -> None:
-        """Use the settings that were measured on this computer in decisions from now on."""
+        """Use the settings in `book` that were measured as fastest, such as numbers of threads, in later decisions."""
         self._book = book
         self._refresh()
 
@@ -318,7 +323,7 @@ class LiveRig(QObject):
             self.set_devices(self.devices)
 
     def _learnt(self, devices: DeviceList) -> DeviceList:
-        """Return `devices` with memory overheads and other properties that loads and measurements have found."""
+        """Return `devices` with measured memory overheads, and settings of the host that were measured as fastest."""
         rig = self._calibration.apply(devices.rig)
         # A rig file may describe another computer, of which nothing was measured here.
         return replace(devices, rig=rig if devices.from_file else self._book.apply(rig))
@@ -346,7 +351,7 @@ class LiveRig(QObject):
             self._show_rig()
 
     def as_shown(self, sample: Sample) -> Sample:
-        """Return the sample to show in the window: without values if a rig file describes hardware that is not here."""
+        """Return the sample to show in the window: without values if a rig file describes a device that we lack."""
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)
         host = self.devices.rig.host

@@ -55,7 +55,7 @@ class Unvouched:
 class PackController(QObject):
     """Installs, switches, checks and removes engine packs in the background, and emits each change.
 
-    If other packs are in use after an action, devices are searched again.
+    Devices are searched again if an action has changed which packs are in use.
     """
 
     changed = Signal(Packs)

@@ -26,18 +26,21 @@ from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
 
 INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
-"""Environment variable with the local addresses to search on, separated by commas. All are used if it is unset."""
+"""Environment variable: addresses of this computer's network interfaces on which machines are searched.
+
+Separated by commas; if it is unset, all interfaces are used.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A machine in the dialog's list: announced on the local network, paired, or both.
 
-    `endpoint`: its address, host:port. `fingerprint`: fingerprint of the certificate, that of the pairing if there is
-    one.
-    `device`, `total_bytes`: its announced devices, and their memory in bytes.
-    `is_changed`: whether the address of a paired machine is announced with another certificate.
-    `answers`: whether a paired machine answered at its address, if it is not announced.
+    `endpoint`: address of the machine (host:port).
+    `fingerprint`: fingerprint of the certificate in its pairing, else of the announced one.
+    `device`, `total_bytes`: name and memory of its announced devices.
+    `is_changed`: whether a machine with this address is paired, but with another certificate than the announced one.
+    `answers`: whether a paired machine that is not announced has answered at its address.
     """
 
     name: str
@@ -93,7 +96,10 @@ class Peers(QObject):
     def reach(self, rig: Rig) -> Rig:
         """Return `rig` with local tunnel addresses for its paired machines. May be called in any thread.
 
-        Tunnels are opened, which takes time: not for the GUI thread. Raises as `Tunnels.reach` does.
+        Tunnels are opened, which takes time: not for the GUI thread.
+
+        Raises:
+            EngineError: if a tunnel does not open.
         """
         return self._tunnels.reach(rig)
 

@@ -86,7 +86,7 @@ class WindowApiServer(QObject):
     """
 
     models_changed = Signal()
-    """Emitted when `contexts` has changed."""
+    """Emitted when the lent models or their context sizes (`contexts`) have changed."""
 
     _changed = Signal()
 

@@ -19,7 +19,8 @@ MAX_KEY_FILE_BYTES = 64 << 10
 class KeyFile:
     """Contents of a key file.
 
-    `keys`: API keys, at least one. `is_new`: whether the file was missing or replaced, and holds one new key.
+    `keys`: API keys, at least one.
+    `is_new`: whether the file was just written with one new key.
     `is_exposed`: whether other users of this computer can read the file.
     """
 
@@ -76,7 +77,8 @@ def read_keys(path: Path, what: str) -> KeyFile:
 def replace_keys(path: Path, what: str) -> KeyFile:
     """Replace all keys of the file by one new key.
 
-    Raises as `read_keys` does; the old keys are then still in the file.
+    Raises:
+        ArgumentError: if the file cannot be written; it then still has the old keys.
     """
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:

@@ -66,7 +66,9 @@ class Offers:
                     return  # `entries` meets the same error, and its requests are told.
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Return the models that clients may request, open models first. Their names in the library are valid, too.
+        """Return the models that clients may request, open models first.
+
+        Clients may also request an open model by its name in the library.
 
         Raises:
             LibraryError: the library cannot be read.

@@ -86,7 +86,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """The start values of a load for a request.
+    """What the server needs from the window to load a model.
 
     `kept`: stored side files of the model. `find`: function that finds a layout.
     `file`, `edit`: model file and edit if the model is open in the window; else None.
@@ -106,7 +106,7 @@ class ServedModels(QObject):
     """
 
     lent_changed = Signal()
-    """Emitted when `contexts` has changed."""
+    """Emitted when the lent models or their context sizes (`contexts`) have changed."""
 
     _asked = Signal(object)  # _Wanted | _KeepAlive | _Reading
 
@@ -196,9 +196,10 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the load that a request for a model would start on the devices of `rig`, for a forecast.
+        """Return the order with which a request would load a model on `rig`. Nothing is loaded here.
 
-        The call may read the file and search for a layout: not for the GUI thread.
+        The server uses the plan of the order for a forecast. The call may read the file and search for a layout: not
+        for the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -211,7 +212,7 @@ class ServedModels(QObject):
         return LoadOrder(Plan(ModelMemory(file), rig, edit))
 
     def _basis(self, entry: ModelEntry) -> _Basis:
-        """Return the start values for a load of the model of `entry`. Called in the GUI thread."""
+        """Return what the server needs to load the model of `entry`. Called in the GUI thread."""
         model = self._find(entry)
         file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)

@@ -30,9 +30,12 @@ from engine.planning.speed.work import Work
 
 MICRO_BATCHES = (128, 256, 1024, 2048, 4096)
 BUSY_LOAD = 0.25
-"""If other programs used more than this share of the processor time, a measurement does not correct the speed book."""
+"""Largest share of processor time for other programs in a measurement that corrects the stored device speeds."""
 OFFLOAD_BATCHES = (8, 128, 1024)
-"""Values of `op_offload_min_batch` to try: smallest number of tokens in a micro batch for which op offload is used."""
+"""Values of `op_offload_min_batch` to try.
+
+Op offload: a card computes with weights of the CPU if a micro batch has at least so many tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,11 @@ class Candidate:
 
 
 class Predictor:
-    """Predicts the time of answers with a speed book (measured speeds of devices), and corrects the book by
-    measurements.
+    """Predicts the time of an answer on a layout from measured speeds of devices, and corrects these speeds.
 
     Must be used in a single thread, but not in the GUI thread, because drivers are asked for PCIe rates.
-    `book`: the measured speeds of devices that predictions use.
+
+    `book`: the measured speeds of devices.
     `preset`: lengths of the prompt and the answer to predict.
     """
 
@@ -58,7 +61,7 @@ class Predictor:
         self._preset = preset
 
     def answer_s(self, plan: Plan) -> float | None:
-        """Return the predicted seconds of the preset's prompt and answer; None if there is no prediction."""
+        """Return the predicted seconds for a prompt and an answer of the preset's lengths; None if unknown."""
         preset, speeds, work = self._preset, known_speeds(plan.rig, self.book), Work(plan.model)
         prompt = plan_prompt(work, plan, speeds, preset.prompt_tokens)
         answer = plan_speed(work, plan, speeds, preset.prompt_tokens + preset.answer_tokens // 2)
@@ -67,7 +70,10 @@ class Predictor:
         return preset.prompt_tokens * prompt.token_s + preset.answer_tokens * answer.token_s
 
     def per_second(self, plan: Plan) -> float | None:
-        """Return the predicted tokens per second of the preset's answer; None if there is no prediction."""
+        """Return the predicted generation speed of an answer, in tokens per second; None if unknown.
+
+        Prompt and answer have the preset's lengths.
+        """
         fill_tokens = self._preset.prompt_tokens + self._preset.answer_tokens // 2
         found = plan_speed(Work(plan.model), plan, known_speeds(plan.rig, self.book), fill_tokens)
         return None if found is None else found.tokens_per_second
@@ -90,7 +96,7 @@ class Predictor:
 
 
 def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tuple[Candidate, ...]:
-    """Return the layouts that the strategies find with the settings of `base` and that fit, except `base` itself.
+    """Return the automatic layouts that fit, found with the settings of `base`; the layout of `base` is left out.
 
     Raises:
         CancelledError: if `cancel` is cancelled.
@@ -134,9 +140,9 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
 
 
 def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
-    """Return one function for each setting to try: pipeline, op offload, flash attention and micro batch.
+    """Return one function for each setting to try: pipeline parallelism, op offload, flash attention, micro batch.
 
-    A function takes the name and the plan of the best layout; it returns candidates that differ in this setting.
+    A function takes the name and the plan of the best layout. It returns candidates with other values of its setting.
     """
     return (_pipelines, _op_offloads, _flash_attentions, partial(_micro_batches, preset.prompt_tokens))
 
@@ -150,9 +156,10 @@ def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
 
 
 def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
-    """Return candidates with other thresholds of op offload, which computes weights on the CPU on a card.
+    """Return candidates with other values of `op_offload_min_batch`, and one without op offload.
 
-    Empty if no weights are on the CPU, or if no backend of the layout supports op offload.
+    With op offload, a card computes with weights that are stored in the CPU's memory. Empty if no weights are on the
+    CPU, or if no backend of the layout supports op offload.
     """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)

@@ -18,11 +18,16 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 
 MIN_GAIN = 1.05
-"""Another micro batch is preferred only if prompts are faster by this factor: a larger one needs more memory."""
+"""Another value of a setting is chosen only if prompts are faster by this factor.
+
+A smaller gain is not worth the additional memory of a larger micro batch.
+"""
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the fastest micro batch and threshold of op offload for prompts, each if several values were measured.
+    """Return the values of `n_ubatch` and `op_offload_min_batch` with which prompts were fastest.
+
+    A setting of which only one value was measured is left out.
 
     `candidates`: the measured layouts with their plans.
     """
@@ -43,7 +48,8 @@ def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
-    """Return whether two plans differ only in one setting and in values that follow from it."""
+    """Return whether two plans differ in one setting and in nothing else, except `n_batch`."""
+    # `n_batch` is ignored: a candidate with a larger micro batch also gets a larger batch, which llama.cpp requires.
     ours, theirs = (msgspec.structs.replace(each.settings, **{setting: 1, "n_batch": 1}) for each in (base, other))
     edits = base.edit, other.edit
     return (
@@ -55,7 +61,10 @@ def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
 
 
 def _choice(setting: str, base: Measured, rivals: Sequence[Measured], plans: dict[str, Plan]) -> MeasuredChoice | None:
-    """Return the best value of a setting; None if other programs were busy, or there are too few rounds."""
+    """Return the value of a setting with which prompts were fastest.
+
+    None if other programs were busy, or if there are too few rounds for a comparison.
+    """
     plan = plans[base.name]
     value = _value(setting, plan.settings)
     machine, load = machine_key(plan.rig.host), load_key(plan.model, plan.edit.layout, plan.rig)

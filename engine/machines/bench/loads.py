@@ -59,13 +59,13 @@ class Answer:
 
 
 class Subject(Protocol):
-    """A process that a benchmark measures. At most one layout is loaded in it at a time.
+    """Interface of the process that a benchmark measures. At most one layout is loaded at a time.
 
     Every method may raise `LoadEndedError` and `CancelledError`.
     """
 
     def load(self, plan: Plan) -> tuple[Loaded, float]:
-        """Load a plan in place of the loaded one; return the event and the seconds that the load took."""
+        """Load a plan in place of the loaded one; return its `Loaded` event and the duration in seconds."""
 
     def prompt(self, n_tokens: int, seed: int) -> str:
         """Return a prompt of about `n_tokens` tokens that begins differently for each `seed`."""
@@ -97,7 +97,7 @@ class SessionSubject:
     def load(self, plan: Plan) -> tuple[Loaded, float]:
         """Load a plan after unloading the loaded one, so that each load starts from a new child process.
 
-        Return the event and the seconds that the load took.
+        Return its `Loaded` event and the duration in seconds.
         """
         self._check()
         self._session.unload()
@@ -173,7 +173,7 @@ class SessionSubject:
             raise self._loss() or LoadEndedError(error.summary(), error.kind) from error
 
     def _loss(self) -> LoadEndedError | None:
-        """Return the reason why the model was lost between two requests; None if the child has reported none."""
+        """Return the error with which the child ended between two requests; None if it has reported none."""
         found = None
         while not self._news.empty():
             news = self._news.get()

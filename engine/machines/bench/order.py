@@ -37,16 +37,17 @@ def run_order(
     workers: Mapping[str, WorkerProcess] | None = None,
     argv: Sequence[str] | None = None,
 ) -> tuple[BenchResults, SpeedBook]:
-    """Run a benchmark, and return the results and the speed book with the measured speeds and settings.
+    """Run a benchmark, and return its results and `book`, updated with the measured speeds and fastest settings.
 
     Blocks for minutes; `cancel` ends it within seconds.
 
+    `book`: measured speeds of devices.
     `workers`: processes of workers that this program started, by endpoint.
     `argv`: command of the child process, None for the default one.
 
     Raises:
-        CancelledError: it was cancelled before the first load.
-        EngineError: no candidates can be found.
+        CancelledError: if the benchmark was cancelled before the first load.
+        EngineError: if no candidates can be found.
     """
     first, *others = order.candidates
     predictor = Predictor(book, order.preset)

@@ -44,7 +44,7 @@ class Window:
 
 
 class Watch(Protocol):
-    """Reads the state of devices between `begin` and `end`. Both are called in the same thread."""
+    """Interface of a reader of device states between `begin` and `end`, which are called in the same thread."""
 
     def begin(self) -> None: ...
 
@@ -194,7 +194,9 @@ def device_state(windows: Sequence[tuple[Window, int]], device: Device) -> Devic
 
 
 def _joules(windows: Sequence[tuple[Window, int]], device_id: str) -> float | None:
-    """Return the energy per generated token in joules: mean power of each answer times its seconds, over all tokens.
+    """Return the energy per generated token in joules.
+
+    The energy of an answer is its mean power times its duration.
 
     None if there are no readings of power.
     """

@@ -22,9 +22,9 @@ FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
 MAX_SAMPLES = 10_000
-"""Largest number of samples in a results file, over all layouts: computing their intervals takes seconds."""
+"""Largest number of samples of all layouts in a results file, because computing confidence intervals takes time."""
 MAX_DEPTHS = 200
-"""Largest number of depths in a results file, summed over its layouts."""
+"""Largest number of layouts plus depths in a results file. A depth is a number of tokens before the prompt."""
 _LEAST, _MOST = 1e-9, 1e15
 """Bounds of plausible speeds and times in a results file; values beyond them could cause a division by zero."""
 Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
@@ -221,7 +221,7 @@ class AnswerCheck(msgspec.Struct, frozen=True):
 
 
 class MachineDevice(msgspec.Struct, frozen=True):
-    """A device of the benchmark's machine. `name`: empty for RPC workers, whose names contain names of machines."""
+    """A device of the benchmark's machine. `name`: empty for RPC workers, because it may contain a computer's name."""
 
     id: str
     name: str
@@ -425,7 +425,11 @@ class _Head(msgspec.Struct):
 
 
 def parse_results(data: bytes, name: str) -> BenchResults:
-    """Return the results of a benchmark from the content of a file called `name`. Raises as `read_results`."""
+    """Return the results of a benchmark from `data`, the content of a file called `name`.
+
+    Raises:
+        ArgumentError: if `data` has no results of a benchmark, is damaged, or has another version.
+    """
     # The head alone first: another version may have any other keys.
     try:
         head = msgspec.json.decode(data, type=_Head)
@@ -458,7 +462,7 @@ def parse_results(data: bytes, name: str) -> BenchResults:
 
 
 def _fault_of(results: BenchResults) -> str:
-    """Return why a file cannot have the results of a benchmark; empty if no fault was found."""
+    """Return why results from a file are impossible, such as a negative speed; empty if no fault was found."""
     if sum(len(each.samples) + len(each.loads) for each in results.layouts) > MAX_SAMPLES:
         return tr("it has more than {most} samples", most=MAX_SAMPLES)
     if len(results.layouts) + sum(len(each.depths) for each in results.layouts) > MAX_DEPTHS:
@@ -477,9 +481,12 @@ def _fault_of(results: BenchResults) -> str:
 
 
 def layout_of(measured: Measured, n_layers: int | None = None) -> LayoutFile:
-    """Return the layout file with the layout and settings that were measured. Raises as `parse_layout`.
+    """Return the layout file with the layout and settings that were measured.
 
-    `n_layers`: number of layers of the model to check against, None for no check.
+    `n_layers`: number of layers that the layout must have, None for any number.
+
+    Raises:
+        LayoutError: if the layout is invalid.
     """
     return parse_layout(msgspec.json.encode(measured.layout), source=measured.name, n_layers=n_layers)
 

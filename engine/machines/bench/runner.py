@@ -1,7 +1,7 @@
 """Runs a benchmark: layouts in turns, warm-up, samples, and the search among candidates.
 
 `Bench.run` measures given layouts in turns. `Bench.search` measures the best layout so far in turns with one candidate
-after another, in the order of their predicted times, and stops when no further candidate is predicted to win. Both
+after another, in the order of their predicted times. It stops when no further candidate is predicted to win. Both
 return results also if they are cancelled or if a layout fails: the earlier samples are kept.
 """
 
@@ -51,9 +51,9 @@ MIN_TOKENS = 8
 The time of the first token is counted with the prompt.
 """
 _WARM_UP_TOKENS = 64
-"""Largest number of prompt tokens in a block of the warm-up."""
+"""Largest number of prompt tokens of a request in the warm-up (the requests before the first measured one)."""
 _SPARE_TOKENS = 256
-"""Number of tokens that stay free in the context at full depth, because the length of a prompt is approximate."""
+"""Tokens that stay free in the context when it is filled for the depth `FULL`: prompt lengths are approximate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Bench:
     def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
         """Return the best layout after measuring `best` in turns with candidates, sorted by their predicted times.
 
-        It stops at the first candidate that is predicted to be slower.
+        The first candidate that is predicted to be slower, and all after it, are not measured.
         """
         waiting = list(candidates)
         while waiting:
@@ -263,9 +263,9 @@ class Bench:
             rates.append(answer.done.generation_tokens_per_second)
 
     def _depths(self, trial: _Trial) -> Iterator[int]:
-        """Yield the depths of the preset that the context has room for.
+        """Yield the preset's depths (tokens before the prompt) for which the layout's context has room.
 
-        The full depth is yielded as its number of tokens.
+        `FULL` is replaced by the number of tokens that fit.
         """
         context = trial.candidate.plan.settings.n_ctx_each
         room = context - self._preset.prompt_tokens - self._preset.answer_tokens

@@ -19,9 +19,9 @@ MIN_ROUNDS = 5
 With four, it would contain the true median with a probability of only 88 %.
 """
 WARM_GAIN = 1.05
-"""Factor by which a block of the warm-up must be faster than the block before; otherwise the warm-up ends."""
+"""The warm-up (answers before the first measured one) continues while answers get faster by this factor."""
 MAX_WARM_UP = 6
-"""Largest number of blocks of a warm-up, for a machine whose speed keeps growing."""
+"""Largest number of answers in a warm-up, for a machine whose speed keeps growing."""
 _TAIL = 0.01
 """Quantile of the bootstrap at both ends of the interval.
 
@@ -48,7 +48,7 @@ class Ratio:
 
     @property
     def is_told(self) -> bool:
-        """Whether there are enough rounds for an interval, and so for a verdict."""
+        """Whether there are enough rounds for an interval, so that the layouts can be compared."""
         return self.low is not None and self.high is not None
 
     @property
@@ -95,7 +95,7 @@ def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
 
 
 def is_warm(rates: Sequence[float]) -> bool:
-    """Return whether a warm-up is over. `rates`: speeds of its blocks so far."""
+    """Return whether a warm-up is over. `rates`: speeds of its answers so far."""
     if len(rates) >= MAX_WARM_UP:
         return True
     return len(rates) > 1 and rates[-1] <= WARM_GAIN * rates[-2]

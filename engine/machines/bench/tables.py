@@ -236,9 +236,9 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
 
 
 def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResults:
-    """Return the results for display, with the names of strategies replaced by `titles`; files contain the names.
+    """Return the results with layouts named after strategies renamed for display. `titles`: by name of the strategy.
 
-    A name may be followed by a comma and other words, as in "priority, split".
+    Words after a comma stay, as in "priority, split".
     """
 
     def title(name: str) -> str:

@@ -1,8 +1,8 @@
 """Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
 
 All numbers of threads are measured in turns in one child. Then the best number is measured in turns with a second
-child, whose threads are bound to physical cores. The measured matrix products are those of
-`engine.runtime.child.load.speed.measure_threads`.
+child, whose threads are bound to physical cores. The child times matrix products
+(`engine.runtime.child.load.speed.measure_threads`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS = MIN_ROUNDS + 2
 MIN_GAIN = 1.03
 """A number of threads is preferred to the default one only if it is faster by this factor."""
 _MANY_CORES = 16
-"""With at least so many cores, a quarter of them is tried too: it may already use the whole memory bandwidth."""
+"""Least number of cores for which 1/4 of them is tried too, which may already use the whole memory bandwidth."""
 _SIZE_BYTES = 128 * MIB
 """Size of the matrix whose product is timed: larger than most caches."""
 _PART = 8
@@ -43,7 +43,10 @@ BUSY_SHARE = 0.1
 _TIMEOUT_S = 60.0
 
 Round = Mapping[str, tuple[float, float]]
-"""Speeds of answers and of prompts in one round, by a label: the number of threads, or "free" and "bound"."""
+"""Speeds of one round, as pairs (answers, prompts).
+
+The keys are numbers of threads as text, or "free" and "bound" for threads that are free or bound to cores.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, ma
     """Return the fastest number of threads for answers, and for prompts.
 
     `rounds`: speeds by the number of threads as text.
-    `base`: number of threads without a measurement; it stays unless another one is faster by `MIN_GAIN` or more.
+    `base`: the default number of threads, returned unless another one is faster by `MIN_GAIN` or more.
     """
     found = []
     for kind in _KINDS:
@@ -93,7 +96,9 @@ def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, ma
 
 
 def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -> MeasuredChoice:
-    """Return the choice whether to bind threads to cores: 1 if answers are faster, and prompts not clearly slower.
+    """Return whether to bind threads to cores, as the value 1 or 0 of a choice.
+
+    The value is 1 if answers are faster by `MIN_GAIN` or more, and prompts are not clearly slower.
 
     `free`, `bound`: labels of unbound and bound threads in `rounds`.
     """
@@ -106,9 +111,9 @@ def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -
 def with_threads(
     book: SpeedBook, host: Device, *, cancel: CancelToken | None = None
 ) -> tuple[SpeedBook, tuple[str, ...]]:
-    """Return `book` with the measured numbers of threads of this computer, and a sentence for each.
+    """Return `book` with the fastest numbers of threads, measured on this computer, and sentences about them.
 
-    If the measurement fails, the book is unchanged, and the sentence says why. Blocks for some seconds.
+    If the measurement fails, the book is unchanged, and one sentence says why. Blocks for some seconds.
     """
     try:
         found = measured_threads(host, cancel=cancel)
@@ -119,7 +124,10 @@ def with_threads(
 
 
 def thread_lines(found: Sequence[MeasuredChoice]) -> tuple[str, ...]:
-    """Return one sentence on the measured numbers of threads of answers and prompts; empty if there are none."""
+    """Return a sentence on the fastest numbers of threads, and one on bound threads if these are faster.
+
+    Empty if no numbers of threads were measured.
+    """
     chosen = {each.setting: each for each in found}
     if not {"threads", "threads_batch"} <= chosen.keys():
         return ()
@@ -146,9 +154,9 @@ def is_clear_gain(ratio: Ratio | None, least: float) -> bool:
 def measured_threads(
     host: Device, *, cancel: CancelToken | None = None, argv: Sequence[str] | None = None
 ) -> tuple[MeasuredChoice, ...]:
-    """Measure the numbers of threads of this computer and return the choices. Blocks for some seconds.
+    """Measure answers and prompts with several numbers of threads, and return the fastest numbers.
 
-    Empty if there is only one number to choose from.
+    Blocks for some seconds. Empty if only one number of threads is possible.
 
     Raises:
         EngineError: the child failed or was cancelled, or other programs were busy meanwhile.

@@ -27,7 +27,10 @@ from engine.runtime.session.reports import loaded_event
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
 N_CTX = 2048
 TOLERATED = 0.01
-"""The check passes if the error of the forecast is at most this share of its bytes. The error is reported anyway."""
+"""Largest error of a forecast with which the check passes, as a share of the forecast memory.
+
+Smaller errors are reported too.
+"""
 LOAD_TIMEOUT_S = 300.0
 _PROMPT = "What does a computer's memory do?"
 _TOKENS = 24

@@ -60,7 +60,7 @@ _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
 }
 """Features of the engine to check: on the host (CPU) under True, on other devices under False."""
 _SPLIT_NEEDS = 2
-"""Tensor split is checked only if there are more devices than this number, the host included."""
+"""Split mode tensor is checked only if the number of devices, host included, is larger than this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All results of an examination, in the order of its steps. `is_whole`: False if it was cancelled."""
+    """All results of an examination, in the order of its steps. `is_whole`: whether all steps ran."""
 
     checks: tuple[Check, ...] = ()
     is_whole: bool = True
@@ -125,7 +125,7 @@ def document(report: Report) -> dict[str, object]:
 
 
 def without_names(report: Report, names: Mapping[str, str]) -> Report:
-    """Return the report with each personal name in `names` replaced by its value, in all texts."""
+    """Return the report with personal names replaced in all texts. `names`: replacement by personal name."""
     # `re` takes the first alternative that matches, so host:port has to come before its host.
     longest_first = sorted(filter(None, names), key=len, reverse=True)
     # A user called "root" or "cpu" is not to spoil other words.

@@ -1,4 +1,4 @@
-"""Stored results of the engine's self-check, by engine build, driver and device, and their use on a rig."""
+"""Stored results of the engine's self-check, by engine build, driver and device. Failed checks are device faults."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KeptCheck(msgspec.Struct, frozen=True):
 
 
 class CheckResults(msgspec.Struct, frozen=True):
-    """Stored results of the engine's self-check, by the key of engine build, driver and device (`book_key`)."""
+    """Stored results of the engine's self-check. `devices`: results by engine build, driver and device (`book_key`)."""
 
     version: int = VERSION
     devices: dict[str, tuple[KeptCheck, ...]] = {}
@@ -65,11 +65,11 @@ class CheckResults(msgspec.Struct, frozen=True):
         return CheckResults(devices=dict(list(devices.items())[-KEPT_DEVICES:]))
 
     def apply(self, rig: Rig, drivers: Mapping[str, str]) -> Rig:
-        """Return `rig` with the stored results entered into its devices, as faults and capabilities."""
+        """Return `rig` with the faults and capabilities of its devices set from the stored results."""
         return Rig(tuple(self.judged(each, drivers) for each in rig.devices), self.judged(rig.host, drivers))
 
     def judged(self, device: Device, drivers: Mapping[str, str] = NO_DRIVERS) -> Device:
-        """Return `device` with its stored results entered, as faults and capabilities.
+        """Return `device` with faults and capabilities from its stored results.
 
         `drivers`: driver versions by device id; RPC workers have none.
         """

@@ -115,9 +115,9 @@ def _without(cards: Iterable[NvidiaCard], bad: set[PciId]) -> dict[str, str]:
 
 
 def _works(ask: AskDevices, card: NvidiaCard) -> bool:
-    """Return whether a child that sees only this card can read its memory.
+    """Return whether a child for which only this card is visible lists the card with its memory.
 
-    With a single card CUDA may fail without aborting the child, so the card must also be listed.
+    If CUDA fails on the card, the child either crashes or lists no card.
     """
     try:
         found = ask(ListDevices(endpoints=(), routes={}), {CUDA_VARIABLE: card.uuid})

@@ -96,10 +96,14 @@ class Peer:
 def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
     """Return this machine's devices and those of RPC endpoints, with default margins and stored test results.
 
+    Blocks for seconds.
+
     `verdicts`: file with the results of testing whether a device may be used several times in one layout.
     `checks`: file with the results of the engine's self-check, None to ignore them.
 
-    Blocks and raises as `discover`.
+    Raises:
+        ArgumentError: if a text is not an endpoint, or is given twice.
+        EngineError: if an endpoint does not answer or is busy, or if the child failed.
     """
     rig = discover(rpc_endpoints)
     rig = with_display_margins(rig, read_card_facts(rig.devices))
@@ -110,7 +114,11 @@ def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: P
 def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
     """Return the devices of the RPC worker at `endpoint` (host:port), with the self-check results in the file `checks`.
 
-    Blocks and raises as `discover`.
+    Blocks for seconds.
+
+    Raises:
+        ArgumentError: if `endpoint` is not an endpoint.
+        EngineError: if the worker does not answer or is busy, or if the child failed.
     """
     return _workers(discover((endpoint,)), checks)
 
@@ -118,7 +126,10 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
     """Return the devices behind one port of a paired machine, with the self-check results in the file `checks`.
 
-    Blocks and raises as `discover`.
+    Blocks for seconds.
+
+    Raises:
+        EngineError: if the machine does not answer or is busy, or if the child failed.
     """
     rig = discover((peer.endpoint,), routes={peer.endpoint: peer.via})
     return tuple(_secured(device, peer) for device in _workers(rig, checks))
@@ -141,7 +152,7 @@ LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """Backends for GPUs of several vendors. The vendor's own backend computes faster on the same card."""
 
 MAX_NAMED = 5
-"""Largest number of further endpoints that one error sentence names."""
+"""If several endpoints fail, an error describes the first one and names at most so many others."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
 """Time-out of a discovery with RPC endpoints. Together with the 2 s for the greeting it takes at most 10 s."""
@@ -191,7 +202,11 @@ def discover(
 def list_local_devices(
     *, argv: Sequence[str] | None = None, cancel: CancelToken | None = None
 ) -> tuple[GgmlDevice, ...]:
-    """Return this machine's devices as ggml lists them, with their current free memory. Raises as `ask_child`."""
+    """Return this machine's devices as ggml lists them, with their current free memory.
+
+    Raises:
+        EngineError: if the child process that lists them fails, or after the cancel.
+    """
     ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
     return list_all_devices(ask, ListDevices())
 
@@ -254,7 +269,7 @@ def _check(failed: Sequence[Greeting]) -> None:
 
 
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
-    """Return the devices of a rig for those that ggml lists; local ones come first.
+    """Convert the devices that ggml lists into devices of a rig; local ones come first.
 
     The CPU is left out, because it becomes the host. Accelerators such as BLAS are left out, because they hold no
     layers.

@@ -88,14 +88,15 @@ CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads
 PROMPTS = (tuple(range(3, 43)), (7,))
 """Prompts of a check: many tokens, which need matrix products, and one token, which needs matrix-vector products."""
 TOLERANCE = 0.05
-"""Largest error of logits that passes: squared difference divided by their variance.
+"""Largest error of logits with which a case passes.
 
-Rounding in other kernels gives some thousandths, faults give 1 and more.
+The error is the mean squared difference divided by the variance of the expected logits. Rounding in other kernels
+gives some thousandths, faults give 1 and more.
 """
 WEIGHT_TOLERANCE = 0.9
-"""Largest error, as in `TOLERANCE`, of quantised weights against F16. With random weights, Q2_K has an error of 0.5."""
+"""Largest error of logits with quantised weights, compared with F16. With random weights, Q2_K has an error of 0.5."""
 CACHE_TOLERANCE = 0.25
-"""Largest error, as in `TOLERANCE`, of a quantised KV cache against an F16 cache."""
+"""Largest error of logits with a quantised KV cache, compared with an F16 cache."""
 FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
 TIMEOUT_S = 120.0
 
@@ -137,7 +138,7 @@ class Case:
 
     `of`: type of weights or cache, empty if the feature has no types.
     `devices`: ids of the devices that are checked.
-    `tolerance`: largest error that passes, as in `TOLERANCE`.
+    `tolerance`: largest error of the logits with which the case passes.
     """
 
     feature: Feature
@@ -168,8 +169,8 @@ class Checked:
     """The result of a case of the self-check.
 
     `reason`: a sentence if the case failed.
-    `difference`: error of the logits, as in `TOLERANCE`; None if nothing could be compared.
-    `is_known`: False if the result says nothing about the feature, because memory ran out or the child was silent.
+    `difference`: error of the logits; None if nothing could be compared.
+    `is_known`: whether the feature was really tried; it was not if memory ran out or the child was silent.
     `is_stalled`: whether the child was silent for too long, perhaps because the machine was busy.
     """
 
@@ -343,7 +344,7 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 
 
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return the squared difference of the logits divided by the variance of the expected ones.
+    """Return the mean squared difference of the logits, divided by the variance of the expected ones.
 
     None if the two lists differ in length, or if they are empty.
     """

@@ -100,7 +100,7 @@ class ServingChild:
     def tell_end(self, on_ended: Callable[[str], None]) -> None:
         """Set the callback for an unexpected end of the worker.
 
-        It is called with a sentence, at once if it has ended already.
+        The callback is called with a sentence on the end; at once if the worker has ended already.
         """
         with self._condition:
             self._on_ended = on_ended
@@ -165,7 +165,7 @@ class LabRig:
     `nodes`: the NUMA node to which each worker is bound, in the order of the caps; empty: none is bound.
 
     `start`, or `with`, starts all workers; then `rig` has their devices. If a worker ends by itself, `on_worker_ended`
-    is called with its id and a sentence, in a thread of that worker's child process; `restart` starts it again. `close`
+    is called with its id and a sentence, in the thread that supervises its process; `restart` starts it again. `close`
     ends all workers. They also end when this process is killed, because their standard input closes.
     """
 
@@ -252,7 +252,7 @@ class LabRig:
     def restart(self, device_id: str) -> None:
         """Restart a worker that has ended, on its old port, so that plans with its endpoint remain valid.
 
-        Does nothing if the worker runs. Blocks as `start`.
+        Does nothing if the worker runs. Waits, with a time-out, until the worker accepts connections.
 
         Raises:
             EngineError: if the worker does not start, for instance because another program uses the port now.

@@ -45,11 +45,12 @@ Faults of other types are found by the engine's self-check.
 
 @dataclass(frozen=True, slots=True)
 class PackInstaller:
-    """Installs, removes, switches and checks the engine packs of `store`.
+    """Installs, removes and checks the engine packs of `store`, and switches them on and off.
 
-    Methods that check a pack block for some seconds.
+    The check of a pack loads it in a child process and computes with it, which takes some seconds. Its result is a
+    `Verdict`.
 
-    `book`: path of the file that stores the verdicts and which packs are off.
+    `book`: path of the file that stores the results of checks, and which packs are off.
     `argv`: command of the child process, None for the default one.
     """
 
@@ -63,10 +64,10 @@ class PackInstaller:
         return list_packs(self.store, read_book(self.book), engine_build())
 
     def install(self, archive: Path) -> Verdict:
-        """Install the pack of an archive file, switch it on, check it, and return the verdict.
+        """Install the pack of an archive file, switch it on, check it, and return the result of the check.
 
         Raises:
-            EngineError: as `PackStore.install`, and as `check`.
+            EngineError: if the pack cannot be installed or the result cannot be written, or after the cancel.
         """
         # Switched on before the check: a pack of the same name may have been switched off once.
         pack = self.store.install(archive, engine_version())
@@ -74,7 +75,7 @@ class PackInstaller:
         return self.check(pack)
 
     def remove(self, name: str) -> None:
-        """Remove the pack with this name and its verdicts. Raises as `PackStore.remove`."""
+        """Remove the pack with this name, and the results of its checks. Raises `PackError` if that fails."""
         folder = self.store.remove(name)
         # Switched on, so that the book forgets it: installed again later, it is on.
         self._write(read_book(self.book).without(folder).switched(name, on=True))
@@ -84,19 +85,19 @@ class PackInstaller:
         self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
 
     def check_new(self) -> tuple[Verdict, ...]:
-        """Check the packs that are on and have no verdict yet, and return their verdicts.
+        """Check the packs that are on and were not checked yet, and return the results.
 
-        A verdict counts only for the files and the engine build that it was made with.
+        A pack is checked again if its files or the engine build have changed since its last check.
         """
         book = read_book(self.book)
         packs = (pack for pack in self.store.packs() if pack.name not in book.off)
         return tuple(self.check(pack) for pack in packs if book.verdict_on(pack.folder, engine_build()) is None)
 
     def check_all(self, tell: Callable[[Pack], None] = lambda _pack: None) -> tuple[Verdict, ...]:
-        """Check all installed packs again, and return the verdicts. `tell`: called with each pack before its check.
+        """Check all installed packs again, and return the results. `tell`: called with each pack before its check.
 
         Raises:
-            EngineError: after the cancel, or if the verdicts cannot be written.
+            EngineError: after the cancel, or if the results cannot be written.
         """
         found = []
         for pack in self.store.packs():
@@ -105,10 +106,10 @@ class PackInstaller:
         return tuple(found)
 
     def check(self, pack: Pack) -> Verdict:
-        """Check one pack, store its verdict, and return it.
+        """Check one pack, store the result, and return it.
 
         Raises:
-            EngineError: after the cancel, or if the verdicts cannot be written.
+            EngineError: after the cancel, or if the result cannot be written.
         """
         verdict = self._judged(pack)
         self._write(read_book(self.book).with_verdict(verdict))
@@ -160,7 +161,7 @@ class PackInstaller:
         return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
 
     def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
-        """Return `loaded`. Its `reason` is set if a device of the pack computes wrong logits."""
+        """Compute logits on the devices of a pack, and return `loaded`, with a `reason` if some logits are wrong."""
         checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
             source = Path(scratch, "source.gguf")

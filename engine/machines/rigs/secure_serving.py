@@ -42,12 +42,12 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""A worker that ends less than this many seconds after its start has ended quickly (`MAX_QUICK_ENDS`)."""
+"""A worker that ends within this many seconds after its start counts as failing (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
-"""Largest number of quick ends in a row, each without a session, after which a worker is started again.
+"""How many times in a row a worker may end within `RESTART_AFTER_S` and still be started again.
 
-An end during a session counts against the borrower (`Refusals`), since its model may have ended the worker; the device
-shall stay available to others.
+An end during a session is not counted here but against the borrower (`Refusals`): the borrower's model may have ended
+the worker, and the device must stay available to others.
 """
 _log = logging.getLogger("layerdeck.engine")
 
@@ -158,10 +158,11 @@ def _usual_margin(device: Device) -> int:
 class _Worker:
     """The RPC worker of one lent device. If its process ends by itself, it is started again (`MAX_QUICK_ENDS`).
 
-    `key`: the only local port from which the worker accepts connections.
+    `key`: the only source port from which the worker accepts connections.
+    `kept`: cache of weights on the disk, None for no cache.
     `kept_name`: name of the worker's subfolder in the cache of weights.
-    `blame`: called after the worker has ended; counts the end against the borrower with a session, and returns False if
-    there was no session.
+    `blame`: called after the worker has ended. If a borrower had a session with it, counts the end against that
+    borrower and returns True.
     """
 
     def __init__(
@@ -206,9 +207,9 @@ class _Worker:
         return self.serving
 
     def look(self) -> EngineError | None:
-        """Start the worker again if it has ended; return the error if that is not possible, else None.
+        """Start the worker again if it has ended. Return an error if it must not be started again, else None.
 
-        The call does not wait until the new worker serves, because it would delay stopping and the other workers.
+        The call does not wait until the new worker serves: waiting would delay the check of other workers.
         """
         outcome = self._child.wait_for_end(0)
         if outcome is None:
@@ -238,7 +239,7 @@ class _Worker:
         self._child.wait_for_end(_END_TIMEOUT_S)
 
     def reach(self) -> socket.socket:
-        """Connect to the worker from the only local port that it accepts (`key`), and return the socket.
+        """Connect to the worker from the only source port that it accepts (`key`), and return the socket.
 
         Raises `OSError`.
         """
@@ -278,10 +279,10 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """Port of the listener and state of the workers at the moment when all devices are served.
+    """The listener's port and the workers' reports, when all workers accept connections.
 
     `port`: TCP port of the listener.
-    `servings`: the messages with which the workers reported that they serve, in the order of the devices.
+    `servings`: the report of each worker that it accepts connections, in the order of the devices.
     """
 
     port: int
@@ -289,7 +290,7 @@ class Lent:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether no worker accepts connections of other users of this machine."""
+        """Whether all workers refuse connections of other users of this machine."""
         return all(each.is_guarded for each in self.servings)
 
     @property
@@ -341,10 +342,12 @@ def _serving(
     on_use: Callable[[tuple[Use, ...]], None] | None,
     tell: Callable[[str], None],
 ) -> Iterator[tuple[Listener, tuple[_Worker, ...]]]:
-    """Start the listener, then the workers, and end them when the context ends.
+    """Context in which the listener and then the workers are started; both are stopped at its end.
 
-    The listener's port is part of the names of the workers' folders, so it comes first. Until the workers serve,
-    callers get the answer that the worker does not run.
+    The workers' cache folders are named after the listener's port, so the listener is started first. A client that
+    connects before a worker is ready is told that the worker does not run.
+
+    `tell`: called with a sentence if a borrower is refused.
     """
     workers: list[_Worker] = []
 
@@ -393,7 +396,10 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """If a worker ended during a session, count that against the borrower, and return True; else return False."""
+    """Count the end of the worker of `device` against the borrower that used the device; return whether one did.
+
+    `tell`: called with a sentence if the borrower is refused from now on.
+    """
     use = listener.take_ended(device)
     if use is None:
         return False

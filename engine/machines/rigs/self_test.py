@@ -114,7 +114,10 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Divide `positions` layers, the output layer included, as evenly as possible; return the number for each entry."""
+    """Return how many layers each entry gets, if `positions` layers are divided as evenly as possible.
+
+    The output layer counts as a layer.
+    """
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.
     return [positions * (index + 1) // count - positions * index // count for index in range(count)]
@@ -138,12 +141,15 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def verdict_key(device: Device) -> str:
-    """Return the key of a stored verdict: the device's backend and the engine's version."""
+    """Return the key under which the test result of a device is stored: its backend and the engine's version."""
     return f"{device.backend} {engine_version()}"
 
 
 def read_verdicts(path: Path) -> dict[str, bool]:
-    """Return the stored verdicts by key: whether the backend has passed. Empty if the file is missing or damaged."""
+    """Return the stored test results by `verdict_key`: whether a device may be several entries of one layout.
+
+    Empty if the file is missing or damaged.
+    """
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     return {} if document is None else document.passed
 
@@ -162,9 +168,9 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
-    """Return `rig` with the stored verdicts: whether a device may be several entries of one layout.
+    """Return `rig` with stored test results: whether a device may be several entries of one layout.
 
-    Devices without a verdict keep their capability, which may come from a rig file.
+    `verdicts`: results by `verdict_key`. RPC workers and devices without a result are not changed.
     """
 
     def judged(device: Device) -> Device:

@@ -35,9 +35,12 @@ MAX_BYTES = 256 * MIB
 TIMEOUT_S = 120.0
 """Time-out in seconds for measuring one device, which takes some seconds on an idle machine."""
 MAX_SILENT = 3
-"""If this many RPC workers have stopped answering, no further worker is measured."""
+"""Number of RPC workers that stop answering, after which no further worker is measured."""
 _ENOUGH_S = 40.0
-"""Seconds after which no further types are measured on a slow device. For them, speeds of measured types are used."""
+"""Seconds after which no further types of weights are measured on a device.
+
+Predictions use speeds of measured types for the other ones.
+"""
 _MIN_BYTES = 4 * MIB
 _PART = 4
 """The matrix of a speed test takes at most 1/4 of the free memory. A refused matrix is retried with 1/4 of its size."""
@@ -66,7 +69,7 @@ def measure_speeds(
 
     A device that fails is left out; the others are still measured.
 
-    `held`: endpoints of workers with a model of this program. They serve one client at a time and are skipped.
+    `held`: endpoints of workers that our loaded models use. A worker serves one client at a time, so they are skipped.
     `n_threads`: number of threads for the host, None for as many as a load uses.
     `timeout_s`: time-out for each device.
     `argv`: command of the child process, None for the default one.
@@ -244,10 +247,11 @@ class TimedAnswer:
 
 
 class BareSpeeds(NamedTuple):
-    """Speeds predicted from measurements alone, without learnt corrections.
+    """Speeds predicted from measured device speeds alone, without the corrections from earlier answers.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt, None if its measured speed is no use for corrections.
+    `prompt`: speed of the prompt. None if the prompt has too few computed tokens, or if the model has a projector:
+    its measured speed then must not correct predictions.
     """
 
     answer: SpeedForecast
@@ -255,7 +259,7 @@ class BareSpeeds(NamedTuple):
 
 
 def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
-    """Return the speeds predicted for `answer` from measurements alone, without learnt corrections.
+    """Return the speeds predicted for `answer` from measured device speeds, without corrections from other answers.
 
     None if there is no prediction. May block for a moment, because drivers are asked for PCIe rates.
     """
@@ -272,7 +276,7 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
 
 
 def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:
-    """Return `book` corrected by the measured speeds of an answer on `plan`.
+    """Return `book` with corrections of predictions, computed from the measured speeds of an answer with `plan`.
 
     `predicted`: the prediction of `bare_speed` for this answer.
     """

@@ -1,4 +1,4 @@
-"""The calling end of the tunnel: pairs with a machine, or forwards local connections to the workers of a paired one.
+"""The client's end of the tunnel: pairs with a machine, or forwards local connections to a paired machine's workers.
 
 Failures of a call become a `TunnelError` with a sentence for people.
 """

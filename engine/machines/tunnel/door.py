@@ -1,6 +1,7 @@
 """Checks on local connections of the tunnel.
 
-A worker accepts connections from one local port only (`Key`), and a tunnel accepts callers of this user only.
+A worker accepts connections from one source port only (`Key`). A tunnel accepts connections only from processes of
+this user.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _CONNECT_S = 2.0
 
 
 class Key:
-    """A local TCP port that this object has bound, so that processes of other users cannot bind it.
+    """The source port of connections to a worker, which accepts no others (`engine/runtime/child/rpc_server.py`).
 
-    A worker accepts connections only from this port (`engine/runtime/child/rpc_server.py`).
+    This object keeps the port bound until its context ends, so that processes of other users cannot use it.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Key:
     def connect(self, port: int) -> socket.socket:
         """Connect to the worker of this machine that listens on `port`, and return the socket.
 
-        The source port is this object's bound port, because the worker accepts no other.
+        The source port of the connection is `self.port`, because the worker accepts no other.
 
         Raises:
             OSError: if the connection cannot be made.

@@ -33,7 +33,7 @@ from engine.machines.tunnel.streams import (
 
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
-"""Largest number of connections from one address that use no device."""
+"""Largest number of connections from one address that have no session with a device."""
 HELLO_S = 5.0
 """Time-out in seconds for the preface and the TLS handshake of a session."""
 PAIRING_S = 15.0
@@ -51,7 +51,8 @@ class LentDevice:
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, without users; None if it is no longer lent. Called in threads.
+    `describe`: returns its current description, in which `user` is empty; None if it is no longer lent. Called in
+    threads.
     """
 
     name: str
@@ -77,11 +78,11 @@ class Use:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A lent device and its session; the device's RPC server can have only one.
+    """A lent device with its session. An RPC server serves one client, so there is at most one session.
 
     `use`: the running session; None if there is none.
-    `ended`: the last session if the worker ended it; None if the client ended it, or once `Listener.take_ended`
-    returned it.
+    `ended`: the last session if the worker closed it; None if the client closed it, or after `Listener.take_ended`.
+    `taken`: the session that `Listener.take_ended` found last.
     """
 
     device: LentDevice
@@ -242,7 +243,7 @@ class Listener:
         return True
 
     def _waiting_of(self, address: str) -> int:
-        """Return the number of connections from `address` that use no device. Only these are limited by address."""
+        """Return the number of connections from `address` without a session, which `MAX_OF_ONE_ADDRESS` limits."""
         callers = [each for each in self._callers if each.address == address]
         clients = {each.session for each in callers}
         return len(callers) - sum(use.fingerprint in clients for use in self.uses)
@@ -376,9 +377,9 @@ class Listener:
         return tuple(use for place in self._places.values() if (use := place.use) is not None)
 
     def take_ended(self, device: str) -> Use | None:
-        """Return the session that ended because the worker of `device` ended; None if there was none.
+        """Return the session that was running when the worker of `device` ended; None if there was none.
 
-        A second call returns None. May be called in any thread, after the worker's end.
+        A second call for the same session returns None. May be called in any thread, after the worker's end.
         """
         place = self._places[device]
         # The loop may not have seen the end of the worker's connection yet.

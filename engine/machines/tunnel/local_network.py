@@ -1,6 +1,6 @@
 """Machines in the local network that lend devices (DNS-SD over multicast): the announcement, and the search in a child.
 
-An announcement contains what a list shows: name, device, memory, and the fingerprint that pairing verifies. The child
+An announcement states the machine's name, its device and memory, and the fingerprint that pairing verifies. The child
 parses the packets, because they are untrusted: results are bounded in number and length, and a name that two machines
 use is listed twice.
 """

@@ -1,6 +1,6 @@
 """Messages about lent devices through the tunnel: their limits, speeds and users, from the lender to paired machines.
 
-The borrower accepts their content only within the bounds of `bounded`.
+The borrower limits all texts and numbers in these messages with `bounded`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_DESCRIPTION = 80
 MAX_TYPES = 40
 """Largest number of types of weights with a speed in an offer."""
 _SLOWEST, _FASTEST = 1e6, 1e14
-"""Bounds of a plausible speed: bytes per second of memory, or weights times tokens per second of matrix products."""
+"""Bounds of plausible speeds: bytes per second read from memory, or multiply-adds per second of matrix products."""
 _LONGEST_OP_S = 1.0
 MAX_REFUSED_S = 86_400
-"""Largest plausible time of a refusal, in seconds."""
+"""Largest plausible number of seconds for which a lender refuses a borrower."""
 
 
 class Admission(StrEnum):
@@ -41,20 +41,20 @@ class Admission(StrEnum):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """The caller's first message after a preface `Purpose.ASK`.
+    """A client's request to the listener: a session with a device, or the list of lent devices (the offer).
 
-    `device`: id of the device to open a session with, None to request the offer.
+    `device`: id of the device for the session, None to request the offer.
     """
 
     device: str | None = None
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """The answer to an `Ask` for a session. If `admission` is `OPEN`, the session begins right after it.
+    """The listener's answer to a client that requested a session. With `OPEN` the session begins after this message.
 
     `user`: name of the machine that uses the device; empty if none does.
-    `is_yours`: whether the asking machine uses the device; always False from an older release.
-    `refused_s`: with `NO_WORKER`, seconds for which the asking machine is refused; 0 if it is not (`refusals.py`).
+    `is_yours`: whether the client itself uses the device; always False from an older release.
+    `refused_s`: seconds for which the client is refused, sent with `NO_WORKER`; 0 if it is not refused (`refusals.py`).
     """
 
     admission: Admission
@@ -80,11 +80,12 @@ class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
     `backend`: backend that computes behind the RPC server.
     `free_bytes`: free memory, None if unknown.
     `margin_bytes`: memory that must stay free for the lender.
-    `alignment_bytes` to `mixes_streams`: as in `BufferFacts`.
+    `alignment_bytes`, `largest_tensor_bytes`, `largest_buffer_bytes`, `mixes_streams`: limits that ggml reports for
+    the device (`BufferFacts`); None if not reported.
     `overhead_bytes`: memory that loads took beyond the engine's buffers, None if it was never measured.
-    `user`: name of the machine that uses it now, empty if none does.
-    `is_yours`: whether the machine that asks uses it.
-    `refused_s`: as in `Entrance`.
+    `user`: name of the machine that uses the device now, empty if none does.
+    `is_yours`: whether the client that requested the offer uses the device.
+    `refused_s`: seconds for which that client is refused; 0 if it is not.
     """
 
     name: str
@@ -106,9 +107,9 @@ class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferHead(msgspec.Struct, frozen=True):
-    """The answer to an `Ask` for the offer.
+    """First message of an offer.
 
-    `name`: name of the lender. `count`: number of `OfferedDevice` messages that follow.
+    `name`: name of the lender. `count`: number of `OfferedDevice` messages that follow, one for each device.
     """
 
     name: str

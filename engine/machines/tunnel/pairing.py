@@ -151,7 +151,9 @@ async def answer_pairing(
     `keep`: stores the pairing. It is called before the client gets the result, because the client may connect at once.
 
     Raises:
-        BrokenTalkError, OSError: as the methods of `Stream` raise them. Also errors of `keep`.
+        BrokenTalkError: if the client violates the protocol.
+        OSError: if the connection breaks.
+        PlacedError: if `keep` cannot write the file of pairings.
     """
     shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
     await stream.send_message(Welcome(nonce, name, "" if shown else NO_CODE))
@@ -177,9 +179,9 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
     """Run the client's side of one attempt to pair; return the pairing, which the caller stores.
 
     Raises:
-        PairingError: the attempt failed. Its text is a predicate without subject ("refused the code"); the caller
-            writes the machine's name before it.
-        BrokenTalkError, OSError: as the methods of `Stream` raise them.
+        PairingError: if the attempt failed. Its text is a predicate without subject, such as "refused the code".
+        BrokenTalkError: if the server violates the protocol.
+        OSError: if the connection breaks.
     """
     welcome = await stream.receive_message(Welcome)
     if welcome.refusal or len(welcome.nonce) != _NONCE_BYTES:

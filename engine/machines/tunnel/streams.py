@@ -1,7 +1,7 @@
 """TLS streams of asyncio between two machines: contexts with pinned certificates, messages, and forwarding.
 
-Callers set the time limits with `asyncio.timeout`, so that a limit holds for a whole conversation, however slowly the
-other side sends. Size limits are set here.
+This module limits sizes but not times: code that uses a stream sets an `asyncio.timeout` around a whole exchange of
+messages, which then holds however slowly the other side sends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.base.json_file import UNREADABLE
 from engine.machines.tunnel.identity import Identity
 
 PREFACE_BYTES = 8
-"""Bytes that a caller sends before TLS begins. A connection with other bytes is closed without a handshake."""
+"""Length of the preface: the bytes that a client sends before TLS. With other bytes the connection is closed."""
 MAX_FRAME_BYTES = 16 * 1024
 BUFFER_BYTES = 256 * 1024
 """Size in bytes of the buffer for each direction of a stream.
@@ -44,13 +44,13 @@ _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 class Purpose(StrEnum):
-    """The purpose of a connection. Its value is the preface that the caller sends before TLS."""
+    """The purpose of a connection. Its value is the preface: the bytes that a client sends before TLS."""
 
     SESSION = "LDTP1 S\n"
     PAIRING = "LDTP2 P\n"
     """Version 2 of pairing. Version 1 used codes of 8 letters and another exchange."""
     ASK = "LDTP3 A\n"
-    """A paired machine requests the offer, or a session with a device by its id. `SESSION` cannot name a device."""
+    """A request (`Ask`) follows, which can name a device. `SESSION` cannot: older releases lend a single device."""
 
 
 class BrokenTalkError(Exception):
@@ -228,8 +228,8 @@ class Stream(asyncio.BufferedProtocol):
 async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> Stream:
     """Do the TLS handshake on a connection and return the stream, which then owns the connection.
 
-    `start_tls` of asyncio is not used: it loses bytes that its reader has already read, and a caller's handshake
-    directly follows its preface.
+    `start_tls` of asyncio is not used: it loses bytes that its reader has already read. A client sends the handshake
+    directly after the preface, so both may arrive together.
 
     Raises:
         OSError: if the handshake fails. The connection is then closed.
@@ -289,9 +289,9 @@ async def read_preface(connection: socket.socket) -> Purpose | None:
 
 
 def serving_context(identity: Identity, clients: Iterable[bytes] | None) -> ssl.SSLContext:
-    """Return the TLS context of the listener, which accepts only clients with one of these certificates (DER).
+    """Return the server's TLS context for a connection to the listener.
 
-    `clients`: None accepts any caller, who must then pair.
+    `clients`: certificates (DER) of the only clients to accept; None accepts any client, which must then pair.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     # No session tickets: each session has a context of its own, so none could be redeemed.
@@ -303,9 +303,10 @@ def serving_context(identity: Identity, clients: Iterable[bytes] | None) -> ssl.
 
 
 def calling_context(identity: Identity, server: bytes | None) -> ssl.SSLContext:
-    """Return the TLS context of a caller, which accepts only a server with this certificate (DER).
+    """Return the client's TLS context for a connection to another machine.
 
-    `server`: None accepts any server, which must then prove that it knows the pairing code.
+    `server`: certificate (DER) of the only server to accept; None accepts any, which must then prove that it knows
+    the pairing code.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     # A pinned certificate says who it is; its name and its dates say nothing.

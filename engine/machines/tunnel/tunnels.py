@@ -186,7 +186,10 @@ class Tunnels:
     def route(self, endpoint: str, fingerprint: str) -> str:
         """Return the local address (host:port) of the tunnel to a machine; empty if it is not paired.
 
-        Raises as `reach`.
+        A missing tunnel is started, which blocks for a moment.
+
+        Raises:
+            EngineError: if the tunnel does not open.
         """
         return self._open([(endpoint, fingerprint)]).get((endpoint, fingerprint), "")
 

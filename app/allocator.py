@@ -49,8 +49,8 @@ def freeze_window_objects() -> None:
     """Exclude all objects that exist now from garbage collection, and turn it on again. Call it with a complete window.
 
     Python starts a full collection only when the new objects exceed a quarter of the objects that survived the last
-    one. If the objects of the window counted, collections would be rare, and unreachable forecast tables would fill
-    many megabytes.
+    one. If the objects of the window counted, full collections would be rare, and unreachable forecast tables would
+    take many megabytes until the next one.
     """
     gc.freeze()
     gc.enable()

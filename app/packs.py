@@ -40,15 +40,16 @@ def pack_keys() -> PackKeys:
     return PackKeys(pack_key_path(), pack_publishers_path())
 
 
-def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this machine, also those that only engine packs support, and the devices of RPC servers.
+def find_all_devices(self_tests: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
+    """Return the devices of this computer, with those that only engine packs support, and the devices of RPC servers.
 
-    `verdicts`: file of the results of the self test. `rpc_endpoints`: addresses `host:port`. `checks`: file of the
-    results of the engine checks, or None.
+    `self_tests`: file with the results of testing whether a device may be several entries of one layout.
+    `rpc_endpoints`: addresses `host:port` of the RPC servers.
+    `checks`: file with the results of the engine checks, which name broken features; None to ignore them.
     """
     from engine.machines.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)
+    return find_packed_devices(pack_installer(), self_tests, rpc_endpoints, checks=checks)
 
 
 def main() -> None:

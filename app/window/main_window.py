@@ -44,13 +44,13 @@ MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
 _SAME_HEIGHT = 4
-"""Difference in pixels up to which two heights of a dock are the same: Qt rounds them to its separators."""
+"""Two heights of a dock count as the same up to this difference in pixels, since Qt rounds heights."""
 PROPOSALS_REPORT_HEIGHT = 200
-"""Height in pixels for the sentence of a failed load and the first proposals below it."""
+"""Height of the load report in pixels that shows the sentence of a failed load and its first proposals."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
-"""Qt's macro for the largest size of a widget; PySide does not export it."""
+"""Largest width or height of a widget, as in Qt's macro of this name; PySide does not export it."""
 REPORT_SHARE = 0.27
-"""Height of the load report as share of the window's height. A window below `ROOMY_HEIGHT` has a fixed height."""
+"""Height of the load report as share of the window's height, if the window is at least `ROOMY_HEIGHT` high."""
 BOTH_WIDTH = 1600
 """Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3

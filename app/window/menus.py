@@ -352,7 +352,7 @@ def view_menu(
     show_palette: _Do,
     show_on_top: Callable[[bool], None],
 ) -> Menu:
-    """Return the View menu: palette, arrangements, library, zoom, theme and language."""
+    """Return the View menu: command palette, arrangements, library, zoom, theme and language."""
 
     def choose(name: ThemeName) -> None:
         settings.theme = name

@@ -35,7 +35,7 @@ def show_number(box: QSpinBox, number: int) -> int:
 
 
 def is_typed_in(box: QSpinBox) -> bool:
-    """Return whether the user is typing a number that is not entered yet."""
+    """Return whether the user is typing a number, and has not yet entered it by Enter or by leaving the box."""
     return box.hasFocus() and box.lineEdit().isModified()
 
 

@@ -131,9 +131,10 @@ class DeviceStrip(QWidget):
         self._show_lines()
 
     def _order_stops(self) -> None:
-        """Put the cards into the Tab order after the button, because they are made later than the rest of the window.
+        """Put the cards into the Tab order after the button that adds devices.
 
-        The order is set from the button on. Reading Qt's focus chain from Python corrupts memory (PySide6 6.11.3).
+        By default they would be last, because they are made later than the rest of the window. The order begins at the
+        button, because reading Qt's focus chain from Python corrupts memory (PySide6 6.11.3).
         """
         before: QWidget = self.add_button
         for card in self._cards.values():

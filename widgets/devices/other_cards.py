@@ -26,7 +26,11 @@ class OtherCardsDialog(Dialog):
     use_requested = Signal(object)  # tuple[str, ...]
 
     def __init__(self, cards: Sequence[str], headings: Sequence[str], parent: QWidget | None = None) -> None:
-        """Make the dialog. `cards`: names of the graphics cards to choose from. `headings`: names of the rows."""
+        """Make the dialog.
+
+        `cards`: names of the graphics cards to choose from.
+        `headings`: names of the compared figures, one for each row of the comparison.
+        """
         super().__init__(tr("Plan with Other Cards"), parent, once=True)
         self._headings = tuple(headings)
         self.card_box = ComboBox()

@@ -219,7 +219,7 @@ class LayoutEditor(QFrame):
         self._show_legend()
 
     def _show_legend(self) -> None:
-        """Show the legend if there is room for it besides a lane and the numbers."""
+        """Show the legend if the editor is high enough for a lane, the number fields and the legend."""
         room = zoomed(_LEGEND_FROM_PX + (0 if self.numbers.isHidden() else _NUMBERS_PX))
         self._legend.setVisible(self._preview is not None and self.height() >= room)
 

@@ -36,7 +36,7 @@ _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
 """Height of one line of number fields, in pixels."""
-_BESIDE_PX = 270
+_OTHER_PARTS_PX = 270
 """Height in pixels of the editor's parts other than the fields: heading, line, answer, ruler, a lane and notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
@@ -95,7 +95,7 @@ class NumberBar(QFrame):
 
     def set_room(self, height: int) -> None:
         """Limit the height of the fields, so that a lane stays visible in an editor of `height` pixels."""
-        self._room = max(height - _BESIDE_PX, _LEAST_ROOM_PX)
+        self._room = max(height - _OTHER_PARTS_PX, _LEAST_ROOM_PX)
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

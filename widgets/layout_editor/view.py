@@ -57,7 +57,7 @@ _SCROLL_STEP = 8
 _SCROLL_INTERVAL_MS = 16
 
 
-def _same_ground(before: Preview, after: Preview) -> bool:
+def _same_model_and_devices(before: Preview, after: Preview) -> bool:
     """Return whether both previews have the same model and devices, so that a drag and a selection remain valid."""
     return (
         before.model_name == after.model_name
@@ -129,8 +129,8 @@ class EditorView(QGraphicsView):
             self._scene.shown = None
         else:
             self._show(preview)
-        same_ground = before is not None and preview is not None and _same_ground(before.preview, preview)
-        self.interaction.set_shown(self._scene.shown, same_ground=same_ground)
+        keeps_drag = before is not None and preview is not None and _same_model_and_devices(before.preview, preview)
+        self.interaction.set_shown(self._scene.shown, keeps_drag=keeps_drag)
         self.parts.tell_change(before, self._scene.shown)
         if self.interaction.hover is not None and self.interaction.drag is None:
             # Another item may be under the pointer now.

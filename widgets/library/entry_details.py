@@ -220,7 +220,7 @@ class EntryDetails(QScrollArea):
             self.removal_requested.emit(RemovalRequest(model.entry, each, each.copy))
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """Show the saved layouts among `documents`, which belong to this model."""
+        """Show the saved layouts of this model. Other documents in `documents` are left out."""
         self.layouts.show_layouts(documents)
 
     def _save_notes(self) -> None:

@@ -1,4 +1,4 @@
-"""Dialogs that add devices: caps of a lab rig, a remote worker's address with its warning, the split by NUMA node."""
+"""Dialogs that add devices: the workers of a lab rig, a remote worker by its address, and a worker per NUMA node."""
 
 from __future__ import annotations
 

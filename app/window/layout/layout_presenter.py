@@ -52,7 +52,10 @@ def outcome_text(found: ExpertOutcome) -> str:
 
 
 class LayoutPresenter(QObject):
-    """Connects layout editor, share editor and settings bar with the document, which owns the drag of layers."""
+    """Connects layout editor, share editor and settings bar with the document.
+
+    The document also keeps the state of a drag, so that moves of one drag are one undo step.
+    """
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[_Progress]):
-    """What a function in the background gets from its `Latest` runner. May be used in any thread.
+    """Cancellation token and progress callback of a function that `Latest.run` calls. May be used in any thread.
 
     `token`: cancelled when a newer request replaces this one, or when a method of `Latest` ends it.
     `tell`: reports progress. The value is delivered in the GUI thread, unless the request was replaced meanwhile.

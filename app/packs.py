@@ -34,7 +34,7 @@ def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
 
 
 def pack_keys() -> PackKeys:
-    """Return the keys for signatures of engine packs: the key of this computer, and those of trusted publishers."""
+    """Return the keys for signatures of engine packs: the key of this computer, and the keys of trusted publishers."""
     from engine.devices.packs.signing import PackKeys
 
     return PackKeys(pack_key_path(), pack_publishers_path())

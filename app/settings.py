@@ -28,7 +28,7 @@ RETRY_MS = 10_000
 # So many digits and more may exceed 64 bits.
 MAX_DIGITS = 19
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
-"""Default address of the API server, the same as of `layerdeck-cli serve`."""
+"""Default address of the API server, in the window and in `layerdeck-cli serve`."""
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=str)

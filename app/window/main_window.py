@@ -55,7 +55,7 @@ BOTH_WIDTH = 1600
 """Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
-"""Least height of the API server panel in pixels when it is opened. In a high window, `SERVER_SHARE` gives it more."""
+"""Least height of the opened API server panel in pixels. In a high window it has `SERVER_SHARE` of the height."""
 SCREEN_ROOM = QSize(16, 40)
 """Space in pixels on the screen for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)
@@ -159,7 +159,10 @@ class MainWindow(QMainWindow):
         return dock
 
     def complete_menus(self, *, before_demo: QAction) -> None:
-        """Add the entries of the docks to the View menu, and the menu of recent models to the File menu."""
+        """Add entries that show or hide the docks to the View menu, and the menu of recent models to the File menu.
+
+        `before_demo`: entry of the File menu before which the recent models are inserted.
+        """
         view = self.menus["View"]
         first = view.actions()[0]
         view.insertActions(first, [dock.toggleViewAction() for dock in (*self.docks.values(), self.serve_dock)])

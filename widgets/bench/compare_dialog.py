@@ -142,7 +142,7 @@ class CompareDialog(Dialog):
     def show_progress(self, words: str, done: int, total: int) -> None:
         """Show the progress of the comparison: `done` of `total` steps, with the text `words`.
 
-        A `total` of 0 shows a busy bar.
+        If `total` is 0, the bar shows activity without a share.
         """
         # Qt shows the range 0 to 0 as "busy".
         self.progress_bar.setRange(0, total)

@@ -378,7 +378,7 @@ class ChatRows(QStyledItemDelegate):
     def _draw_line(
         self, painter: QPainter, shown: QStyleOptionViewItem, place: QPointF, room: QRect, hit: ListedHit
     ) -> None:
-        """Draw the snippet of a hit on one line, with the match in bold."""
+        """Draw the snippet of a search match on one line, with the match itself in bold."""
         fitted = fit_snippet(hit, shown.fontMetrics, room.width())
         text = shown.fontMetrics.elidedText(fitted.text, Qt.TextElideMode.ElideRight, room.width())
         bold = QTextLayout.FormatRange()

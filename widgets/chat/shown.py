@@ -26,7 +26,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """An image of a message. `picture`: the key of its thumbnail in the gallery."""
+    """An image of a message. `picture`: the key of its thumbnail in `Gallery`."""
 
     picture: str
     name: str

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""Height without cards, about that of a card, so that the editor below does not move when the first card appears."""
+"""Height of the strip without cards: about that of a card, so that the first card does not move the editor below."""
 
 
 class DeviceStrip(QWidget):
@@ -340,7 +340,7 @@ class DeviceLine(QWidget):
 class DevicesOnTop(QWidget):
     """A small window with all devices in one line, on top of the windows of all programs.
 
-    A Wayland compositor may not let a window stay on top; there it is an ordinary small window.
+    Not all Wayland compositors let a window stay on top. Under the others it is an ordinary small window.
     """
 
     closed = Signal()

@@ -76,7 +76,7 @@ class OtherCardsDialog(Dialog):
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:
-        """Show `sentence` as the reason why the chosen cards cannot be used, and disable the button for the editor."""
+        """Show why the chosen cards cannot be used, and disable the button Show in the Editor."""
         self.use_button.setEnabled(False)
         self.say(sentence)
 

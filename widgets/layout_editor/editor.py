@@ -44,7 +44,7 @@ class LayoutEditor(QFrame):
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device; the text names both."""
+    """Requests the reason why layers or the output are on their device. The argument describes the layers."""
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
@@ -138,7 +138,7 @@ class LayoutEditor(QFrame):
         return self._view
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`, or the invitation to open a model if it is None."""
+        """Show `preview`; if it is None, show a text that asks to open a model."""
         self._preview = preview
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
@@ -174,7 +174,7 @@ class LayoutEditor(QFrame):
         self.updateGeometry()
 
     def show_while_empty(self, widget: QWidget) -> None:
-        """Show `widget` instead of the invitation to open a model, while there is no preview."""
+        """Show `widget` while there is no preview, instead of a text that asks to open a model."""
         self._pages.addWidget(widget)
         self._pages.removeWidget(self._empty)
         self._empty = widget

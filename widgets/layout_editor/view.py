@@ -74,7 +74,7 @@ class EditorView(QGraphicsView):
     """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device; the text names both."""
+    """Requests the reason why layers or the output are on their device. The argument describes the layers."""
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
@@ -338,7 +338,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Scroll, and continue a drag at the new place under the pointer."""
+        """Scroll. A drag continues at the point of the scene that is now under the pointer."""
         # The lanes move under a pointer that rests, and no mouse event tells so.
         super().wheelEvent(event)
         self._follow_pointer()

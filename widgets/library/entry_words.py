@@ -86,7 +86,7 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
 
 
 def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
-    """Return texts of `model` in which `searched` words were found, and which its row does not show otherwise."""
+    """Return texts of `model` that contain `searched` words but are not in its row, such as file names and notes."""
     entry, facts = model.entry, model.entry.facts
     copies = [copy.first for each in entry.quantisations for copy in each.copies]
     texts = [

@@ -146,7 +146,7 @@ class LoadReport(QWidget):
         self.details_toggled.emit(shown)
 
     def show_idle(self) -> None:
-        """Show that there was no load yet."""
+        """Show that no load has been started yet."""
         self._show(None, IDLE_SENTENCE)
 
     def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:

@@ -152,7 +152,7 @@ class Styles:
         return result
 
     def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
-        """Return the format of an empty line in a code frame: the one above the code (`is_head`), or the one below."""
+        """Return the format of the empty line above the code in its frame (`is_head`), or of the one below."""
         result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
         result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
         result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)
@@ -186,5 +186,5 @@ class Styles:
 
 
 def _look(run: Run) -> Run:
-    """Return a run with only those fields that determine its format, to be the key of the cache."""
+    """Return `run` without its text and other fields that do not change its format, as a key of the cache."""
     return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)

@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Function from the key to the text that must be copied once the key has been read; None if there is none."""
+        """Returns the text to copy from the key, once the key has been read; None if nothing is to be copied."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -254,7 +254,7 @@ class ServePane(QWidget):
         )
 
     def show_status(self, status: ServeStatus) -> None:
-        """Show the state of the server. If a text waits for the key, copy it now."""
+        """Show the state of the server. Copy the text that waits for the key, if the key is known now."""
         self._status = status
         if status.key or status.fault:
             made, self._copy_with_key = self._copy_with_key, None

@@ -132,7 +132,7 @@ def ask_remote_endpoint(
 ) -> None:
     """Ask for a remote worker's address, and call `then` with `host:port`.
 
-    `warn`: show the warning about open networks first. `on_warned`: called when the user accepts it.
+    `warn`: whether to warn first that RPC has no encryption. `on_warned`: called if the user goes on after the warning.
     """
 
     def ask() -> None:

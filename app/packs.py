@@ -1,4 +1,4 @@
-"""Engine packs (ggml backends as installable files): their store, and the variable that makes children load them."""
+"""Engine packs (ggml backends as installable files): their store, and the variable that tells children to load them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A mark whose process has ended means that the window crashed or was killed; the next window opens its models again.
 Python's faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes.
-They contain no text of conversations.
+These files contain no text of conversations.
 """
 
 from __future__ import annotations

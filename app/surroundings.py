@@ -16,7 +16,7 @@ _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOM
 """Variables to check. By the XDG Base Directory Specification, a relative path or an empty value counts as unset."""
 _MOST_BYTES, _MOST_OF_A_NAME = 3000, 255
 """Largest length in bytes of a folder's path, and of one name in it.
-With these, paths of our files below the folder stay within the limits of the system."""
+With these limits, the paths of our files in the folder are not too long for the system."""
 _NO_HOME = "/"
 """HOME for a user without an entry in passwd, as in a container. Writing to this folder fails with a message."""
 

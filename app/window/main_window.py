@@ -217,7 +217,7 @@ class MainWindow(QMainWindow):
     def show_server(self) -> None:
         """Show the API server panel, high enough to read some requests.
 
-        If the window is not wide, the panel hides the load report until it is closed.
+        If the window is not wide, the load report is hidden until the panel is closed.
         """
         dock, report = self.serve_dock, self.docks["report"]
         # The report, its neighbour, has little height before the first load.
@@ -251,7 +251,7 @@ class MainWindow(QMainWindow):
 
     @property
     def _has_our_height(self) -> bool:
-        """Whether the load report has a height that the program has set, so that the user has not dragged it."""
+        """Whether the load report still has a height set by the program; False if the user has dragged its edge."""
         height = self.docks["report"].height()
         return any(abs(height - ours) <= _SAME_HEIGHT for ours in (self._report_height, self._settled_height))
 

@@ -89,7 +89,7 @@ def layout_menu(
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
-    """Return the Layout menu: proposals, automatic layouts, pins, speed comparison, export and import."""
+    """Return the Layout menu: automatic layouts, pins, speed comparison, export and import."""
     strategies = (
         Command(
             f"auto_{words.name}",

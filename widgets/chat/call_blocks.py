@@ -86,7 +86,10 @@ class ResultEdit(QWidget):
 
 
 class CallBlock(QWidget):
-    """Block of one tool call. Folded, it is a line with name and arguments; unfolded, it also has JSON and id."""
+    """Block of one tool call.
+
+    Folded, it is a line with name and arguments. Unfolded, it shows the arguments as JSON and the id of the call.
+    """
 
     height_changed = Signal()
 

@@ -378,7 +378,7 @@ class SettingsPanel(QScrollArea):
         self.delete_button.setEnabled(chosen in names)
 
     def show_values(self, rows: Mapping[str, SettingRow]) -> None:
-        """Show the values of all settings. `rows` has the key of each setting with its value."""
+        """Show the values of all settings. `rows` maps the key of each setting to its value and the value's origin."""
         for key, row in rows.items():
             self.fields[key].show_text(row.text)
             self._sources[key].setText(row.source)

@@ -120,7 +120,7 @@ class SettingControl(QObject):
     def disable_choices(self, refused: Mapping[str, str]) -> None:
         """Disable values that cannot be used.
 
-        `refused`: reasons by the text of the value. Controls without a list do nothing.
+        `refused`: maps the text of each such value to the reason. Controls without a list of values do nothing.
         """
 
 

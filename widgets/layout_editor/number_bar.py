@@ -37,7 +37,7 @@ _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
 """Height of one line of number fields, in pixels."""
 _OTHER_PARTS_PX = 270
-"""Height in pixels of the editor's parts other than the fields: heading, line, answer, ruler, a lane and notes."""
+"""Height in pixels of the other parts of the editor: heading, input line and its result, ruler, a lane, notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 
@@ -50,7 +50,10 @@ class ExpertCount:
 
 
 class NumberBar(QFrame):
-    """Shows the numbers of a preview. A changed number of layers is emitted as one finished move."""
+    """Shows for each device the number of its layers, and the number of layers whose experts are on it.
+
+    A changed number of layers is emitted as one finished move, a changed number of experts as `experts_entered`.
+    """
 
     moved = Signal(Move)
     move_finished = Signal()

@@ -381,7 +381,9 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
-"""If a load sends weights to a worker for this number of seconds, the tooltip of the speed, or also a note, says so."""
+"""Least time in seconds that a load sends weights to a worker, so that the tooltip of the speed mentions it; and so
+that a note below the lanes does.
+"""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")

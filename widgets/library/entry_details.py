@@ -210,7 +210,7 @@ class EntryDetails(QScrollArea):
             self.notes_changed.emit(NotesChange(self._model, preset=name))
 
     def remove(self) -> None:
-        """Request to trash the selected quantisation, or to remove a missing one from the list."""
+        """Request to move the selected quantisation to the trash, or to remove a missing one from the list."""
         model, each = self._model, self.quantisation
         if model is None or each is None:
             return

@@ -1,4 +1,4 @@
-"""Values between parser and document: blocks (lines and tables), runs of text, limits, and escaped characters."""
+"""Values that the parser returns and the document shows: blocks (lines and tables) of text runs. Also their limits."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MARKER_PX = -18.0
 """Text indent of a list item: its marker is left of the text, followed by a tab of the same width."""
 LINE_DISTANCE_PX = 4.0
 EDGE = QTextFormat.Property.UserProperty.value + 4
-"""Property of empty lines that are part of a code frame, not of the text."""
+"""Property of a text block that marks the empty lines in a code frame, which are not part of the text."""
 _FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
 BLOCK_GAP_PX = 8.0
 ITEM_GAP_PX = 3.0

@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Returns the text to copy from the key, once the key has been read; None if nothing is to be copied."""
+        """Makes the text to copy out of the key. It is called once the key has been read; None if no copy waits."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -254,7 +254,7 @@ class ServePane(QWidget):
         )
 
     def show_status(self, status: ServeStatus) -> None:
-        """Show the state of the server. Copy the text that waits for the key, if the key is known now."""
+        """Show the state of the server, and finish a copy that had to wait until the key was read."""
         self._status = status
         if status.key or status.fault:
             made, self._copy_with_key = self._copy_with_key, None

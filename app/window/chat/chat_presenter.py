@@ -299,7 +299,7 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show how many tokens are in the context. Their parts, such as the system prompt, follow when counted."""
+        """Show how many tokens are in the context. The count of each part, such as the system prompt, follows."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
         marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}

@@ -27,7 +27,7 @@ from widgets.devices.other_cards import OtherCardsDialog
 
 
 class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
-    """Compares the current model on the present devices with chosen cards added.
+    """Compares forecasts of the current model: on the present devices, and with the chosen cards added.
 
     If other cards are chosen, the running computation is cancelled.
     """

@@ -151,7 +151,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog = self.dialog
         if dialog is None:
             return
-        note = "" if self._model is None else import_note(model_facts(self._model), results.model)
+        note = "" if self._model is None else import_note(_bench_model(self._model), results.model)
         if note:
             dialog.say(note, bad=True)
         elif results.ended:
@@ -227,6 +227,6 @@ def _with_side_files(edit: Edit, current: SideFiles) -> Edit:
     return replace(edit, side_files=replace(current, draft=edit.side_files.draft))
 
 
-def model_facts(model: ModelFile) -> BenchModel:
+def _bench_model(model: ModelFile) -> BenchModel:
     """Return the description of a model that is stored with comparison results."""
     return BenchModel(model.name, model.architecture, model.size_bytes, model.n_layers)

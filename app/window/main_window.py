@@ -32,7 +32,7 @@ MENUS = {
     "View": tr("&View"),
     "Help": tr("&Help"),
 }
-"""Titles of the menus by their names in the code, for `menus`."""
+"""Titles of the menus. The keys are the names of the menus in `MainWindow.menus`."""
 DOCK_STATE_VERSION = 1
 SIDES = ("models", "chat")
 """Names of the docks at the left and right side."""

@@ -1,4 +1,4 @@
-"""Texts of device cards, made of plain values."""
+"""Texts of device cards: functions that turn devices, readings and links into text."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, sp
 from widgets.layout_editor.view import EditorView
 
 _LEGEND_FROM_PX = 210
-"""Height of the editor from which it has room for the legend."""
+"""Least height of the editor in pixels at which the legend is shown; more is needed with the number fields."""
 _NUMBERS_PX = 72
 """Height in pixels of the number fields above the lanes if they need one line."""
 EMPTY_TEXT = tr("Open a model to see its layers")
@@ -124,7 +124,7 @@ class LayoutEditor(QFrame):
 
     @property
     def speed_text(self) -> str:
-        """The text of the speed in the header."""
+        """The speed of the layout as the header of the editor shows it."""
         return self._speed.text()
 
     @property

@@ -91,7 +91,7 @@ class Styles:
         return self._characters[key]
 
     def formula(self, run: Run) -> QTextCharFormat:
-        """Return the format of the object character that stands for a formula."""
+        """Return the format of the object replacement character (U+FFFC) that stands for a formula."""
         result = QTextCharFormat(self.character(Run("", code=True, token="comment"), -1))
         result.setObjectType(FORMULA_TYPE)
         result.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)

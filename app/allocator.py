@@ -16,8 +16,9 @@ _ARENAS = 2
 """Largest number of malloc arenas. glibc allows eight for each core, and an arena keeps the free memory of its threads
 after they have ended. Our threads hold Python's interpreter lock while they allocate, so two arenas are enough."""
 _MAPPED_BYTES = MIB
-"""Blocks of this size or more are mapped, and returned to the system when they are freed. If the threshold is not set,
-glibc raises it to the size of each mapped block that is freed, up to 32 MiB, and no longer returns such blocks."""
+"""Blocks of this size or more are allocated by `mmap`, and returned to the system when they are freed.
+If the threshold is not set, glibc raises it to the size of each freed block, up to 32 MiB. Smaller blocks are then no
+longer returned."""
 
 _RARE_COLLECTIONS = (2000, 10, 50)
 """Thresholds of the garbage collector's three generations (`gc.set_threshold`); Python's default is (700, 10, 10)."""
@@ -49,8 +50,8 @@ def freeze_window_objects() -> None:
     """Exclude all objects that exist now from garbage collection, and turn it on again. Call it with a complete window.
 
     Python starts a full collection only when the new objects exceed a quarter of the objects that survived the last
-    one. If the objects of the window counted, collections would be rare, and unreachable forecast tables would fill
-    many megabytes.
+    one. If the objects of the window counted, full collections would be rare, and unreachable forecast tables would
+    take many megabytes until the next one.
     """
     gc.freeze()
     gc.enable()

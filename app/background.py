@@ -33,10 +33,10 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[_Progress]):
-    """Cancellation token and progress callback that a request passes to its background work. May be used in any thread.
+    """Cancellation token and progress callback of a function that `Latest.run` calls. May be used in any thread.
 
-    `token`: token that is cancelled when a newer request replaces this one, or by `cancel` of the runner.
-    `tell`: callback for progress. The value is delivered in the GUI thread, unless the request was cancelled meanwhile.
+    `token`: cancelled when a newer request replaces this one, or when a method of `Latest` ends it.
+    `tell`: reports progress. The value is delivered in the GUI thread, unless the request was replaced meanwhile.
     """
 
     token: CancelToken
@@ -70,12 +70,12 @@ class Background(QObject):
         quiet: bool = False,
         worker: Worker | None = None,
     ) -> None:
-        """Run `function` in a new thread, or in that of `worker`; then `on_result` or `on_error` in the GUI thread.
+        """Run `function` in the background, then call `on_result` or `on_error` in the GUI thread.
 
         `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread.
         `what`: description that is shown while the work runs, such as "Reading demo.gguf", unless `quiet`.
-        `worker`: thread that runs its work in the order of the calls. Writes of one file need it: with two threads the
-        later write could come first.
+        `worker`: runs `function` after the functions that it was given before; None for a thread of its own. Writes to
+        one file need a worker: in two threads the later write could come first.
         """
         # A key of its own: two pieces of work may have the same description.
         work = object()
@@ -143,8 +143,8 @@ class Background(QObject):
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
-    `cancel` drops the result of the running request as well. After `stop` or `close` the result is delivered: work that
-    sees its cancelled token may return what it has found so far.
+    `cancel` drops the result of the running request as well. `stop` and `close` also cancel its token, but its result
+    is still delivered: the work may return what it has found so far.
 
     All methods are called in the GUI thread, and all results are delivered there, so no lock is needed.
     """
@@ -169,10 +169,10 @@ class Latest:
         *,
         quiet: bool = False,
     ) -> None:
-        """Run `work` in a background thread, then `on_result` or `on_error` in the GUI thread.
+        """Run `work` in a background thread, then call `on_result` or `on_error` in the GUI thread.
 
-        If another request starts before that, this one is cancelled and neither is called. `what` and `quiet` are as in
-        `Background.run`.
+        If another request starts before that, this one is cancelled and neither is called.
+        `what`: description that is shown while the work runs, unless `quiet`.
         """
         self.cancel()
         token = self._token = CancelToken()

@@ -52,7 +52,7 @@ def skip_feature_search() -> None:
     """Prevent PySide from reading the source of each module that is imported after this call.
 
     PySide searches the source for `from __feature__ import`, which nothing here uses. The search took a fifth of the
-    processor time of the imports before the first picture, and a tenth of those after it (PySide6 6.11.3). The PySide
+    processor time of imports before the first picture, and a tenth of later imports (PySide6 6.11.3). The PySide
     function that is replaced is private: if it is missing, nothing is changed.
     """
     with suppress(ImportError):
@@ -185,7 +185,7 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 
 
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
-    """Open the files of later program starts in this window.
+    """Open the files that a later start of the program passes to this process, which already has the window.
 
     Files that arrive before the window is complete are opened as soon as it is.
     """
@@ -214,8 +214,8 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
 class QuitOnSignals:
     """Closes the window on SIGINT, SIGTERM and SIGHUP.
 
-    Python runs signal handlers only between bytecodes, so not while Qt's event loop waits. The C handler writes a byte
-    to the wake-up socket at once, and a notifier of that socket wakes the event loop.
+    Python runs signal handlers only between bytecodes, so not while Qt's event loop waits. But its C handler writes a
+    byte to the wake-up socket immediately, and a `QSocketNotifier` of that socket wakes the event loop.
     """
 
     def __init__(self, application: QApplication) -> None:

@@ -22,10 +22,13 @@ def find_lendings(
 ) -> tuple[Lending, ...]:
     """Find the devices of this computer, and return those that it lends.
 
-    The arguments are those of `choose_lendings`. The search for devices takes time: not for the GUI thread.
+    `only`, `without`: ids of devices to lend and not to lend. If `only` is empty, all others are lent.
+    `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.
+
+    The search for devices takes time: not for the GUI thread.
 
     Raises:
-        EngineError: the engine cannot list its devices, or `choose_lendings` refuses the arguments.
+        EngineError: the engine cannot list its devices, or an argument is not valid, such as an unknown id.
     """
     found = find_all_devices(self_test_path(), checks=engine_checks_path())
     rig = read_calibration(calibration_path()).apply(found)

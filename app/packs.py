@@ -1,4 +1,4 @@
-"""Engine packs (ggml backends as installable files): their store, and the variable that makes children load them."""
+"""Engine packs (ggml backends as installable files): their store, and the variable that tells children to load them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
 
 
 def pack_keys() -> PackKeys:
-    """Return the keys for signatures of engine packs: the key of this computer, and those of trusted publishers."""
+    """Return the keys for signatures of engine packs: the key of this computer, and the keys of trusted publishers."""
     from engine.devices.packs.signing import PackKeys
 
     return PackKeys(pack_key_path(), pack_publishers_path())
 
 
-def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this machine, also those that only engine packs support, and the devices of RPC servers.
+def find_all_devices(self_tests: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
+    """Return the devices of this computer, with those that only engine packs support, and the devices of RPC servers.
 
-    `verdicts`: file of the results of the self test. `rpc_endpoints`: addresses `host:port`. `checks`: file of the
-    results of the engine checks, or None.
+    `self_tests`: file with the results of testing whether a device may be several entries of one layout.
+    `rpc_endpoints`: addresses `host:port` of the RPC servers.
+    `checks`: file with the results of the engine checks, which name broken features; None to ignore them.
     """
     from engine.machines.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)
+    return find_packed_devices(pack_installer(), self_tests, rpc_endpoints, checks=checks)
 
 
 def main() -> None:

@@ -39,12 +39,12 @@ def calibration_path() -> Path:
 
 
 def self_test_path() -> Path:
-    """Return the file of self test results, which tell which backends can be used twice in one layout."""
+    """Return the file with the results of testing whether a device may be several entries of one layout."""
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 
 def engine_checks_path() -> Path:
-    """Return the file of results of the engine checks, which find features that do not work on a device."""
+    """Return the file with the results of the engine checks, which find features that are broken on a device."""
     return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
 
 
@@ -99,7 +99,7 @@ def packs_path() -> Path:
 
 
 def pack_book_path() -> Path:
-    """Return the file of engine packs: results of their checks, and which are disabled."""
+    """Return the file with the check results of engine packs, and the names of disabled packs."""
     return user_data_path(APPLICATION, appauthor=False) / "packs.json"
 
 

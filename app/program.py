@@ -18,7 +18,7 @@ from engine.base.programs import CHILDREN
 CLI_NAME = "layerdeck-cli"
 
 
-def give_libraries_back(environ: MutableMapping[str, str]) -> None:
+def restore_library_path(environ: MutableMapping[str, str]) -> None:
     """Restore LD_LIBRARY_PATH, so that system programs that we start, such as a browser, use the system's libraries.
 
     PyInstaller's loader sets the variable to the bundle's libraries and stores the old value in LD_LIBRARY_PATH_ORIG.
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program, *words = sys.argv if arguments is None else arguments
     # Set by PyInstaller.
     if getattr(sys, "frozen", False):
-        give_libraries_back(os.environ)
+        restore_library_path(os.environ)
     match words:
         case [option, *of_child] if option.startswith("--") and (child := CHILDREN.get(option[2:])):
             sys.argv = [program, *of_child]

@@ -1,8 +1,8 @@
-"""Run marks: files that say which windows run, one for each, with the models that it has open.
+"""Run marks: each running window has a file with its process id and the models that it has open.
 
-A mark whose process is gone means that the window crashed or was killed; the next window opens its models again.
+A mark whose process has ended means that the window crashed or was killed; the next window opens its models again.
 Python's faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes.
-They contain no text of conversations.
+These files contain no text of conversations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunMark(msgspec.Struct, frozen=True):
     """The content of a run mark: a running window and its open models.
 
     `process`: id and start time of the process. `models`: the open models; the visible one is last.
-    `restored`: whether this window has itself opened the models of a crashed one again.
+    `restored`: whether this window opened the models of a crashed window again. If it crashes too, they stay closed.
     """
 
     version: int
@@ -111,7 +111,7 @@ class RunMarks:
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
         """Write the open models into the mark. Nothing is written after `end`.
 
-        `restored`: whether this window has itself opened again the models of a window that crashed.
+        `restored`: whether this window opened the models of a crashed window again.
         """
         self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
 
@@ -142,7 +142,7 @@ class RunMarks:
         return tuple(sorted(ended, key=lambda run: -run.seen_s))
 
     def has_others(self) -> bool:
-        """Return whether another window runs, by the run marks in the folder."""
+        """Return whether the folder has the run mark of another window that still runs."""
         others = (path for path in self._folder.glob(f"*{_MARK}") if path != self._path)
         marks = (read_kept(path, RunMark, MAX_FILE_BYTES) for path in others)
         return any(mark is not None and is_alive(mark.process) for mark in marks)

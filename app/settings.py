@@ -28,7 +28,7 @@ RETRY_MS = 10_000
 # So many digits and more may exceed 64 bits.
 MAX_DIGITS = 19
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
-"""Default address of the API server, the same as of `layerdeck-cli serve`."""
+"""Default address of the API server, in the window and in `layerdeck-cli serve`."""
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=str)
@@ -77,7 +77,7 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
 
     `projector`: path of the projector's file; empty if there is none.
     `device`: device of the projector; None for automatic.
-    `draft`: JSON text as of `encode_draft`; empty if there is no draft.
+    `draft`: JSON text that `encode_draft` returns for the draft; empty if there is no draft.
     """
 
     projector: str = ""
@@ -154,10 +154,10 @@ class _IniStore(QSettings):
 
 
 class Preference(Generic[_Value]):
-    """A descriptor that makes one value of the settings an attribute of `Settings`.
+    """A Python descriptor: an attribute of `Settings` whose value is stored in the INI file.
 
-    `read`: converts the stored value, which is None if nothing is stored. `write`: converts a value to the text to
-    store.
+    `read`: converts the stored text to the value; gets None if nothing is stored.
+    `write`: converts the value to the text to store.
     """
 
     def __init__(self, key: str, read: Callable[[object], _Value], write: Callable[[_Value], str] = str) -> None:
@@ -234,7 +234,7 @@ class Settings:
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
     """Seconds without progress after which a load or an answer is ended; None for the default limit."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
-    """The stored answer to the question whether to unload models if a model does not fit beside them; None to ask."""
+    """What to do if a model does not fit beside the loaded ones: the answer that the user chose to keep; None: ask."""
     idle_time_s = Preference("idle_time_s", _idle_time_s, lambda idle_s: "" if idle_s == inf else f"{idle_s:g}")
     """Seconds after the last answer before an idle model is unloaded; infinite: it stays loaded."""
     arrangement = _text("window/arrangement")

@@ -13,19 +13,21 @@ from pathlib import Path
 from engine.base.language import tr
 
 _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
-"""Variables to check. XDG Base Directory Specification: ignore relative paths, and treat an empty value as unset."""
+"""Variables to check. By the XDG Base Directory Specification, a relative path or an empty value counts as unset."""
 _MOST_BYTES, _MOST_OF_A_NAME = 3000, 255
 """Largest length in bytes of a folder's path, and of one name in it.
-With these, paths of our files below the folder stay within the limits of the system."""
+With these limits, the paths of our files in the folder are not too long for the system."""
 _NO_HOME = "/"
 """HOME for a user without an entry in passwd, as in a container. Writing to this folder fails with a message."""
 
 
 def settle_places(environment: MutableMapping[str, str]) -> str:
-    """Replace a bad HOME and remove bad XDG folders in `environment`, for this process and its children.
+    """Replace a bad HOME in `environment`, and remove XDG variables with a bad value. Children inherit the result.
+
+    A value is bad if it is not an absolute path or is too long.
 
     Returns:
-        A message for people about the bad values, empty if there were none.
+        A message for people about the bad values; empty if there were none.
     """
     if os.name != "posix":
         return ""

@@ -1,4 +1,4 @@
-"""Conversion of an answer's last event into its counts and speeds."""
+"""Token counts and speeds of an answer, from the last event of its request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.runtime.session.events import Done
 
 
 def timed_answer(done: Done) -> TimedAnswer:
-    """Return the tokens and tokens per second of an answer, and of the part of its prompt that was not cached."""
+    """Return the number of tokens and tokens per second: of the answer, and of its prompt without the cached part."""
     return TimedAnswer(
         done.prompt_tokens,
         done.generated_tokens,

@@ -38,7 +38,7 @@ NO_LICENCE = tr("The licence file is missing. The licence is in the source repos
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AboutContents:
     """Contents of the About dialog.
 
     `versions`, `folders`: rows of (name, value).
@@ -57,12 +57,12 @@ class Facts:
         return "\n".join(f"{name}: {value}" for name, value in (*self.versions, *self.folders))
 
 
-def gather_facts(rig: Rig) -> Facts:
+def gather_contents(rig: Rig) -> AboutContents:
     """Return versions, folders and licences of this installation, with the devices of `rig`.
 
     Many files are read: not for the GUI thread.
     """
-    return Facts(
+    return AboutContents(
         versions=(
             ("Layerdeck", _version(APPLICATION)),
             (tr("Engine"), engine_build()),
@@ -156,18 +156,18 @@ NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it
 
 
 class AboutDialog(QDialog):
-    """The About dialog; it shows `facts`."""
+    """The About dialog, with tabs for versions and folders, for the licence, and for the licences of libraries."""
 
-    def __init__(self, parent: QWidget, facts: Facts) -> None:
+    def __init__(self, parent: QWidget, contents: AboutContents) -> None:
         super().__init__(parent)
         self.setWindowTitle(tr("About Layerdeck"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.facts = facts
+        self.contents = contents
         tabs = QTabWidget()
         tabs.setAccessibleName(tr("About Layerdeck"))
-        tabs.addTab(_table((*facts.versions, *facts.folders)), tr("Versions and folders"))
-        tabs.addTab(_text(tr("Licence of Layerdeck"), facts.licence), tr("Licence"))
-        tabs.addTab(_text(tr("Licences of third-party software"), facts.notices), tr("Third-Party Software"))
+        tabs.addTab(_table((*contents.versions, *contents.folders)), tr("Versions and folders"))
+        tabs.addTab(_text(tr("Licence of Layerdeck"), contents.licence), tr("Licence"))
+        tabs.addTab(_text(tr("Licences of third-party software"), contents.notices), tr("Third-Party Software"))
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         self.copy_button = buttons.addButton(tr("Copy Versions"), QDialogButtonBox.ButtonRole.ActionRole)
         self.copy_button.clicked.connect(self._on_copy)
@@ -181,7 +181,7 @@ class AboutDialog(QDialog):
         self.resize(720, 480)
 
     def _on_copy(self) -> None:
-        QApplication.clipboard().setText(self.facts.text)
+        QApplication.clipboard().setText(self.contents.text)
 
 
 def _table(rows: tuple[tuple[str, str], ...]) -> QWidget:

@@ -63,7 +63,7 @@ class Actions:
         return self._by_name[name]
 
     def shortcuts(self) -> dict[str, str]:
-        """Return the text of each action that has a shortcut, by the shortcut in the notation of this system."""
+        """Return a mapping from shortcuts, in the notation of this system, to the texts of their actions."""
         native = QKeySequence.SequenceFormat.NativeText
         return {
             action.shortcut().toString(native): action.text().replace("&", "").rstrip("…")

@@ -23,11 +23,12 @@ class Arrangement(Enum):
 class Arranger(QObject):
     """Switches between the arrangements of panels.
 
-    The arrangement with only the chat hides the other panels; the next one shows them again at their former places.
+    The arrangement with only the chat hides the other panels. The arrangement that follows shows them again at their
+    former places.
     """
 
     changing = Signal()
-    """Emitted before a change, so that the library page, which covers the window, closes first."""
+    """Emitted before the arrangement changes, so that the library page, which covers the panels, closes first."""
     changed = Signal(Arrangement)
 
     def __init__(self, main: MainWindow, settings: Settings) -> None:
@@ -85,7 +86,7 @@ class Arranger(QObject):
 
 @dataclass(frozen=True, slots=True)
 class FirstPicture:
-    """The main window before its objects are connected, and the arranger of its panels."""
+    """The main window with empty panels, and the object that arranges the panels; made before all other objects."""
 
     main: MainWindow
     arranger: Arranger

@@ -28,7 +28,7 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
     """Ask for a file to write. Return its path, or None if the dialog was cancelled.
 
-    A name without extension gets that of `proposal`.
+    A name without extension gets the extension of `proposal`.
     """
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:

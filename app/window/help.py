@@ -22,7 +22,7 @@ from widgets.layout_editor.keyboard import KEYS
 def show_keys(parent: QWidget, shortcuts: dict[str, str]) -> None:
     """Show a dialog with the keys of the layout editor and the shortcuts of the window.
 
-    `shortcuts`: text of each action by its shortcut.
+    `shortcuts`: maps each shortcut to the text of its action.
     """
     KeysDialog(parent, ((tr("Layout editor"), KEYS), (tr("Window"), shortcuts))).open()
 
@@ -48,17 +48,17 @@ def open_log(notices: Notices) -> None:
 
 def show_about(main: MainWindow, background: Background, notices: Notices, rig: Rig) -> None:
     """Show the About dialog with versions, the devices of `rig`, and licences."""
-    from app.window.about_dialog import AboutDialog, Facts, gather_facts
+    from app.window.about_dialog import AboutContents, AboutDialog, gather_contents
 
-    def show(facts: Facts) -> None:
-        AboutDialog(main, facts).open()
+    def show(contents: AboutContents) -> None:
+        AboutDialog(main, contents).open()
 
     # In the background: the metadata of many packages is read.
-    background.run("Looking up versions", partial(gather_facts, rig), show, notices.tell, quiet=True)
+    background.run("Looking up versions", partial(gather_contents, rig), show, notices.tell, quiet=True)
 
 
 class KeysDialog(QDialog):
-    """A dialog with tables of keys. `groups`: pairs of a title and the meaning of each key."""
+    """A dialog with tables of keys. `groups`: for each table, its title and a mapping from keys to their meaning."""
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
         super().__init__(parent)

@@ -32,7 +32,7 @@ MENUS = {
     "View": tr("&View"),
     "Help": tr("&Help"),
 }
-"""Titles of the menus by their names in the code, for `menus`."""
+"""Titles of the menus. The keys are the names of the menus in `MainWindow.menus`."""
 DOCK_STATE_VERSION = 1
 SIDES = ("models", "chat")
 """Names of the docks at the left and right side."""
@@ -44,18 +44,18 @@ MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
 _SAME_HEIGHT = 4
-"""Difference in pixels up to which two heights of a dock are the same: Qt rounds them to its separators."""
+"""Two heights of a dock count as the same up to this difference in pixels, since Qt rounds heights."""
 PROPOSALS_REPORT_HEIGHT = 200
-"""Height in pixels for the sentence of a failed load and the first proposals below it."""
+"""Height of the load report in pixels that shows the sentence of a failed load and its first proposals."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
-"""Qt's macro for the largest size of a widget; PySide does not export it."""
+"""Largest width or height of a widget, as in Qt's macro of this name; PySide does not export it."""
 REPORT_SHARE = 0.27
-"""Height of the load report as share of the window's height. A window below `ROOMY_HEIGHT` has a fixed height."""
+"""Height of the load report as share of the window's height, if the window is at least `ROOMY_HEIGHT` high."""
 BOTH_WIDTH = 1600
 """Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
-"""Least height of the API server panel in pixels when it is opened. In a high window, `SERVER_SHARE` gives it more."""
+"""Least height of the opened API server panel in pixels. In a high window it has `SERVER_SHARE` of the height."""
 SCREEN_ROOM = QSize(16, 40)
 """Space in pixels on the screen for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)
@@ -159,7 +159,10 @@ class MainWindow(QMainWindow):
         return dock
 
     def complete_menus(self, *, before_demo: QAction) -> None:
-        """Add the entries of the docks to the View menu, and the menu of recent models to the File menu."""
+        """Add entries that show or hide the docks to the View menu, and the menu of recent models to the File menu.
+
+        `before_demo`: entry of the File menu before which the recent models are inserted.
+        """
         view = self.menus["View"]
         first = view.actions()[0]
         view.insertActions(first, [dock.toggleViewAction() for dock in (*self.docks.values(), self.serve_dock)])
@@ -214,7 +217,7 @@ class MainWindow(QMainWindow):
     def show_server(self) -> None:
         """Show the API server panel, high enough to read some requests.
 
-        If the window is not wide, the panel hides the load report until it is closed.
+        If the window is not wide, the load report is hidden until the panel is closed.
         """
         dock, report = self.serve_dock, self.docks["report"]
         # The report, its neighbour, has little height before the first load.
@@ -248,7 +251,7 @@ class MainWindow(QMainWindow):
 
     @property
     def _has_our_height(self) -> bool:
-        """Whether the load report has a height that the program has set, so that the user has not dragged it."""
+        """Whether the load report still has a height set by the program; False if the user has dragged its edge."""
         height = self.docks["report"].height()
         return any(abs(height - ours) <= _SAME_HEIGHT for ours in (self._report_height, self._settled_height))
 

@@ -89,7 +89,7 @@ def layout_menu(
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
-    """Return the Layout menu: proposals, automatic layouts, pins, speed comparison, export and import."""
+    """Return the Layout menu: automatic layouts, pins, speed comparison, export and import."""
     strategies = (
         Command(
             f"auto_{words.name}",
@@ -352,7 +352,7 @@ def view_menu(
     show_palette: _Do,
     show_on_top: Callable[[bool], None],
 ) -> Menu:
-    """Return the View menu: palette, arrangements, library, zoom, theme and language."""
+    """Return the View menu: command palette, arrangements, library, zoom, theme and language."""
 
     def choose(name: ThemeName) -> None:
         settings.theme = name

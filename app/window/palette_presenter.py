@@ -71,7 +71,7 @@ class PalettePresenter(QObject):
         )
 
     def _model_entries(self) -> Iterator[PaletteEntry]:
-        """Yield an entry for each open model, then for recent ones, then for those of the library; each file once."""
+        """Yield an entry for each open model, then recent models, then models of the library; each file once."""
         seen = set[Path]()
         for model in self._models.all:
             if model.file is not None:
@@ -87,9 +87,9 @@ class PalettePresenter(QObject):
 
 
 def menu_entries(action: QAction, groups: tuple[str, ...], left_out: QMenu) -> Iterator[PaletteEntry]:
-    """Yield an entry for each enabled command of a menu and of its submenus, except those of `left_out`.
+    """Yield an entry for each enabled command of a menu and of its submenus, except commands in the menu `left_out`.
 
-    `groups`: titles of the menus above.
+    `groups`: titles of the menus that contain `action`, from the menu bar inwards.
     """
     # In Qt's menu texts "&&" is an ampersand, and a single "&" marks the mnemonic.
     text = action.text().replace("&&", "\0").replace("&", "").replace("\0", "&").rstrip("…")

@@ -68,7 +68,7 @@ class Recovery(QObject):
     def begin(self, closed: Callable[[], None] | None = None) -> None:
         """Write the run mark of this window, and look for a window that crashed.
 
-        `closed`: called if none crashed and no other window runs.
+        `closed`: called if no window crashed and no other window runs.
         """
 
         def look() -> tuple[tuple[EndedRun, ...], bool]:

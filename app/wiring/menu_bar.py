@@ -59,7 +59,7 @@ def make_actions(
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
-    """Make all actions with the presenters behind them, add them to the menu bar of `main`, and return them."""
+    """Make all actions and the presenters that carry them out, add the actions to the menu bar, and return them."""
     models, notices = desk.models, desk.notices
 
     def search_chats() -> None:

@@ -101,7 +101,7 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
 
 
 def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arranger) -> None:
-    """Connect the list of conversations, the chats' buttons, and the keyboard focus of the chat."""
+    """Connect the list of conversations and the buttons of the chats, and focus the input when a chat is shown."""
     ConversationListPresenter(
         desk.archive,
         desk.chat_controller,
@@ -227,7 +227,7 @@ def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
 
 
 def present_rig(main: MainWindow, desk: Desk, actions: Actions, theme: Theme) -> None:
-    """Show a card for each device, and record memory readings for the details of a card."""
+    """Show a card for each device, and record memory readings for the windows with details of a device."""
     rig = desk.rig
     RigPresenter(
         rig.live,

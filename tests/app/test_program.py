@@ -39,5 +39,5 @@ def test_it_is_a_child_that_greets_and_ends_with_its_input() -> None:
 def test_what_the_bundle_starts_finds_the_systems_libraries(before: dict[str, str]) -> None:
     kept = {f"{name}_ORIG": value for name, value in before.items()}
     environ = {"HOME": "/home/x", "LD_LIBRARY_PATH": "/bundle/_internal", **kept}
-    program.give_libraries_back(environ)
+    program.restore_library_path(environ)
     assert environ == {"HOME": "/home/x", "PYINSTALLER_RESET_ENVIRONMENT": "1", **before}

@@ -1,4 +1,4 @@
-"""Chart of measured layouts: bars with intervals, or lines of speed over depth if there are several depths."""
+"""Chart of measured layouts: bars with intervals, or lines of speed over context depth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _MAX_LABEL = 22
 
 
 class BenchChart(pg.PlotWidget):  # type: ignore[misc]
-    """Shows one measure of all layouts. It ignores the mouse, since the table beside it has the numbers."""
+    """Chart of one measured quantity, such as the speed of generation, of all layouts.
+
+    It ignores the mouse, since the table beside it has the numbers.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, background=None, enableMenu=False)
@@ -45,7 +48,7 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
         self.apply_palette(DARK)
 
     def show_rows(self, rows: Sequence[Row], measure: Measure) -> None:
-        """Draw the values of `measure` in `rows`, as bars or as lines."""
+        """Draw the rows with the quantity `measure`, as bars, or as lines if there are several context depths."""
         self._rows, self._measure = tuple(rows), measure
         self._draw()
 

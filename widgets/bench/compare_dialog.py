@@ -120,7 +120,7 @@ class CompareDialog(Dialog):
 
     @property
     def preset(self) -> str:
-        """Key of the chosen preset."""
+        """Key of the chosen preset, which sets the length and the number of measurements (`PRESETS`)."""
         return str(self.preset_combo.currentData())
 
     @property
@@ -142,7 +142,7 @@ class CompareDialog(Dialog):
     def show_progress(self, words: str, done: int, total: int) -> None:
         """Show the progress of the comparison: `done` of `total` steps, with the text `words`.
 
-        A `total` of 0 shows a busy bar.
+        If `total` is 0, the bar shows activity without a share.
         """
         # Qt shows the range 0 to 0 as "busy".
         self.progress_bar.setRange(0, total)
@@ -178,13 +178,13 @@ class CompareDialog(Dialog):
             ]
         )
         self._draw()
-        notes = [] if results is None else [*_beside(results), *closing_lines(results)]
+        notes = [] if results is None else [*_remarks(results), *closing_lines(results)]
         self.notes.setPlainText("\n".join(notes))
         self.machine_label.setText("" if results is None else f"{results.model.name} – {machine_words(results)}")
         self._refresh()
 
     def set_kept(self, kept: bool) -> None:
-        """Set whether the edited layout is the winner of the results, which disables the button Keep the Winner."""
+        """Set whether the edited layout is already the winner. If it is, the button Keep the Winner is disabled."""
         self._is_kept = kept
         self._refresh()
 
@@ -264,7 +264,7 @@ INTRODUCTION = tr(
 )
 
 
-def _beside(results: BenchResults) -> list[str]:
+def _remarks(results: BenchResults) -> list[str]:
     """Return remarks on measurements other than speed, one line for each layout that has any."""
     lines = [(each.name, "; ".join(side_lines(each))) for each in results.layouts]
     return [f"{name}: {words}" for name, words in lines if words]

@@ -25,7 +25,7 @@ class AttachedFile:
 
     `detail`: size and tokens of the file as text, or a note that the file is being read.
     `is_bad`: whether the file is too large for the context.
-    `picture`: key of the image in the gallery; empty for other files.
+    `picture`: key of the thumbnail (SHA-256 of the image); empty for files that are not images.
     """
 
     id: str

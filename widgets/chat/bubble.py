@@ -58,7 +58,7 @@ class Bubble(QWidget):
         self.dots = WaitingDots(typesetter, self)
         self.calls = CallsBox(typesetter, self)
         self.result_button = QToolButton(self)
-        """Folds and unfolds the result of a tool call."""
+        """Button that folds and unfolds the result of a tool call."""
         self.result_button.setProperty("role", "quiet")
         self.result_button.setCheckable(True)
         self.result_button.toggled.connect(self._on_result_toggled)

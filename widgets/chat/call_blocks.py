@@ -23,7 +23,7 @@ ROW_PX = 24
 INSET_PX = 14
 GAP_PX = 6
 DRAFT_INTERVAL_MS = 600
-"""Interval in milliseconds at which typed text is reported, as for drafts of questions."""
+"""Milliseconds between two reports of a result that is being typed; the same as for a typed question."""
 
 
 class ResultEdit(QWidget):
@@ -86,7 +86,10 @@ class ResultEdit(QWidget):
 
 
 class CallBlock(QWidget):
-    """Block of one tool call: a folded line with name and arguments; unfolded, the arguments as JSON and the id."""
+    """Block of one tool call.
+
+    Folded, it is a line with name and arguments. Unfolded, it shows the arguments as JSON and the id of the call.
+    """
 
     height_changed = Signal()
 

@@ -140,7 +140,7 @@ class ContextMeter(QWidget):
 UNTITLED = tr("New conversation")
 MIN_TITLE_PX = 42
 ROOMY_METER_PX, ROOMY_TITLE_PX = 90, 150
-"""Least widths of meter and title in pixels; if there is less, the buttons show symbols instead of words."""
+"""Least widths of meter and title in pixels. If there is less room, the buttons show symbols instead of words."""
 # U+FE0E asks for the glyph of the text font; without it many systems show a coloured emoji.
 SETTINGS_WORDS, SETTINGS_SIGN = tr("Settings"), "⚙\ufe0e"
 NEW_WORDS, NEW_SIGN = tr("New"), "+"

@@ -1,6 +1,6 @@
 """The chat pane: messages, streaming answers, input, and a meter of the context.
 
-A text stays in the input until it can be sent. A question whose answer failed stays in the conversation, with Retry.
+A text stays in the input until it can be sent. A question whose answer failed stays, with a button Retry.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class ChatPane(QWidget):
         super().keyPressEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Accept a drag of files that can be attached; the window accepts others, such as models."""
+        """Accept a drag of files that can be attached; the window accepts other files, such as models."""
         if files_of(event.mimeData()):
             event.acceptProposedAction()
         else:

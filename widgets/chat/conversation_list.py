@@ -187,7 +187,7 @@ class ConversationList(QWidget):
         super().keyPressEvent(event)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Open the menu of a row if its menu sign is clicked; such a click does not open the conversation."""
+        """Open the menu of a row if the sign "⋯" at its end is clicked; such a click does not open the conversation."""
         # The second press of a double click is an event of its own, which the view takes as a wish to open the row.
         kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick, QEvent.Type.MouseButtonRelease)
         if isinstance(event, QMouseEvent) and event.type() in kinds and event.button() == Qt.MouseButton.LeftButton:
@@ -259,7 +259,7 @@ class ConversationList(QWidget):
 
 SIGN = "⋯"
 SIGN_PX = 28
-"""Width of the menu sign's area at the end of a row, in pixels."""
+"""Width in pixels of the area at the end of a row that opens its menu."""
 _PADDING_PX = 8
 """Padding of `QListView::item` in the stylesheet, on each side."""
 _IDLE_OPACITY = 0.55
@@ -378,7 +378,7 @@ class ChatRows(QStyledItemDelegate):
     def _draw_line(
         self, painter: QPainter, shown: QStyleOptionViewItem, place: QPointF, room: QRect, hit: ListedHit
     ) -> None:
-        """Draw the snippet of a hit on one line, with the match in bold."""
+        """Draw the snippet of a search match on one line, with the match itself in bold."""
         fitted = fit_snippet(hit, shown.fontMetrics, room.width())
         text = shown.fontMetrics.elidedText(fitted.text, Qt.TextElideMode.ElideRight, room.width())
         bold = QTextLayout.FormatRange()

@@ -54,7 +54,7 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """Streamed pieces (text, thought) that the stored `ShownMessage` lacks, by the id of the message."""
+        """Streamed pieces (text, thought) that came after the last update of a message, by the message's id."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
         """Parts that the reader has opened in messages that have no bubble now, by the id of the message."""

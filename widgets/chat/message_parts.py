@@ -208,7 +208,7 @@ INSET_PX = 14
 
 
 class ThinkingBox(QWidget):
-    """The thought of an answer, folded to one line. While the model thinks, there is a button Answer Now."""
+    """The thought of an answer, folded to one line. While the model thinks, a button Answer Now ends the thought."""
 
     answer_now_requested = Signal()
     height_changed = Signal()

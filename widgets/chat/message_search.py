@@ -64,7 +64,7 @@ class MessageSearch(QObject):
         self._messages: tuple[ShownMessage, ...] = ()
         self._ticket = 0
         self._counts: dict[tuple[str, str], int] = {}
-        """Number of matches of the current query by (id, text) of a message."""
+        """Known numbers of matches of the current query. The key is (id, text) of a message."""
         self.query = ""
         self.matches: list[Match] = []
         self.is_done = True

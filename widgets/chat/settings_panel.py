@@ -251,7 +251,7 @@ NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
 SYSTEM_LINES = 4
 MAX_WIDTH_PX = 868
-"""Maximum width of the contents in pixels, as for messages and input."""
+"""Maximum width of the contents in pixels, about the same as that of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def _panel_place(setting: SamplingSetting) -> int:
-    """Return the sort key of a setting in its group. Settings with the same key stay in the order of the table."""
+    """Return the sort key of a setting in its group. Settings with the same key stay in the order of `SAMPLING`."""
     return FIRST_KEYS.index(setting.key) if setting.key in FIRST_KEYS else len(FIRST_KEYS)
 
 
@@ -378,7 +378,7 @@ class SettingsPanel(QScrollArea):
         self.delete_button.setEnabled(chosen in names)
 
     def show_values(self, rows: Mapping[str, SettingRow]) -> None:
-        """Show the values of all settings by the key of the setting."""
+        """Show the values of all settings. `rows` maps the key of each setting to its value and the value's origin."""
         for key, row in rows.items():
             self.fields[key].show_text(row.text)
             self._sources[key].setText(row.source)

@@ -26,7 +26,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """An image of a message. `picture`: the key of its thumbnail in the gallery."""
+    """An image of a message. `picture`: the key of its thumbnail in `Gallery`."""
 
     picture: str
     name: str
@@ -66,7 +66,7 @@ class ShownMessage:
     `is_left_out`: whether the prompt omits the message, because the context is full.
     `calls`: the tools that the model called after the text.
     `source`: the text that Copy and Edit use; empty if they use `text`.
-    `can_answer`: whether the message is a tool's result at the end, to which the model has not answered.
+    `can_answer`: whether the message is the last one and a tool's result, and no other result is missing.
     """
 
     id: str

@@ -24,7 +24,7 @@ MOST_SHADED = 8000
 
 
 class TokenText(QPlainTextEdit):
-    """Read-only text of tokens. After Qt's signal `cursorPositionChanged`, the property `token` may have changed."""
+    """Read-only text that consists of tokens. The property `token` is the token at the cursor."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -140,9 +140,9 @@ SIZE_PX = (760, 620)
 
 
 class TokenDialog(Dialog):
-    """Base of the dialogs with a text of tokens.
+    """Base class of dialogs that show a text token by token.
 
-    A line names the token at the cursor, and a table shows the alternatives at its position.
+    Below the text, a line names the token at the cursor, and a table shows the likeliest tokens at its position.
     """
 
     def __init__(self, title: str, name: str, parent: QWidget | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The colours of the window: one accent, and six colours that stand for the same part of memory everywhere."""
+"""The colours of the window: one accent, and six colours that each stand for one part of memory everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels and small buttons with a role, which is a dynamic property that selectors of the stylesheet use."""
+"""Labels and small buttons with a role: the stylesheet selects the look of a widget by its property `role`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from PySide6.QtWidgets import QLabel, QToolButton, QWidget
 
 
 def set_role(widget: QWidget, role: str) -> None:
-    """Set the `role` property of the stylesheet and restyle: Qt does not notice a property that changes later."""
+    """Set the property `role`, by which the stylesheet selects the look of `widget`, and apply the stylesheet again.
+
+    Qt does not apply a stylesheet again when a property changes.
+    """
     if widget.property("role") == role:
         return
     widget.setProperty("role", role)
@@ -19,7 +22,7 @@ def set_role(widget: QWidget, role: str) -> None:
 
 
 def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel:
-    """Return a label that shows `text` as it is, never as markup. `role`: a role that the stylesheet has."""
+    """Return a label that shows `text` as it is, never as markup. `role`: name of its look in the stylesheet."""
     label = QLabel()
     # QLabel detects rich text by default, and names of models and devices come from foreign files.
     label.setTextFormat(Qt.TextFormat.PlainText)

@@ -33,7 +33,7 @@ def zoomed(length_px: float) -> int:
 
 
 def tabular(font: QFont) -> QFont:
-    """Return `font` with figures of one width, for numbers that change in place."""
+    """Return `font` with digits of equal width, so that a number does not move when it changes."""
     result = QFont(font)
     # Proportional figures would make a line of numbers tremble with each reading.
     result.setFeature(QFont.Tag("tnum"), 1)

@@ -1,4 +1,4 @@
-"""Rows of a form with decisions: for each setting its control, the value in use and the reason."""
+"""Rows of a form for settings: the control, and the decision (the value that a load uses, with the reason)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DecidedRows:
         return self._lines[setting].text()
 
     def show_decisions(self, decisions: Mapping[str, Decision]) -> None:
-        """Show the decision of each setting by its key; the text of a setting without a decision is empty."""
+        """Show the decision next to each setting. A setting whose key is not in `decisions` shows none."""
         for setting, line in self._lines.items():
             decided = decisions.get(setting)
             line.setText("" if decided is None else decided_text(decided))

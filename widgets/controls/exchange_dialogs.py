@@ -111,7 +111,7 @@ class ExportLayoutDialog(Dialog):
 class ImportLayoutDialog(Dialog):
     """Reads a layout from text in the format of another program, such as a llama-server command, and shows it.
 
-    OK accepts the layout read last.
+    The button OK accepts the layout that was read last.
     """
 
     text_changed = Signal()

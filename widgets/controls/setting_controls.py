@@ -35,7 +35,7 @@ def show_number(box: QSpinBox, number: int) -> int:
 
 
 def is_typed_in(box: QSpinBox) -> bool:
-    """Return whether the user is typing a number that is not entered yet."""
+    """Return whether the user is typing a number, and has not yet entered it by Enter or by leaving the box."""
     return box.hasFocus() and box.lineEdit().isModified()
 
 
@@ -120,7 +120,7 @@ class SettingControl(QObject):
     def disable_choices(self, refused: Mapping[str, str]) -> None:
         """Disable values that cannot be used.
 
-        `refused`: reasons by the text of the value. Controls without a list do nothing.
+        `refused`: maps the text of each such value to the reason. Controls without a list of values do nothing.
         """
 
 

@@ -204,7 +204,7 @@ class SideFileForm(QWidget):
         """Show the files that are loaded with the model.
 
         `devices`: ids of the devices that the projector can be on.
-        `decisions`: decisions on projector and adapters by setting.
+        `decisions`: the decisions with the keys "projector", "adapters" and "draft".
         """
         self.draft.set_draft(names.draft, names.proposed_drafts, devices, has_mtp=names.has_mtp)
         lines = (("projector", self.projector_line), ("adapters", self.adapters_line), ("draft", self.draft.line))

@@ -1,4 +1,4 @@
-"""The card of one device: id, name, used of total memory, a live graph and a line of readings."""
+"""The card of one device: id, name, used and total memory, a live graph and a line of readings."""
 
 from __future__ import annotations
 

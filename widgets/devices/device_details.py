@@ -29,15 +29,18 @@ SPANS_MIN = (1, 5, 15, 60)
 """Time spans that can be shown, in minutes."""
 WIDTH_PX, HEIGHT_PX = 760, 640
 _LABEL_SHARE = 0.2
-"""Width of a mark's label as a share of the time span. The label of a closer mark is drawn one line lower."""
+"""Width of the label of a mark (an event such as a load), as a share of the time span.
+If the next mark is closer than this, its label is drawn one line lower."""
 _LABEL_LINES, _LABEL_STEP = 5, 0.16
 """Number of lines for the labels of marks, and the distance of two lines as a share of the graph's height."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph of the details: title, unit, a function that returns its value in a sample, and its colour.
+    """A graph of one reading over time. `title`, `unit`: texts at the graph.
 
+    `value`: returns the reading from a sample.
+    `color`: name of a colour of the palette.
     `top`: upper end of the axis; None if it follows the values.
     """
 
@@ -67,7 +70,10 @@ _COLUMNS = (
 
 
 def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
-    """Return readings and marks as CSV in the order of time. An empty field is a value that was not read."""
+    """Return readings and marks (events such as a load) as CSV, in the order of time.
+
+    An empty field is a value that was not read.
+    """
     first_s = min([each.time_s for each in samples[:1]] + [each.time_s for each in marks[:1]], default=0.0)
     # `DictWriter` leaves fields empty that a line does not have.
     lines: list[tuple[float, dict[str, object]]] = [(each.time_s, {"mark": each.text}) for each in marks]
@@ -202,7 +208,7 @@ class DeviceDetails(Dialog):
             self._draw()
 
     def add_mark(self, mark: Mark) -> None:
-        """Append a mark. It is drawn with the next reading."""
+        """Append a mark (an event such as a load). It is drawn with the next reading."""
         self._marks.append(mark)
 
     def set_holders(self, holders: Sequence[HolderLine]) -> None:

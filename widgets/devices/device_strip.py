@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""Height without cards, about that of a card, so that the editor below does not move when the first card appears."""
+"""Height of the strip without cards: about that of a card, so that the first card does not move the editor below."""
 
 
 class DeviceStrip(QWidget):
@@ -131,9 +131,10 @@ class DeviceStrip(QWidget):
         self._show_lines()
 
     def _order_stops(self) -> None:
-        """Put the cards into the Tab order after the button, because they are made later than the rest of the window.
+        """Put the cards into the Tab order after the button that adds devices.
 
-        The order is set from the button on. Reading Qt's focus chain from Python corrupts memory (PySide6 6.11.3).
+        By default they would be last, because they are made later than the rest of the window. The order begins at the
+        button, because reading Qt's focus chain from Python corrupts memory (PySide6 6.11.3).
         """
         before: QWidget = self.add_button
         for card in self._cards.values():
@@ -339,7 +340,7 @@ class DeviceLine(QWidget):
 class DevicesOnTop(QWidget):
     """A small window with all devices in one line, on top of the windows of all programs.
 
-    A Wayland compositor may not let a window stay on top; there it is an ordinary small window.
+    Not all Wayland compositors let a window stay on top. Under the others it is an ordinary small window.
     """
 
     closed = Signal()

@@ -26,7 +26,11 @@ class OtherCardsDialog(Dialog):
     use_requested = Signal(object)  # tuple[str, ...]
 
     def __init__(self, cards: Sequence[str], headings: Sequence[str], parent: QWidget | None = None) -> None:
-        """Make the dialog. `cards`: names of the graphics cards to choose from. `headings`: names of the rows."""
+        """Make the dialog.
+
+        `cards`: names of the graphics cards to choose from.
+        `headings`: names of the compared figures, one for each row of the comparison.
+        """
         super().__init__(tr("Plan with Other Cards"), parent, once=True)
         self._headings = tuple(headings)
         self.card_box = ComboBox()
@@ -72,7 +76,7 @@ class OtherCardsDialog(Dialog):
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:
-        """Show `sentence` as the reason why the chosen cards cannot be used, and disable the button for the editor."""
+        """Show why the chosen cards cannot be used, and disable the button Show in the Editor."""
         self.use_button.setEnabled(False)
         self.say(sentence)
 

@@ -1,4 +1,4 @@
-"""Texts of device cards, made of plain values."""
+"""Texts of device cards: functions that turn devices, readings and links into text."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def simulated_words(ids: Sequence[str]) -> str:
 
 
 def status_line(sample: Sample | None) -> str:
-    """Return the line of readings: utilisation, temperature and power, as far as they are known, and the note.
+    """Return the line of readings: utilisation, temperature and power, as far as they are known, and the sample's note.
 
     The note says why the driver gave no reading. Without readings and note, the line has the memory that Layerdeck
     uses, or "idle".

@@ -366,7 +366,7 @@ def _index(places: list[Place], child: QAccessibleInterface) -> int:
 def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
     """Return the accessibility interface of an editor's view or part; None for another class.
 
-    Qt calls it with the name of the object's class, then with those of the base classes.
+    Qt calls this function with the name of the object's class, then with the names of the base classes.
     """
     if name == "EditorPart" and isinstance(thing, EditorPart):
         return PartInterface(thing)

@@ -230,7 +230,7 @@ class Legend(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        """Return a size with the height of the lines that the present width needs."""
+        """Return a size that is high enough for the entries, wrapped at the present width."""
         return QSize(320, self.height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -42,7 +42,7 @@ class ComparedLane:
     """One device with its content in both layouts.
 
     `contents`: content in the first and the second layout; None if the rig of a side lacks the device.
-    `only`: for each layout, the layers by strip that only this layout places on the device.
+    `only`: for each layout, what it alone places on the device: the layers by the part (dense, experts, KV cache).
     `ends`: for each layout, the token embedding and the output if only this layout places them on the device.
     """
 
@@ -203,7 +203,7 @@ class _Canvas(QWidget):
         painter.end()
 
     def _strips(self) -> Lanes:
-        """Return the drawing areas of the strips of one track, which is `_STRIP_HEIGHT` pixels high."""
+        """Return the vertical places of the strips (dense part, experts, KV cache) in the track of one layout."""
         experts = any(layer.expert_bytes for each in self._sides if each is not None for layer in each.layers)
         if experts:
             return Lanes(1, _PITCH, Strip(2, 6), Strip(9, 6), Strip(16, 3))

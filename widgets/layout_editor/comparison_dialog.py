@@ -72,7 +72,7 @@ class ComparisonDialog(Dialog):
         self._show()
 
     def set_options(self, options: Sequence[SideOption], keys: tuple[str, str]) -> None:
-        """Show the layouts that can be chosen, and select those with `keys`."""
+        """Offer `options` as layouts for both sides, and select for each side the option with its key in `keys`."""
         for box, key in zip(self.boxes, keys, strict=True):
             box.clear()
             for option in options:
@@ -155,5 +155,5 @@ class ComparisonDialog(Dialog):
 
 
 def _figures(one: Side, other: Side) -> list[tuple[str, ...]]:
-    """Return the rows of the table of figures: those of speed and costs, then the memory of each device."""
+    """Return the rows of the table of figures: speed and costs, then the memory of each device."""
     return [*((capitalised(row[0]), *row[1:], "") for row in figure_rows(one, other)), *memory_rows(one, other)]

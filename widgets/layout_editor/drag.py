@@ -59,7 +59,7 @@ class LaneDrag:
 
     `span`: the first and last layer; None for the output, the embedding and the draft.
     `lane`: the lane where the dragged object is now.
-    `start`: the point where the button was pressed. `threshold`: pixels from there at which the drag begins.
+    `start`: the point where the button was pressed. `threshold`: distance in pixels from it at which the drag begins.
     `devices`: for each lane the device that gets the dropped object; None if the lane accepts none.
     `part`: the dragged part of layers, the embedding or the draft; None for whole layers and the output.
     """

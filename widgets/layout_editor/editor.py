@@ -23,7 +23,7 @@ from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, sp
 from widgets.layout_editor.view import EditorView
 
 _LEGEND_FROM_PX = 210
-"""Height of the editor from which it has room for the legend."""
+"""Least height of the editor in pixels at which the legend is shown; more is needed with the number fields."""
 _NUMBERS_PX = 72
 """Height in pixels of the number fields above the lanes if they need one line."""
 EMPTY_TEXT = tr("Open a model to see its layers")
@@ -44,7 +44,7 @@ class LayoutEditor(QFrame):
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device; the text names both."""
+    """Requests the reason why layers or the output are on their device. The argument describes the layers."""
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
@@ -124,7 +124,7 @@ class LayoutEditor(QFrame):
 
     @property
     def speed_text(self) -> str:
-        """The text of the speed in the header."""
+        """The speed of the layout as the header of the editor shows it."""
         return self._speed.text()
 
     @property
@@ -138,7 +138,7 @@ class LayoutEditor(QFrame):
         return self._view
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`, or the invitation to open a model if it is None."""
+        """Show `preview`; if it is None, show a text that asks to open a model."""
         self._preview = preview
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
@@ -174,7 +174,7 @@ class LayoutEditor(QFrame):
         self.updateGeometry()
 
     def show_while_empty(self, widget: QWidget) -> None:
-        """Show `widget` instead of the invitation to open a model, while there is no preview."""
+        """Show `widget` while there is no preview, instead of a text that asks to open a model."""
         self._pages.addWidget(widget)
         self._pages.removeWidget(self._empty)
         self._empty = widget
@@ -219,7 +219,7 @@ class LayoutEditor(QFrame):
         self._show_legend()
 
     def _show_legend(self) -> None:
-        """Show the legend if there is room for it besides a lane and the numbers."""
+        """Show the legend if the editor is high enough for a lane, the number fields and the legend."""
         room = zoomed(_LEGEND_FROM_PX + (0 if self.numbers.isHidden() else _NUMBERS_PX))
         self._legend.setVisible(self._preview is not None and self.height() >= room)
 

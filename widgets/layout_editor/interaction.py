@@ -67,13 +67,13 @@ class Interaction(QObject):
         """The selected layers."""
         return Selection(self.focus.span if isinstance(self.focus, LayerFocus) else None)
 
-    def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
+    def set_shown(self, shown: Shown | None, *, keeps_drag: bool) -> None:
         """Set the preview that the view shows.
 
-        `same_ground`: whether model and devices are the same as before; if not, a drag ends.
+        `keeps_drag`: whether model and devices are the same as before. If not, drag, focus and selection end.
         """
         self._shown = shown
-        if shown is None or not same_ground:
+        if shown is None or not keeps_drag:
             self.end_drag()
             self.hover = None
             self.set_focus(None)

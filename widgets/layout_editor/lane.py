@@ -126,7 +126,7 @@ class LaneValues:
 
     row: memory of the device, forecast or measured; None if nothing is known.
     forecast: the forecast made for the load after which `row` was measured; None if `row` was not measured.
-    room: memory of the device by its latest reading. The free memory in a measured `row` is that at the load.
+    room: memory of the device by its latest reading. It has the free memory now; a measured `row` that at the load.
     holdings: memory of other loaded models.
     time: the device's share of the time for a token, as text.
     placed: weights that the layout places on the device.

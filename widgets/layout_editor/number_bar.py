@@ -36,8 +36,8 @@ _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
 """Height of one line of number fields, in pixels."""
-_BESIDE_PX = 270
-"""Height in pixels of the editor's parts other than the fields: heading, line, answer, ruler, a lane and notes."""
+_OTHER_PARTS_PX = 270
+"""Height in pixels of the other parts of the editor: heading, input line and its result, ruler, a lane, notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 
@@ -50,7 +50,10 @@ class ExpertCount:
 
 
 class NumberBar(QFrame):
-    """Shows the numbers of a preview. A changed number of layers is emitted as one finished move."""
+    """Shows for each device the number of its layers, and the number of layers whose experts are on it.
+
+    A changed number of layers is emitted as one finished move, a changed number of experts as `experts_entered`.
+    """
 
     moved = Signal(Move)
     move_finished = Signal()
@@ -95,7 +98,7 @@ class NumberBar(QFrame):
 
     def set_room(self, height: int) -> None:
         """Limit the height of the fields, so that a lane stays visible in an editor of `height` pixels."""
-        self._room = max(height - _BESIDE_PX, _LEAST_ROOM_PX)
+        self._room = max(height - _OTHER_PARTS_PX, _LEAST_ROOM_PX)
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -1,4 +1,4 @@
-"""Content of the lanes: the parts of layers that each lane draws, by layout and overrides. Also pinned layers."""
+"""Content of the lanes: which parts of layers the layout and its overrides place on each device. Also the pins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import PlacedWeights
 
 StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
-"""A strip of a lane. `attention` and `ffn` are the halves of `dense`, for overrides that separate their devices."""
+"""A part of layers, which has a horizontal strip in each lane.
+
+`attention` and `ffn` are the upper and lower half of the strip `dense`. They are drawn separately if overrides place
+them on different devices.
+"""
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
 """For each strip of a lane, the indices of the layers that are drawn in the strip."""
@@ -131,7 +135,7 @@ def _overridden(overrides: Sequence[Override], part: str, layer: int) -> str | N
 def layer_parts(
     layer: LayerBytes, device: str, overrides: Sequence[Override], *, kv_on_device: bool
 ) -> tuple[tuple[StripKey, str], ...]:
-    """Return the parts of `layer` that have bytes, each with its device after overrides."""
+    """Return (part, device) for each part of `layer` that has bytes. An override replaces the layer's own `device`."""
     # Only tensors of weights are matched by overrides. The KV cache follows the layer's device (`model.dev_layer` in
     # llama-kv-cache.cpp), or is in host memory if `offload_kqv` is off.
     attention = _overridden(overrides, "attention", layer.index) or device
@@ -193,7 +197,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 
 
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
-    """Return the slices and the mean share of each device that takes part in split mode tensor or row."""
+    """Return slices of layers and mean share of a layer, by device id; empty unless the mode is tensor or row."""
     if preview.slices is None:
         return {}, {}
     members = preview.slices.members
@@ -219,9 +223,9 @@ def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, 
 def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:
     """Return the bytes of weights that the layout places on the device of a lane, by the sizes of the tensors.
 
-    In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
-    Experts are assumed to be the same fraction of a device's forecast weights as of the whole model's weights. The host
-    holds the weights that no other device holds.
+    In split modes "tensor" and "row" this is an estimate, since llama.cpp rounds the share of each tensor. Experts are
+    assumed to be the same fraction of a device's forecast weights as of the whole model's weights. The host holds the
+    weights that no other device holds.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")

@@ -51,7 +51,7 @@ class EditorScene(QGraphicsScene):
     ) -> Shown:
         """Show `preview` in lanes that are `width` pixels wide, and return it with its geometry.
 
-        `unfolded`: machines whose devices have lanes, as for `with_groups`.
+        `unfolded`: fingerprints of the machines whose devices have lanes of their own.
 
         The lanes fill `view_height` pixels as far as the limits of a lane's height allow.
         """

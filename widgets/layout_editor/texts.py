@@ -38,7 +38,7 @@ from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 @dataclass(frozen=True, slots=True)
 class LoadedWords:
-    """The state of the shown layout (not loaded, loaded, edited) as a sign and as text."""
+    """Whether the shown layout is loaded, as a sign such as "●" and as text."""
 
     sign: str
     text: str
@@ -380,8 +380,10 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 
 
-_TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""Least time in seconds of sending weights to a worker, for a line in the tooltip, and for a line in the notes."""
+_TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
+"""Least time in seconds that a load sends weights to a worker, so that the tooltip of the speed mentions it; and so
+that a note below the lanes does.
+"""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
@@ -460,7 +462,7 @@ def _guess_words(speed: SpeedForecast) -> str:
     )
 
 
-def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[str]:
+def _sending_lines(preview: Preview, least_s: float = _TOOLTIP_FROM_S) -> list[str]:
     """Return a line for each worker to which a load would send weights for `least_s` seconds or more."""
     return [
         tr(
@@ -477,7 +479,7 @@ def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[st
 
 def sending_notes(preview: Preview) -> list[str]:
     """Return the notes on sending weights: a line for each worker to which a load would send them for 5 s or more."""
-    return _sending_lines(preview, _TOLD_BELOW_S)
+    return _sending_lines(preview, _NOTE_FROM_S)
 
 
 def lane_speed_text(time: DeviceTime | None) -> str:

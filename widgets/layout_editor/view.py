@@ -57,7 +57,7 @@ _SCROLL_STEP = 8
 _SCROLL_INTERVAL_MS = 16
 
 
-def _same_ground(before: Preview, after: Preview) -> bool:
+def _same_model_and_devices(before: Preview, after: Preview) -> bool:
     """Return whether both previews have the same model and devices, so that a drag and a selection remain valid."""
     return (
         before.model_name == after.model_name
@@ -74,7 +74,7 @@ class EditorView(QGraphicsView):
     """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device; the text names both."""
+    """Requests the reason why layers or the output are on their device. The argument describes the layers."""
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
@@ -129,8 +129,8 @@ class EditorView(QGraphicsView):
             self._scene.shown = None
         else:
             self._show(preview)
-        same_ground = before is not None and preview is not None and _same_ground(before.preview, preview)
-        self.interaction.set_shown(self._scene.shown, same_ground=same_ground)
+        keeps_drag = before is not None and preview is not None and _same_model_and_devices(before.preview, preview)
+        self.interaction.set_shown(self._scene.shown, keeps_drag=keeps_drag)
         self.parts.tell_change(before, self._scene.shown)
         if self.interaction.hover is not None and self.interaction.drag is None:
             # Another item may be under the pointer now.
@@ -338,7 +338,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Scroll, and continue a drag at the new place under the pointer."""
+        """Scroll. A drag continues at the point of the scene that is now under the pointer."""
         # The lanes move under a pointer that rests, and no mouse event tells so.
         super().wheelEvent(event)
         self._follow_pointer()

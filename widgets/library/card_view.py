@@ -56,7 +56,7 @@ class CardView(QScrollArea):
         self.show_card(ShownCard("", (), "", _READING))
 
     def show_card(self, card: ShownCard) -> None:
-        """Show the facts, the note and the text of `card`, scrolled to the start."""
+        """Show a model card: its table of names and values, its note and its text, scrolled to the start."""
         # `removeRow` also deletes the widgets of the row; `takeRow` would leave them.
         while self.facts.rowCount():
             self.facts.removeRow(0)

@@ -210,7 +210,7 @@ class EntryDetails(QScrollArea):
             self.notes_changed.emit(NotesChange(self._model, preset=name))
 
     def remove(self) -> None:
-        """Request to trash the selected quantisation, or to remove a missing one from the list."""
+        """Request to move the selected quantisation to the trash, or to remove a missing one from the list."""
         model, each = self._model, self.quantisation
         if model is None or each is None:
             return
@@ -220,7 +220,7 @@ class EntryDetails(QScrollArea):
             self.removal_requested.emit(RemovalRequest(model.entry, each, each.copy))
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """Show the saved layouts among `documents`, which belong to this model."""
+        """Show the saved layouts of this model. Other documents in `documents` are left out."""
         self.layouts.show_layouts(documents)
 
     def _save_notes(self) -> None:

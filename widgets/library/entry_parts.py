@@ -146,7 +146,7 @@ class SavedLayouts(QWidget):
         self._heading.setVisible(can or self._rows.count() > 0)
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """List those of `documents` that are layouts."""
+        """List the saved layouts. Other documents in `documents` are left out."""
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:

@@ -32,8 +32,7 @@ _SIDE_WORDS = {
 class RowWords:
     """The texts of a row of the list of models.
 
-    `fit`: whether the model fits this rig.
-    `fit_colour`: name of a colour of the palette.
+    `fit`: a text on whether the model fits this rig. `fit_colour`: palette name of the text's colour.
     `searched`: words of the search in lower case, which are highlighted.
     """
 
@@ -87,7 +86,7 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
 
 
 def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
-    """Return texts of `model` in which `searched` words were found, and which its row does not show otherwise."""
+    """Return texts of `model` that contain `searched` words but are not in its row, such as file names and notes."""
     entry, facts = model.entry, model.entry.facts
     copies = [copy.first for each in entry.quantisations for copy in each.copies]
     texts = [
@@ -134,7 +133,10 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 
 
 def speed_of(model: Listed) -> str:
-    """Return the speed of a model as text: measured with the layout of the forecast, or else predicted."""
+    """Return the speed of a model as text: that of its last answer, or else the predicted one.
+
+    An answer counts only if the model was loaded with the same layout as in its forecast.
+    """
     # Only one on the layout of the forecast counts (`measured_of`): another layout can be several times as fast.
     measured = model.measured_of(model.chosen)
     if measured:
@@ -143,7 +145,7 @@ def speed_of(model: Listed) -> str:
 
 
 def short_speed(model: Listed, quantisation: Quantisation) -> str:
-    """Return the speed of a quantisation for a column of tokens per second: measured, or else predicted."""
+    """Return the tokens per second of a quantisation as a short text: of the last answer, or else predicted."""
     measured, fit = model.measured_of(quantisation), model.fit_of(quantisation)
     if quantisation.fault:
         return ""
@@ -156,7 +158,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer; empty if the answer used the layout of the forecast."""
+    """Return a sentence on the speed of the last answer, which used another layout than the forecast; or empty text."""
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)
@@ -179,7 +181,7 @@ def parameter_words(n_parameters: int | None) -> str:
 
 
 def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
-    """Return the facts from the header of the model file as (label, value)."""
+    """Return the values from the header of the model file, such as its architecture, as (label, value)."""
     facts = model.entry.facts
     if facts is None:
         return ()
@@ -210,7 +212,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
 
 
 def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
-    """Return sentences with the whole forecast of a quantisation and its measured speed."""
+    """Return sentences with the forecast of a quantisation (fit, devices, context) and its speed."""
     fit, measured = model.fit_of(quantisation), model.measured_of(quantisation)
     answer = "" if measured else answer_sentence(model.notes_of(quantisation))
     if fit is None:

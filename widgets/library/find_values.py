@@ -33,7 +33,10 @@ class OfferedRow:
 
 @dataclass(frozen=True, slots=True)
 class ShownRepo:
-    """A repository with its quantisations. `why`: reason of the proposal, or the reason why there is no forecast."""
+    """A repository with its quantisations.
+
+    `why`: why one quantisation is proposed for download, or why there is no forecast; shown below the rows.
+    """
 
     repo: str
     why: str
@@ -42,7 +45,11 @@ class ShownRepo:
 
 @dataclass(frozen=True, slots=True)
 class ShownCard:
-    """A model card: facts as (name, value), text as Markdown, and a note, such as the reason why there is no text."""
+    """A model card, as the description of a model on the hub is called.
+
+    `facts`: rows (name, value), such as the licence. `text`: the description as Markdown.
+    `note`: a remark, such as the reason why there is no text.
+    """
 
     repo: str
     facts: tuple[tuple[str, str], ...]

@@ -77,7 +77,7 @@ class LibraryFilters(QWidget):
             button.toggled.connect(lambda _on: self._change(capabilities=self._capabilities()))
 
     def set_tags(self, tags: tuple[str, ...]) -> None:
-        """Set the tags of the box to filter by tag. The box is hidden if there are no tags."""
+        """Offer `tags` in the box that filters models by tag. The box is hidden if there are no tags."""
         shown = [self.tag_box.itemText(at) for at in range(1, self.tag_box.count())]
         # Tags are set after every scan; an unchanged box keeps its open list.
         if shown != list(tags):

@@ -130,7 +130,7 @@ class LibraryView(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._models: tuple[Listed, ...] = ()
-        self._is_looked = False
+        self._is_scanned = False
         self.filters = LibraryFilters()
         self.list_view = LibraryListView()
         self.details = EntryDetails()
@@ -160,14 +160,14 @@ class LibraryView(QWidget):
         self.details.quantisations.apply_palette(palette)
         self.find_panel.apply_palette(palette)
 
-    def show_models(self, models: Sequence[Listed], problems: Sequence[str] = (), *, is_looked: bool = True) -> None:
+    def show_models(self, models: Sequence[Listed], problems: Sequence[str] = (), *, is_scanned: bool = True) -> None:
         """Show the models of the library.
 
         `problems`: sentences that are shown as errors.
-        `is_looked`: whether all stores were scanned. Only then an empty list means an empty library.
+        `is_scanned`: whether all folders were scanned. Only then an empty list means an empty library.
         """
         self._models = tuple(models)
-        self._is_looked = is_looked
+        self._is_scanned = is_scanned
         # Before `_arrange`: a tag that no model has any more is taken out of the filter here.
         self.filters.set_tags(tuple(sorted({tag for model in models for tag in model.notes.tags}, key=str.casefold)))
         self.problem_label.setText("\n".join(problems))
@@ -223,7 +223,7 @@ class LibraryView(QWidget):
         )
         self._lists.setCurrentIndex(0 if shown or not n_all else 1)
         # Before the first scan has ended, an empty list is not "No models yet".
-        self.pages.setCurrentIndex(0 if n_all or not self._is_looked else 1)
+        self.pages.setCurrentIndex(0 if n_all or not self._is_scanned else 1)
 
     def _on_selected(self, model: Listed | None) -> None:
         self.details.show_model(model)

@@ -1,4 +1,4 @@
-"""The bar above the editor that offers to unload idle models so that the shown model fits wholly on devices."""
+"""The bar above the editor that offers to unload idle models, so that the shown model fits without the CPU."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class LoadReport(QWidget):
         self.details_toggled.emit(shown)
 
     def show_idle(self) -> None:
-        """Show that there was no load yet."""
+        """Show that no load has been started yet."""
         self._show(None, IDLE_SENTENCE)
 
     def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:
@@ -180,7 +180,9 @@ class LoadReport(QWidget):
     ) -> None:
         """Show which device could not allocate how many bytes, with proposals.
 
-        The arguments are those of `out_of_memory_outcome`.
+        `names`: names of devices by id.
+        `proposals`: if there are none, the proposals of `event` are shown.
+        `short_bytes`: memory that the layout lacks on the device that ran out, by its forecast; 0 if unknown.
         """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 

@@ -94,10 +94,10 @@ def out_of_memory_outcome(
     """Return the outcome of a load that ran out of memory.
 
     names: names of devices by id.
-    proposals: proposals with their effects; if there are none, the sentences of the event are used.
+    proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.
     short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
 
-    The event's message says when memory ran out, since that can also happen during an answer.
+    Memory can also run out during an answer. The message of the event says when it did.
     """
     sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)

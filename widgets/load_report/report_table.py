@@ -46,7 +46,7 @@ DIFFERENCE_TITLE = tr("Difference")
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """The cells of one device. `forecast` has as many cells as `measured`; it is empty if there was no forecast."""
+    """The cells of one device: measured memory, and the forecast in as many cells; empty if there was no forecast."""
 
     device: str
     measured: tuple[str, ...]

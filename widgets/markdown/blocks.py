@@ -1,4 +1,4 @@
-"""Values between parser and document: blocks (lines and tables), runs of text, limits, and escaped characters."""
+"""Values that the parser returns and the document shows: blocks (lines and tables) of text runs. Also their limits."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ The cache of formulas must have room for more than these, or formulas would be r
 
 @dataclass(slots=True)
 class Room:
-    """The limits that remain for the rest of a message.
+    """How many blocks and formulas the rest of a message may have, so that Qt can still lay it out fast.
 
+    `pieces`: lines and table cells. `formulas`: rendered formulas; further ones stay text.
     `left_out`: number of characters in the blocks that exceeded the limits.
     """
 

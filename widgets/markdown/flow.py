@@ -41,7 +41,7 @@ class Flow:
         self._heading = 0
 
     def blocks(self) -> list[Block]:
-        """Return the blocks of all tokens."""
+        """Convert all tokens, and return the blocks in the order of the text."""
         place = 0
         while place < len(self._tokens):
             token = self._tokens[place]

@@ -108,7 +108,7 @@ def key_of(character_format: QTextFormat) -> FormulaKey:
 
 
 class FormulaObject(QPyTextObject):
-    """Qt text object that draws a formula: its SVG image, or its source until that is rendered."""
+    """Qt text object that draws a formula: its SVG image, or its LaTeX source until the image is rendered."""
 
     def __init__(self, formulas: Formulas, parent: QObject) -> None:
         super().__init__(parent)

@@ -20,7 +20,7 @@ _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
 
 def bracket_math(parser: MarkdownIt) -> None:
-    r"""Make `parser` accept formulas in `\(...\)` and `\[...\]`. Their tokens are those of formulas in dollar signs."""
+    r"""Make `parser` accept formulas in `\(...\)` and `\[...\]`. They become tokens like formulas in dollar signs."""
     parser.inline.ruler.before("escape", "bracket_math", _inline)
     parser.block.ruler.before("fence", "bracket_math_block", _block)
 

@@ -41,7 +41,7 @@ class MarkdownStream:
         self._taken = 0
         self._left_out = 0
         self._room = Room()
-        """The limits that remain after the finished blocks."""
+        """How many lines, table cells and formulas may follow the finished blocks."""
 
     def append(self, text: str) -> None:
         """Append a piece of the text."""

@@ -36,7 +36,7 @@ MARKER_PX = -18.0
 """Text indent of a list item: its marker is left of the text, followed by a tab of the same width."""
 LINE_DISTANCE_PX = 4.0
 EDGE = QTextFormat.Property.UserProperty.value + 4
-"""Property of empty lines that are part of a code frame, not of the text."""
+"""Property of a text block that marks the empty lines in a code frame, which are not part of the text."""
 _FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
 BLOCK_GAP_PX = 8.0
 ITEM_GAP_PX = 3.0
@@ -91,7 +91,7 @@ class Styles:
         return self._characters[key]
 
     def formula(self, run: Run) -> QTextCharFormat:
-        """Return the format of the object character that stands for a formula."""
+        """Return the format of the object replacement character (U+FFFC) that stands for a formula."""
         result = QTextCharFormat(self.character(Run("", code=True, token="comment"), -1))
         result.setObjectType(FORMULA_TYPE)
         result.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
@@ -152,7 +152,7 @@ class Styles:
         return result
 
     def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
-        """Return the format of an empty line in a code frame: the one above the code (`is_head`), or the one below."""
+        """Return the format of the empty line above the code in its frame (`is_head`), or of the one below."""
         result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
         result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
         result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)
@@ -186,5 +186,5 @@ class Styles:
 
 
 def _look(run: Run) -> Run:
-    """Return a run with only those fields that determine its format, to be the key of the cache."""
+    """Return `run` without its text and other fields that do not change its format, as a key of the cache."""
     return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)

@@ -25,7 +25,7 @@ HEADINGS = (
     tr("Status"),
 )
 _NUMBERS = frozenset({3, 4, 5, 6})
-"""Columns that are aligned at the right."""
+"""Indices of the columns with numbers, which are aligned at the right."""
 _MODEL = 2
 _PADDING = 13
 """Padding beside the text of a cell in pixels, a little more than in the stylesheet."""

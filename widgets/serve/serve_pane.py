@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Function from the key to the text that must be copied once the key has been read; None if there is none."""
+        """Makes the text to copy out of the key. It is called once the key has been read; None if no copy waits."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -254,7 +254,7 @@ class ServePane(QWidget):
         )
 
     def show_status(self, status: ServeStatus) -> None:
-        """Show the state of the server. If a text waits for the key, copy it now."""
+        """Show the state of the server, and finish a copy that had to wait until the key was read."""
         self._status = status
         if status.key or status.fault:
             made, self._copy_with_key = self._copy_with_key, None

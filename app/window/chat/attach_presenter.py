@@ -61,7 +61,7 @@ class AttachPresenter(QObject):
 
 
 def shown_file(file: Attached, room: int | None) -> AttachedFile:
-    """Return an attachment as the values of its chip.
+    """Return the contents of an attachment's chip: name, size, tokens, and whether it is too large for the context.
 
     `room`: size of the context in tokens; None if no model is loaded.
     """

@@ -48,8 +48,8 @@ _ASKING = ("edit", "regenerate", "continue", "answer")
 class ChatPresenter(QObject):
     """Connects a model's conversation with its chat pane.
 
-    It works also while another model is current: an answer is streamed into its own pane. A question is sent with the
-    attached files, so Send is connected here.
+    Each model has a presenter and a pane, so an answer is also streamed while another model is current. A question is
+    sent with its attached files, so the Send button is connected here.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ChatPresenter(QObject):
         self._context_used = 0
         """Tokens in the context during an answer: the part of the prompt read so far, then also the answer."""
         self._cut: Cut | None = None
-        """The turns that the full context left out of the prompt, as they are marked in the shown messages."""
+        """The turns that are marked in the shown messages as left out of the prompt, because the context was full."""
         self._pace = ReadingPace()
         self._logged = ""
         """The last logged message about a chat template that cannot be used."""
         self._waiting_question: str | None = None
-        """The question in the input that waits for the load of a parked (temporarily unloaded) model, or None."""
+        """The question that waits until a parked (temporarily unloaded) model is loaded again; None if none waits."""
         self._before_delete: MessageTree | None = None
         """The messages before a deletion, for Undo; None if there is no deletion that can be undone."""
         self._after_delete = MessageTree()
@@ -266,7 +266,7 @@ class ChatPresenter(QObject):
     def _answered_requests(self) -> list[int]:
         """Return the numbers of requests whose answer has begun.
 
-        For these requests, `Reading` events only show that the engine still works.
+        `Reading` events of these requests do not report progress of the prompt, only that the engine still works.
         """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
@@ -299,7 +299,7 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show the number of tokens at once, and its parts (such as the system prompt) when they have been counted."""
+        """Show how many tokens are in the context. The count of each part, such as the system prompt, follows."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
         marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}
@@ -309,7 +309,7 @@ class ChatPresenter(QObject):
             self._counter.count(self._conversation.counted_chat())
 
     def _count_unloaded(self) -> None:
-        """Count the conversation with unsent text and attachments, unless the child of the loaded model counts."""
+        """Count the tokens of the conversation with the unsent question, if the model is open but not loaded."""
         if not self._unloaded.is_wanted:
             self._unloaded.forget()
             return

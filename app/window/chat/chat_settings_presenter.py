@@ -125,7 +125,7 @@ class ChatSettingsPresenter(QObject):
             self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
 
     def _shift_fault(self, settings: Mapping[str, object]) -> str:
-        """Return the reason why the loaded model cannot shift its context as `settings` require; empty if it can."""
+        """Return why the loaded model cannot do the context shift that `settings` ask for; empty if it can."""
         loaded = self._loading.snapshot.loaded
         mode = settings.get("full_context", "end")
         if loaded is None or mode != "shift":

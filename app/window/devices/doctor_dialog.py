@@ -110,7 +110,7 @@ class DoctorDialog(QDialog):
             self._examiner.save(path, self._report)
 
     def _show_checks(self, checks: tuple[Check, ...]) -> None:
-        """Add rows for the new results. If the table was scrolled to its end, it stays there."""
+        """Add rows for the new results. If the table was scrolled to its end, scroll it to the new end."""
         bar = self.table.verticalScrollBar()
         follows = bar.value() == bar.maximum()
         self.table.add_rows(table(checks)[self.table.rowCount() :])

@@ -27,9 +27,9 @@ from widgets.devices.other_cards import OtherCardsDialog
 
 
 class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
-    """Compares the current model on the present devices with chosen cards added.
+    """Compares forecasts of the current model: on the present devices, and with the chosen cards added.
 
-    A newer choice cancels the computation.
+    If other cards are chosen, the running computation is cancelled.
     """
 
     def __init__(

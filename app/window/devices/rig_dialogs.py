@@ -1,4 +1,4 @@
-"""Dialogs that add devices: caps of a lab rig, a remote worker's address with its warning, the split by NUMA node."""
+"""Dialogs that add devices: the workers of a lab rig, a remote worker by its address, and a worker per NUMA node."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def ask_remote_endpoint(
 ) -> None:
     """Ask for a remote worker's address, and call `then` with `host:port`.
 
-    `warn`: show the warning about open networks first. `on_warned`: called when the user accepts it.
+    `warn`: whether to warn first that RPC has no encryption. `on_warned`: called if the user goes on after the warning.
     """
 
     def ask() -> None:

@@ -73,7 +73,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
             self.dialog.set_pins_text(_pins_text(pins))
 
     def _on_why(self, words: str) -> None:
-        """Show why layers are on their device: because of a strategy, the first proposal, or a change by hand.
+        """Show who placed the layers: a strategy, the proposal made when the model was opened, or the user.
 
         `words`: description of the layers.
         """

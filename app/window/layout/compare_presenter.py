@@ -151,7 +151,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog = self.dialog
         if dialog is None:
             return
-        note = "" if self._model is None else import_note(model_facts(self._model), results.model)
+        note = "" if self._model is None else import_note(_bench_model(self._model), results.model)
         if note:
             dialog.say(note, bad=True)
         elif results.ended:
@@ -205,7 +205,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:
-        """Return `edit` with the draft of the added layout file with this name; unchanged if there is none."""
+        """Return `edit` with the draft of the layout file that was added under `name`; unchanged if there is none."""
         added = next((each for known, each in self._files if known == name), None)
         return edit if added is None else _with_side_files(replace(edit, side_files=added.side_files), edit.side_files)
 
@@ -222,11 +222,11 @@ class ComparePresenter(OneDialog[CompareDialog]):
                 self._comparer.open(path)
 
 
-def _with_side_files(edit: Edit, beside: SideFiles) -> Edit:
-    """Return `edit` of a layout file with the projector and adapters of `beside`, because layout files have none."""
-    return replace(edit, side_files=replace(beside, draft=edit.side_files.draft))
+def _with_side_files(edit: Edit, current: SideFiles) -> Edit:
+    """Return `edit` of a layout file with the projector and adapters of `current`, because layout files have none."""
+    return replace(edit, side_files=replace(current, draft=edit.side_files.draft))
 
 
-def model_facts(model: ModelFile) -> BenchModel:
+def _bench_model(model: ModelFile) -> BenchModel:
     """Return the description of a model that is stored with comparison results."""
     return BenchModel(model.name, model.architecture, model.size_bytes, model.n_layers)

@@ -43,7 +43,10 @@ _FILE, _RIG = "choose a file", "choose a rig"
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The layout of one side, with its forecast. `is_other_rig`: whether the layout is for devices of a rig file."""
+    """The layout that was found for one side of the comparison.
+
+    `is_other_rig`: whether it is a layout for the devices of a rig file instead of the present devices.
+    """
 
     title: str
     plan: Plan
@@ -54,9 +57,9 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The current plan, and objects with which a background thread finds a plan to compare with it.
+    """The current plan, and what a background thread needs to find a second plan to compare it with.
 
-    `find`: finds the layout by a strategy; it blocks.
+    `find`: finds the edit by the strategy with the given name; it blocks.
     """
 
     plan: Plan
@@ -326,7 +329,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
     # ------------------------------------------------------------------ taking
 
     def _take(self, side: int) -> None:
-        """Replace the edited layout by that of a side, as one undo step."""
+        """Replace the edited layout by the layout of `side` (0 or 1), as one undo step."""
         found, dialog = self._found[side], self.dialog
         if found is None or dialog is None:
             return

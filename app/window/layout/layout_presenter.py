@@ -52,7 +52,10 @@ def outcome_text(found: ExpertOutcome) -> str:
 
 
 class LayoutPresenter(QObject):
-    """Connects layout editor, share editor and settings bar with the document, which owns the drag of layers."""
+    """Connects layout editor, share editor and settings bar with the document.
+
+    The document also keeps the state of a drag, so that moves of one drag are one undo step.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class LayoutPresenter(QObject):
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
 
     def _take_line(self, text: str) -> None:
-        """Replace the layout by that of a pasted line (shares or llama.cpp options), as one step of undo.
+        """Replace the layout by the one that a pasted line (shares or llama.cpp options) has, as one step of undo.
 
         The text below the input line then shows the new layout, and the options that were ignored.
         """

@@ -15,7 +15,7 @@ from engine.library.notes import SavedDocument
 from widgets.controls.named_layouts_dialog import NamedLayoutRow, NamedLayoutsDialog
 
 MAX_NAME_BYTES = 100
-"""Longest proposed file name in bytes: file systems allow 255, and some programs append to it."""
+"""Longest proposed file name in bytes. File systems allow 255, but some programs append something to a name."""
 _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))})
 """Names that Windows has for devices, with any extension."""
 
@@ -56,7 +56,7 @@ class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
         return dialog
 
     def _with_document(self, do: Callable[[SavedDocument], None]) -> Callable[[int], None]:
-        """Return a slot that calls `do` with the layout in a row."""
+        """Return a slot for the number of a row, which calls `do` with the layout in that row."""
 
         def call(row: int) -> None:
             # The layouts are read in the background, so the row may not exist any more.

@@ -17,7 +17,7 @@ from widgets.library.together_dialog import ModelToChoose, TogetherDialog
 
 
 class TogetherPresenter(OneDialog[TogetherDialog]):
-    """Offers open and recent models and those of the library, shows the layouts of the chosen ones, and loads them."""
+    """Offers open models, recent models and models of the library; shows layouts of the chosen ones, and loads them."""
 
     def __init__(
         self, several: SeveralModels, models: OpenModels, library: Library, settings: Settings, window: QWidget
@@ -37,7 +37,7 @@ class TogetherPresenter(OneDialog[TogetherDialog]):
         return dialog
 
     def _offered(self) -> list[ModelToChoose]:
-        """Return open models, then recent ones, then those of the library; each file once."""
+        """Return open models, then recent models, then models of the library; each file once."""
         known = [(model.file.name, model.file.paths[0]) for model in self._models.all if model.file is not None]
         known += [(recent.title, recent.path) for recent in self._settings.recent_models]
         for listed in self._library.contents.models:

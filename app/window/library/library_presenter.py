@@ -156,7 +156,7 @@ class LibraryPresenter(QObject):
             self._library.wake()
 
     def _on_contents_changed(self, contents: LibraryContents) -> None:
-        self._view.show_models(contents.models, contents.problems, is_looked=contents.is_scanned)
+        self._view.show_models(contents.models, contents.problems, is_scanned=contents.is_scanned)
 
     def _on_model_shown(self, model: Listed | None) -> None:
         if model is None:

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QLabel, QPushButton, QScrol
 from pytestqt.qtbot import QtBot
 
 from app.bug_report import BugDialog
-from app.window.about_dialog import AboutDialog, Facts
+from app.window.about_dialog import AboutContents, AboutDialog
 from app.window.devices.doctor_dialog import DoctorDialog
 from app.window.devices.lend_dialog import LendDialog
 from app.window.devices.nearby_dialog import NearbyDialog
@@ -50,7 +50,9 @@ from widgets.serve.serve_pane import ServePane
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
 """Commands that open one."""
 MADE: dict[str, Callable[[WindowParts], QDialog]] = {
-    "AboutDialog": lambda window: AboutDialog(window.main, Facts((("Qt", "6"),), (("Log", "~"),), "MIT", "others")),
+    "AboutDialog": lambda window: AboutDialog(
+        window.main, AboutContents((("Qt", "6"),), (("Log", "~"),), "MIT", "others")
+    ),
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
     "CompareDialog": lambda window: CompareDialog(window.main),

@@ -111,7 +111,7 @@ def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: Q
     qtbot.waitUntil(lambda: window.main.findChild(AboutDialog) is not None)
     dialog = window.main.findChild(AboutDialog)
     assert dialog is not None
-    facts = dialog.facts
+    facts = dialog.contents
     for name in ("layerdeck", "llama-cpp-python", "PySide6-Essentials"):
         assert metadata.version(name) in facts.text
     assert "CUDA0 (CUDA)" in facts.text

@@ -183,7 +183,7 @@ def test_an_empty_library_offers_models_once_it_was_scanned(view: LibraryView) -
     chosen: list[object] = []
     view.starters.starter_chosen.connect(chosen.append)
     view.show_starters(STARTERS[:2])
-    view.show_models((), is_looked=False)
+    view.show_models((), is_scanned=False)
     assert not view.starters.isVisible()
     view.show_models(())
     assert view.starters.isVisible()

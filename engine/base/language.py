@@ -76,7 +76,9 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
 
 
 def read_language(document: str) -> Language:
-    """Return the language of a gettext catalogue. A translation with a field that its English text lacks is left out.
+    """Return the language of a gettext catalogue.
+
+    A translation with a placeholder (`{name}`) that its English text lacks is left out.
 
     Raises:
         ValueError: the document is not a catalogue.

@@ -51,7 +51,7 @@ class ContextUse:
 
     @property
     def used(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens that the prompt takes of the context."""
         return self.system + self.history + self.attachments
 
 
@@ -274,9 +274,10 @@ def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
-    """Return the cut (a stored decision) that leaves these messages out of the prompt; None if `left_out` is empty.
+    """Return the cut that leaves these messages out of the prompt; None if `left_out` is empty.
 
-    `left_out` must not contain messages of the last turn.
+    A cut is stored with the conversation, so that later prompts leave out the same messages. `path`: messages of the
+    shown branch. `n_ctx`: context length for which the cut holds. `left_out` must not contain messages of the last turn.
     """
     # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]

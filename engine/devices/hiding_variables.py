@@ -99,5 +99,5 @@ def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, .
 
 
 def hiding_sentences(environment: Mapping[str, str] | None = None) -> str:
-    """Return a sentence on each variable of `find_hiding`; empty if there is none."""
+    """Return a sentence on each environment variable that hides devices; empty if none does."""
     return " ".join(each.sentence for each in find_hiding(environment))

@@ -125,8 +125,9 @@ def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
 def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> MemoryBar:
     """Return the memory bar of `row`.
 
-    `room`: row of the same device whose free memory the bar shows; None: `row` itself. For a row that was measured
-    after a load, this is the row from before the load.
+    `room`: the device's row from before the load, if `row` was measured after it: the bar shows the free memory of that
+    row. None: `row` itself.
+    `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
     limit_bytes = available_bytes(room)

@@ -381,8 +381,8 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
-"""Least time in seconds that a load sends weights to a worker, so that the tooltip of the speed mentions it; and so
-that a note below the lanes does.
+"""If a load sends weights to a worker for at least this many seconds, the tooltip of the speed mentions it (first
+number), and a note below the lanes as well (second number).
 """
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""

@@ -52,7 +52,7 @@ class LoadChoice:
 
 
 class LoadQuestionBar(QFrame):
-    """The question bar; hidden while there is no question."""
+    """The bar that asks before a load, for instance whether to unload other models; hidden while nothing is asked."""
 
     answered = Signal(LoadChoice)
 

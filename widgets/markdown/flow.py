@@ -30,7 +30,7 @@ class _List:
 
 
 class Flow:
-    """Converts the tokens of one text to blocks, in one pass."""
+    """Converts the Markdown parser's tokens of one text to blocks, in one pass."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens

@@ -134,9 +134,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of the self-check: `tried` must compute nearly the same logits as `expected`.
+    """One comparison of the engine's check: two loads of one model must compute nearly the same logits.
 
-    `of`: type of weights or cache, empty if the feature has no types.
+    `feature`: what is checked, such as weights or flash attention. `of`: type of weights or cache; empty if the feature
+    has no types.
+    `tried`, `expected`: the load that uses the feature, and the load that does without it.
     `devices`: ids of the devices that are checked.
     `tolerance`: largest error of the logits with which the case passes.
     """

@@ -32,7 +32,7 @@ _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Layout and settings after a typed line was applied.
+    """Layout and settings after a line of llama.cpp options or shares, typed by the user, was applied.
 
     `notes`: sentences for the user on what was left out.
     """

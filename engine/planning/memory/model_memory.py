@@ -139,7 +139,7 @@ class ModelMemory:
         """Return the `ContextMemory` (state and compute buffers) for these settings; None if the state cannot be
         computed.
 
-        The latest `most_tables` objects are cached.
+        The results of the latest settings are cached.
         """
         if self._state is None:
             return None

@@ -65,7 +65,10 @@ def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tenso
 
 
 def outer_norm(ctx: GraphContext, name: str, buft: str, current: Tensor, backend: int = -1) -> Tensor:
-    """Return `current` normalised, multiplied by the norm weights `name` outside of blocks if the file has them."""
+    """Return `current` normalised, then multiplied by the norm weights `name` if the file has them.
+
+    These weights belong to no layer, such as `output_norm`.
+    """
     graph, outer = ctx.graph, ctx.outer
     current = ctx.raw_norm(current, layer_norm=ctx.style.layer_norm)
     current.backend = backend

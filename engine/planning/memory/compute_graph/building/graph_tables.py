@@ -306,7 +306,7 @@ In a drag each change may need another graph, if devices lack kernels for differ
 
 
 class _WholeGraph:
-    """The sections of a graph that was built whole, with weights in blocks moved by any overrides.
+    """A graph that was built once without overrides; it returns its sections for any overrides of weights in blocks.
 
     A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights.
     Sections with the same weights in the same buffer types are one object in all graphs, so that cached results for
@@ -458,8 +458,8 @@ class SectionMaker:
         """Build a section of the graph; return it and its weights.
 
         `kind`: "layers", or "end" for the section with the output matrix.
-        `n_before`: number of the first `variants` that belong to the previous section.
-        `variants`: variants of the layers of the previous section and of this one.
+        `variants`: the variant of each layer, first the layers of the previous section, then those of this one.
+        `n_before`: how many of them belong to the previous section.
         `bufts`: buffer type of each layer's device, and last of the output layer's device.
         """
         ctx = self._context(select_buft)

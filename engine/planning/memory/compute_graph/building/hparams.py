@@ -24,7 +24,7 @@ class Stacks:
     low_cycles: int
 
     def place(self, index: int) -> tuple[bool, int]:
-        """Return (whether layer `index` of the graph is in the high stack, its number in the stack)."""
+        """Return whether layer `index` of the graph belongs to the high stack, and its index within its stack."""
         run, place = divmod(index, self.layers)
         return run % (self.low_cycles + 1) == self.low_cycles, place
 

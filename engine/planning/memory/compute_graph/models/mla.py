@@ -338,7 +338,10 @@ def _build_kpool_select(ctx: GraphContext, narrow: Tensor, current: Tensor) -> T
 
 
 def _pooled_keys(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the keys of all pools, after keys and gates were written to the cache and complete pools were computed."""
+    """Return the compressed keys of all pools. A pool is a group of consecutive tokens that have one compressed key.
+
+    The batch's keys and gates are written to the cache first, and the keys of complete pools are computed from it.
+    """
     graph, hparams, pools, n_tokens = ctx.graph, ctx.hparams.indexer, ctx.shared.get(_KpoolInput), current.ne[1]
     assert ctx.inputs.inp_indexer is not None
     keys = ctx.build_norm(graph.mul_mat(ctx.weight("indexer.attn_k"), current), "indexer.k_norm", layer_norm=True)

@@ -277,7 +277,9 @@ def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ct
     """Return the cut that leaves these messages out of the prompt; None if `left_out` is empty.
 
     A cut is stored with the conversation, so that later prompts leave out the same messages. `path`: messages of the
-    shown branch. `n_ctx`: context length for which the cut holds. `left_out` must not contain messages of the last turn.
+    shown branch. `n_ctx`: context length for which the cut holds.
+
+    `left_out` must not contain messages of the last turn.
     """
     # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]

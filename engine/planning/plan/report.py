@@ -89,7 +89,7 @@ class FitReport:
     `rows`: one for each device of the rig, the host last.
     `violations`: rules of llama.cpp that the layout breaks.
     `probe_only`: sentence on why the computed numbers are incomplete; None if they are complete.
-    `context`: the settings of the forecast, with each "auto" replaced by the decided value; None if no setting was "auto".
+    `context`: the settings of the forecast, with decided values for "auto"; None if no setting was "auto".
     """
 
     rows: tuple[DeviceRow, ...]

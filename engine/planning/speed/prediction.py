@@ -580,7 +580,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
 def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     """Return a sentence for the user on the network link to a worker.
 
-    It has the round trip, the throughput, the bytes per token, and by how many tokens per second the link slows answers.
+    It has round trip, throughput, bytes per token, and by how many tokens per second the link slows answers.
     """
     rate = use.bytes_per_second
     words = tr(

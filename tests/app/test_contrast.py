@@ -15,7 +15,7 @@ WORDS_CONTRAST = 4.5
 """Of WCAG 2.2, 1.4.3 (AA) for text of any size."""
 SHAPES_CONTRAST = 3.0
 """Of WCAG 2.2, 1.4.11, for what has to be told apart without being read."""
-SHAPES = ("weights", "experts", "kv", "compute", "pipeline", "other")
+SHAPES = ("weights", "experts", "kv", "compute", "pipeline", "draft", "other")
 Role = QPalette.ColorRole
 QT_PAIRS = (
     (Role.WindowText, Role.Window),

@@ -128,20 +128,14 @@ class ForeignOptions:
             )
         )
 
-    def take_count(self, key: str, name: str, text: str) -> None:
-        """Set the setting `key` to the whole number `text` of option `name`; add a note if it is out of range."""
+    def take_value(self, key: str, name: str, text: str) -> None:
+        """Set the setting `key` to the value `text` of option `name`; add a note if the value is not allowed."""
         kind = _KINDS[key]
-        number = whole_number(text)
-        assert isinstance(kind, WholeNumber)
-        if number is None or not kind.low <= number <= kind.high:
-            self.refuse(name, text)
-        else:
-            self.context[key] = number
-
-    def take_choice(self, key: str, name: str, text: str) -> None:
-        """Set the setting `key` to the word `text` of option `name`, or add a note if the word is not allowed."""
         try:
-            self.context[key] = _KINDS[key].typed(text)
+            # `typed` also takes "8k" and "auto" for a whole number, which no other program knows.
+            if isinstance(kind, WholeNumber) and whole_number(text) is None:
+                raise ValueError(text)
+            self.context[key] = kind.typed(text)
         except ValueError:
             self.refuse(name, text)
 

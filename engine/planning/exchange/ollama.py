@@ -138,13 +138,13 @@ def read_modelfile(text: str) -> ForeignLoad:
 def _take(options: ForeignOptions, key: str, value: str) -> bool:
     """Add a PARAMETER of a Modelfile to `options`; return False if it has no effect on a layout or its settings."""
     if key == "num_ctx":
-        options.take_count("n_ctx", key, value)
+        options.take_value("n_ctx", key, value)
     # ollama has one batch size, for both of llama.cpp's.
     elif key == "num_batch":
-        options.take_count("n_batch", key, value)
-        options.take_count("n_ubatch", key, value)
+        options.take_value("n_batch", key, value)
+        options.take_value("n_ubatch", key, value)
     elif key == "num_thread":
-        options.take_count("threads", key, value)
+        options.take_value("threads", key, value)
     elif key == "num_gpu":
         options.take_layers(key, value)
     elif key == "main_gpu":

@@ -16,6 +16,7 @@ from engine.planning.exchange.placement_words import MAX_SPLIT, PlacementWords, 
 from engine.planning.layout.engine_parameters import TensorOverride
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import AUTO_CONTEXT, OFFLOAD_MIN_BATCH
+from engine.planning.settings.table import SETTINGS
 
 PROGRAM = "llama-server"
 MIN_BATCH_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
@@ -107,14 +108,12 @@ def _placement(words: PlacementWords, names: DeviceNames) -> Iterator[tuple[str,
 
 def _settings(plan: Plan) -> Iterator[tuple[str, ...]]:
     used = plan.settings
-    yield "-c", str(used.n_ctx)
-    yield "-b", str(used.n_batch)
-    yield "-ub", str(used.n_ubatch)
-    yield "-np", str(used.n_seq_max)
+    for setting in SETTINGS:
+        value = getattr(used, setting.key)
+        # llama-server's default is the same for a rare setting, and for one that was left open.
+        if setting.server_options and value is not None and not (setting.rare and value == setting.default):
+            yield setting.server_options[0], setting.kind.text_of(value)
     yield ("-kvu",) if used.kv_unified else ("-no-kvu",)
-    yield "-fa", used.flash_attn
-    yield "-ctk", used.type_k
-    yield "-ctv", used.type_v
     if not used.offload_kqv:
         yield ("--no-kv-offload",)
     if not used.op_offload:
@@ -122,16 +121,6 @@ def _settings(plan: Plan) -> Iterator[tuple[str, ...]]:
     if used.swa_full:
         yield ("--swa-full",)
     yield "-lm", LOAD_MODE_WORDS[used.load_mode]
-    if used.threads is not None:
-        yield "-t", str(used.threads)
-    if used.threads_batch is not None:
-        yield "-tb", str(used.threads_batch)
-    if used.numa != "off":
-        yield "--numa", used.numa
-    if used.image_min_tokens is not None:
-        yield "--image-min-tokens", str(used.image_min_tokens)
-    if used.image_max_tokens is not None:
-        yield "--image-max-tokens", str(used.image_max_tokens)
     if not plan.parameters.extra_buffers:
         yield ("--no-repack",)
 

@@ -31,7 +31,7 @@ from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVI
 from engine.planning.layout.layout import SPLIT_MODES
 from engine.planning.layout.layout_file import DraftKind
 from engine.planning.settings.context_settings import KV_TYPES
-from engine.planning.settings.table import MOST_DRAFTED
+from engine.planning.settings.table import MOST_DRAFTED, SETTINGS
 
 MAX_WORDS = 4096
 MAX_OVERRIDES = 256
@@ -68,7 +68,7 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     for variable in variables:
         name, _, value = variable.partition("=")
         if name == MIN_BATCH_VARIABLE:
-            reader.options.take_count("op_offload_min_batch", name, value)
+            reader.options.take_value("op_offload_min_batch", name, value)
         else:
             reader.options.unknown.append(name)
     return reader.done()
@@ -294,22 +294,22 @@ class _Reader:
     def context(self, name: str, value: str) -> None:
         # 0: as long as the model was trained for, which is our open length.
         if whole_number(value) != 0:
-            self.options.take_count("n_ctx", name, value)
+            self.options.take_value("n_ctx", name, value)
 
     def parallel(self, name: str, value: str) -> None:
         # -1: left to the program.
         if whole_number(value) != -1:
-            self.options.take_count("n_seq_max", name, value)
+            self.options.take_value("n_seq_max", name, value)
 
     def threads(self, key: str, name: str, value: str) -> None:
         number = whole_number(value)
         # 0 and below: all processors, which a layout leaves open.
         if number is None or number > 0:
-            self.options.take_count(key, name, value)
+            self.options.take_value(key, name, value)
 
     def flash(self, name: str, value: str) -> None:
         words = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off", "-1": "auto"}
-        self.options.take_choice("flash_attn", name, words.get(value, value))
+        self.options.take_value("flash_attn", name, words.get(value, value))
 
     def load_mode(self, name: str, value: str) -> None:
         ours = {word: mode for mode, word in LOAD_MODE_WORDS.items()}.get(value)
@@ -435,12 +435,8 @@ _Value = Callable[[_Reader, str, str], None]
 _Switch = Callable[[_Reader], None]
 
 
-def _count(key: str) -> _Value:
-    return lambda reader, name, value: reader.options.take_count(key, name, value)
-
-
-def _choice(key: str) -> _Value:
-    return lambda reader, name, value: reader.options.take_choice(key, name, value)
+def _setting(key: str) -> _Value:
+    return lambda reader, name, value: reader.options.take_value(key, name, value)
 
 
 def _draft_cache(key: str) -> _Value:
@@ -472,19 +468,14 @@ _VALUES = _by_name(
         ("-ot", "--override-tensor"): _Reader.override,
         ("-ncmoe", "--n-cpu-moe"): _Reader.experts,
         ("-ncffn", "--n-cpu-ffn"): _Reader.dense,
+        **{setting.server_options: _setting(setting.key) for setting in SETTINGS if setting.server_options},
+        # Of these llama-server has further values.
         ("-c", "--ctx-size"): _Reader.context,
-        ("-b", "--batch-size"): _count("n_batch"),
-        ("-ub", "--ubatch-size"): _count("n_ubatch"),
         ("-np", "--parallel"): _Reader.parallel,
         ("-fa", "--flash-attn"): _Reader.flash,
-        ("-ctk", "--cache-type-k"): _choice("type_k"),
-        ("-ctv", "--cache-type-v"): _choice("type_v"),
-        ("-lm", "--load-mode"): _Reader.load_mode,
         ("-t", "--threads"): _threads("threads"),
         ("-tb", "--threads-batch"): _threads("threads_batch"),
-        ("--numa",): _choice("numa"),
-        ("--image-min-tokens",): _count("image_min_tokens"),
-        ("--image-max-tokens",): _count("image_max_tokens"),
+        ("-lm", "--load-mode"): _Reader.load_mode,
         ("-fit", "--fit"): _Reader.fit,
         ("-mm", "--mmproj"): _Reader.projector,
         ("-mmdev", "--mmproj-device"): _Reader.projector_device,

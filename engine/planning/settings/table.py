@@ -69,6 +69,8 @@ class Setting:
     `effect`: how it affects memory.
     `decided_by`: module of `engine.planning.plan.decisions` that chooses the value for "auto"; empty if there is none.
     `rare`: whether it is written to a file only if it is not the default.
+    `server_options`: llama-server's options with the same values; exports write the first one. Empty: there is none, or
+    its values differ (`engine.planning.exchange`).
     """
 
     key: str
@@ -80,6 +82,7 @@ class Setting:
     effect: Effect
     decided_by: str = ""
     rare: bool = False
+    server_options: tuple[str, ...] = ()
 
     @property
     def default(self) -> Value:
@@ -104,6 +107,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("context length in tokens for all requests together; auto: as much as fits on these devices"),
         "context",
         decided_by="context_length",
+        server_options=("-c", "--ctx-size"),
     ),
     Setting(
         "n_batch",
@@ -114,6 +118,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("logical batch: maximum number of prompt tokens per llama.cpp call"),
         "context",
         decided_by="context_length",
+        server_options=("-b", "--batch-size"),
     ),
     Setting(
         "n_ubatch",
@@ -125,6 +130,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("physical batch: tokens computed at a time; a smaller one needs smaller compute buffers"),
         "context",
         decided_by="context_length",
+        server_options=("-ub", "--ubatch-size"),
     ),
     Setting(
         "n_seq_max",
@@ -135,6 +141,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("requests answered at the same time; they share the context"),
         "context",
         decided_by="context_length",
+        server_options=("-np", "--parallel"),
     ),
     Setting(
         "type_k",
@@ -145,6 +152,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("data type of the K cache; smaller types need less memory"),
         "context",
         decided_by="attention",
+        server_options=("-ctk", "--cache-type-k"),
     ),
     Setting(
         "type_v",
@@ -155,6 +163,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("data type of the V cache; quantised types (q8_0 and smaller) need flash attention"),
         "context",
         decided_by="attention",
+        server_options=("-ctv", "--cache-type-v"),
     ),
     Setting(
         "flash_attn",
@@ -165,6 +174,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("computes attention as one operation, which saves memory and time; auto: if every device supports it"),
         "context",
         decided_by="attention",
+        server_options=("-fa", "--flash-attn"),
     ),
     Setting(
         "offload_kqv",
@@ -239,6 +249,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("CPU threads for answers; auto: as measured, else one for each performance core"),
         "none",
         decided_by="threads",
+        server_options=("-t", "--threads"),
     ),
     Setting(
         "threads_batch",
@@ -249,6 +260,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("CPU threads for prompts; auto: as measured, else as many as for answers"),
         "none",
         decided_by="threads",
+        server_options=("-tb", "--threads-batch"),
     ),
     Setting(
         "pipeline",
@@ -276,6 +288,7 @@ SETTINGS: tuple[Setting, ...] = (
         ),
         "context",
         rare=True,
+        server_options=("--image-max-tokens",),
     ),
     Setting(
         "image_min_tokens",
@@ -289,6 +302,7 @@ SETTINGS: tuple[Setting, ...] = (
         ),
         "context",
         rare=True,
+        server_options=("--image-min-tokens",),
     ),
     Setting(
         "numa",
@@ -303,6 +317,7 @@ SETTINGS: tuple[Setting, ...] = (
         ),
         "none",
         rare=True,
+        server_options=("--numa",),
     ),
 )
 

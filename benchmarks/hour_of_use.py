@@ -206,9 +206,7 @@ def _threads() -> dict[tuple[int, str], tuple[str, float, int]]:
 
 
 def verdict(samples: list[dict[str, Any]], rests: list[dict[str, Any]], settle_s: float) -> dict[str, Any]:
-    """Return growth of memory after `settle_s`, the largest processor share of a rest, and a sentence for each missed
-    goal.
-    """
+    """Return the growth of memory after `settle_s`, the largest processor share of a rest, and the missed goals."""
     settled = [each for each in samples if each["second"] >= settle_s] or samples[-1:]
     growth_bytes = settled[-1]["trimmed_bytes"] - settled[0]["trimmed_bytes"]
     shares = [sum(each["share_of_core"].values()) for each in rests]

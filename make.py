@@ -137,9 +137,7 @@ def run_soak(arguments: Sequence[str]) -> int:
 
 
 def run_bundle(_arguments: Sequence[str]) -> int:
-    """Build the bundle in `dist/`, which runs without an installed Python: a folder, a tarball, and a package on
-    Debian.
-    """
+    """Build the bundle, which needs no installed Python, in `dist/`: folder, tarball, and on Debian a package."""
     set_up(tests=False)
     if run_translation_check(()) != 0:
         raise SetupError("Translations are missing or wrong; a bundle has none of these.")

@@ -81,7 +81,9 @@ def run_tests(arguments: Sequence[str]) -> int:
 
 
 def pytest_command(arguments: Sequence[str]) -> list[str]:
-    """Return the pytest command for all cores. `arguments` come last, since pytest uses the last of two equal options.
+    """Return the pytest command for all cores.
+
+    `arguments` come last, since pytest uses the last of two equal options.
     """
     return [str(venv_program("python")), "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", *arguments]
 

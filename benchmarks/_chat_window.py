@@ -1,5 +1,4 @@
-"""Part of `chat_view`: how long the whole window with many stored conversations blocks its event loop after a change.
-"""
+"""Part of `chat_view`: how long one change blocks the event loop of a window with many stored conversations."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ LOAD_MODES = {"none": 0, "mmap": 1}
 
 
 class OurChild:
-    """A model child of ours, driven through its pipes without a session. `begun`: `time.perf_counter()` at its start.
+    """A model child of ours, driven through its pipes without a session.
+
+    `begun`: `time.perf_counter()` at its start.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,7 @@ _BLOCKS: dict[Type, tuple[tuple[int, bytes], ...]] = {
     Type.Q4_K: ((0, np.array((_STEP, 7.5 * _STEP), np.float16).tobytes()), (4, b"\x08" * 8 + b"\x88" * 4)),
     Type.Q6_K: ((192, b"\x08" * 16), (208, np.float16(_STEP / 4).tobytes())),
 }
-"""For each quantised type the fixed bytes of a block, as (offset, bytes). They are the scales: weights get a mean of 0.
-"""
+"""For each quantised type the fixed bytes of a block, as (offset, bytes): scales that give weights a mean of 0."""
 _CONVOLUTION = 4
 
 

@@ -24,7 +24,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class _Stream:
-    """The lines of one streamed answer. They are decoded after the measurement, since the server shares the processors.
+    """The lines of one streamed answer.
+
+    They are decoded after the measurement, since the server uses the same processors.
     """
 
     lines: list[bytes] = field(default_factory=list)

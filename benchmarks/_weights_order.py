@@ -136,8 +136,7 @@ def measure_real(folder: Path) -> dict[str, Any]:
 
 
 def measure_weights() -> dict[str, Any]:
-    """Return the computed seconds for 64 workers, for several rates of the sender's link, and those of the real loads.
-    """
+    """Return the computed seconds for 64 workers, by the rate of the sender's link, and those of the real loads."""
     found: dict[str, Any] = {}
     for own_gbit in (1, 10, 100):
         for n_slow in (0, 4, 16):

@@ -78,8 +78,7 @@ def figures(ratio: Ratio | None) -> dict[str, object]:
 
 
 def plan_of(model: Path, threads: int, preset: Preset) -> Plan:
-    """Return a plan with the whole model on the CPU, and with the settings that `measure_theirs` passes to llama-bench.
-    """
+    """Return a plan with the whole model on the CPU, and the settings that `measure_theirs` passes to llama-bench."""
     file = read_model(model)
     n_ctx = preset.prompt_tokens + preset.answer_tokens + 256
     context = ContextSettings(n_ctx=n_ctx, threads=threads, threads_batch=threads, flash_attn="on", load_mode="mmap")

@@ -53,8 +53,7 @@ GOAL_FIRST_MS = 50.0
 
 
 def drags(n_layers: int, ids: Sequence[str], overrides: tuple[Override, ...]) -> Iterator[Layout]:
-    """Yield the layouts of drags: an even one over `ids`, then each boundary at each position between its neighbours.
-    """
+    """Yield an even layout over `ids`, then each boundary moved to each position between its neighbours."""
     n_devices = min(len(ids), n_layers)
     even = [n_layers * place // n_devices for place in range(n_devices + 1)]
     cut = partial(_cut, ids, overrides)

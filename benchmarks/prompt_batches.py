@@ -65,8 +65,7 @@ def main() -> None:
 
 
 def layouts(path: Path, prompt_tokens: int, threads: int) -> tuple[Candidate, ...]:
-    """Return the plan with the default micro batch, then one for each micro batch that is not larger than the prompt.
-    """
+    """Return the plan with the default micro batch, then one for each micro batch up to the length of the prompt."""
     model = read_model(path)
     context = ContextSettings(n_ctx=prompt_tokens + 256, threads=threads)
     plan = Plan(ModelMemory(model), Rig((), host_device()), Edit(single_device(model.n_layers, CPU_ID), context))

@@ -75,8 +75,7 @@ def main() -> None:
 
 
 def measure(path: Path | None, seconds: float, clients: int, *, is_shown: bool) -> dict[str, object]:
-    """Return the figures of the idle window and of the window that streams, the tokens, and the updates of the panel.
-    """
+    """Return the frame figures of the idle and of the serving window, the tokens, and the updates of the panel."""
     from app.demo import ensure_demo
     from app.settings import Settings
     from app.theme import Theme

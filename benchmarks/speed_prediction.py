@@ -295,8 +295,7 @@ def ask(child: OurChild, prompt: str, tokens: int, workers: Sequence[psutil.Proc
 
 
 def processor_s(processes: Sequence[psutil.Process]) -> float:
-    """Return the processor seconds of all threads of these processes, from `/proc/PID/task/*/schedstat` (nanoseconds).
-    """
+    """Return the processor seconds of all threads of these processes, from Linux's `schedstat` (nanoseconds)."""
     folders = [Path(f"/proc/{process.pid}/task") for process in processes]
     spent_ns = 0
     for thread in (thread for folder in folders for thread in folder.iterdir()):

@@ -28,8 +28,7 @@ WHY = {
     "pyqtgraph": "graphs of memory",
     "program": "Layerdeck itself, and what is pure Python",
 }
-"""Purpose of each part, by its row in the table. A part that is not listed is a small library needed by another part.
-"""
+"""Purpose of each part, by its row in the table. Others are small libraries that one of these needs."""
 SMALL_BYTES = 500_000
 """Parts smaller than this share one row."""
 

@@ -62,7 +62,9 @@ OVERRIDES = (
 
 
 def write_package(folder: Path, dist: Path, version: str, work: Path) -> Path:
-    """Write the `.deb` of the bundle at `folder` into `dist`; return its path. `work`: folder for intermediate files.
+    """Write the `.deb` of the bundle at `folder` into `dist`; return its path.
+
+    `work`: folder for intermediate files.
     """
     architecture = ARCHITECTURES[os.uname().machine]
     root = work / "deb"
@@ -119,8 +121,7 @@ def _set_modes(root: Path) -> None:
 
 
 def _needed_packages(root: Path, work: Path, bundle: Path, architecture: str) -> str:
-    """Return the value of the field Depends, for the libraries that files in `root` need and `root` does not contain.
-    """
+    """Return the value of the field Depends: packages of the libraries that files in `root` need and `root` lacks."""
     stub = work / "debian" / "control"
     stub.parent.mkdir(exist_ok=True)
     stub.write_text(f"Source: layerdeck\n\nPackage: layerdeck\nArchitecture: {architecture}\n", encoding="utf-8")

@@ -21,8 +21,7 @@ def find_source(cache: Path, version: str) -> Path | None:
 
 
 def fetch_ggml(cache: Path, version: str, python: str) -> Path | None:
-    """Download the source package with pip, keep its ggml folder in `cache` and return it; None if the download fails.
-    """
+    """Download the source package with pip, and return its ggml folder in `cache`; None if the download fails."""
     kept = cache / "sources" / version
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="source-", dir=kept.parent) as scratch:

@@ -89,7 +89,9 @@ def choose_backend(requested: str, system: str, cuda: Cuda | None) -> str:
 
 
 def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
-    """Return the CMake options for `backend`. `extra`: the user's CMAKE_ARGS, which come last and so take precedence.
+    """Return the CMake options for `backend`.
+
+    `extra`: the user's CMAKE_ARGS, which come last and so take precedence.
     """
     options = ["-DGGML_RPC=ON"]
     if backend == "cuda":

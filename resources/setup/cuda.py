@@ -21,7 +21,9 @@ class Cuda:
 
 
 def find_cuda() -> Cuda | None:
-    """Return the toolkit and the cards; None unless both are there, since an engine built without a card is of no use.
+    """Return the toolkit and the cards; None unless both are there.
+
+    An engine built with a toolkit alone is of no use.
     """
     cards = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
     if not cards or not cards.strip():

@@ -21,8 +21,7 @@ from resources.setup.whole import set_up
 
 
 def run_follow(arguments: Sequence[str]) -> int:
-    """Build another version of the engine in its own environment, record the zoo with it and print the changed numbers.
-    """
+    """Build another version of the engine in its own environment, record the zoo with it, and print what changed."""
     if not arguments or not re.fullmatch(r"\d+(\.\w+)+", arguments[0]):
         raise SetupError(f"Say which version of {ENGINE}: make.py follow 0.3.40 [MODEL ...] [--keep].")
     set_up(tests=True)

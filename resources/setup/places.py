@@ -30,8 +30,7 @@ def cache_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
 
 
 def model_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
-    """Return the folder in which the window looks for the demo model. On Windows it is a subfolder of the cache folder.
-    """
+    """Return the folder in which the window looks for the demo model; on Windows a subfolder of the cache folder."""
     base = cache_folder(system, environ, home)
     return (base / "Cache" if system == "win32" else base) / "models"
 

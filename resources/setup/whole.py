@@ -21,7 +21,9 @@ from resources.setup.unfinished import being_written
 
 
 def set_up(*, tests: bool, force: bool = False) -> None:
-    """Do the missing steps until Layerdeck can run. `tests`: also its tests. `force`: also if the stamp is up to date.
+    """Do the missing steps until Layerdeck can run.
+
+    `tests`: also those for its tests. `force`: also if the stamp is up to date.
     """
     stamp = read_stamp()
     # A choice holds for later calls until another is made: plain `run` after `LAYERDECK_BACKEND=vulkan make.py setup`.

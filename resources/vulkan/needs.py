@@ -101,8 +101,7 @@ def read_version(header: Path) -> int | None:
 
 
 def find_fault(found: Found) -> str | None:
-    """Return a sentence with the reason why a Vulkan build is impossible here, and the remedy; None if it is possible.
-    """
+    """Return a sentence with the reason why a Vulkan build is impossible here, and the remedy; None if possible."""
     if fault := find_old_headers(found):
         return fault
     if not found.missing:

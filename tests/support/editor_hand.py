@@ -19,8 +19,7 @@ NONE = Qt.KeyboardModifier.NoModifier
 
 
 class Hand:
-    """Sends mouse and keyboard events to one editor. `said`: the moves and ends of moves that the editor has reported.
-    """
+    """Sends mouse and keyboard events to one editor. `said`: moves and ends of moves that the editor has reported."""
 
     def __init__(self, editor: LayoutEditor) -> None:
         self.editor = editor

@@ -1,5 +1,4 @@
-"""Recorded headers of real models (`tests/data/headers`), written as files of full length with a hole for the weights.
-"""
+"""Recorded headers of real models (`tests/data/headers`), written as files of full size with a hole for the weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Small models for tests: some that llama.cpp loads and decodes, others with a full-size header and a hole for weights.
-"""
+"""Small models for tests: some that llama.cpp loads and decodes, others with a full-size header and no weights."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ def build_nvml_stub(folder: Path) -> Path:
 
 
 def run_with_nvml(library: Path | None, script: str, *, mode: str = "") -> str:
-    """Run a Python script in a child that loads `library` as NVML, or finds no NVML if it is None; return its output.
-    """
+    """Run a Python script in a child that loads `library` as NVML, or none if it is None; return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NVML_STUB")}
     environment |= {"NVML_STUB_MODE": mode, "PYTHONPATH": str(REPOSITORY)}
     if library is not None:

@@ -90,8 +90,7 @@ def write_pack(path: Path, name: str, data: bytes = b"library", **changed: objec
 def write_signed_pack(
     path: Path, name: str, keys: PackKeys, data: bytes = b"library", changed: Mapping[str, object] | None = None
 ) -> Path:
-    """Write the archive of a pack signed with `keys`. `changed`: keys of the manifest that change after the signature.
-    """
+    """Write the archive of a pack signed with `keys`. `changed`: keys of the manifest that change after signing."""
     files = {f"libggml-{name}.so": data}
     manifest = keys.sign(parse_manifest(json.dumps(manifest_of(name, files)).encode()))
     written = json.dumps({**msgspec.to_builtins(manifest), **(changed or {})}).encode()

@@ -51,8 +51,7 @@ def moe_layers(count: int, *, expert_mib: int = 300, kv_mib: int = 32) -> tuple[
 
 
 def make_layout(n_layers: int, runs: Sequence[tuple[str, int]], **fields: object) -> Layout:
-    """Return a layout of (device, number of layers) runs. By default the output layer is on the device of the last run.
-    """
+    """Return a layout of (device, number of layers) runs. By default the output layer follows the last run."""
     made: list[Run] = []
     for device, length in runs:
         first = made[-1].last + 1 if made else 0
@@ -162,7 +161,7 @@ def dense_preview() -> Preview:
 
 
 def moe_preview() -> Preview:
-    """Return the preview of 48 layers with experts; those of the last eight are on the host, and one device is empty.
+    """Return the preview of 48 layers with experts; the experts of the last eight are on the host, a device is empty.
     """
     rig = make_rig(
         make_gpu("CUDA0", 12), make_gpu("CUDA1", 6, name="RTX 3060"), make_gpu("RPC0", 8, name="attic", used_gib=0.1)

@@ -68,7 +68,9 @@ class SessionLog:
         self.wait_until(lambda: self.session.snapshot.phase is phase)
 
     def wait_until(self, condition: Callable[[], bool], *, quietly: bool = False) -> None:
-        """Wait until `condition` holds. It is checked after each report of the session; with `quietly` also in between.
+        """Wait until `condition` holds.
+
+        It is checked after each report of the session; with `quietly` also in between.
         """
         deadline_s = time.monotonic() + DEADLINE_S
         with self._condition:

@@ -43,6 +43,5 @@ def used_bytes() -> int:
 
 
 def object_counts() -> Counter[str]:
-    """Return the number of objects by type, as far as Python's garbage collector tracks them and has not frozen them.
-    """
+    """Return the number of objects by type that Python's garbage collector tracks and that are not frozen."""
     return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())

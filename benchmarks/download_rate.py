@@ -34,8 +34,7 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One transfer of ours: seconds until all bytes were here and until they were checked, and its child's memory peak.
-    """
+    """One transfer of ours: seconds until all bytes were here and until they were checked, and its child's peak."""
 
     here_s: float
     checked_s: float

@@ -99,8 +99,7 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
 
 
 def measure_window(folder: Path, data: Path) -> dict[str, float]:
-    """Return the times of scans beside the window, its longest pause, and the times for showing and searching the list.
-    """
+    """Return the times of scans beside the window, its longest pause, and the times for showing and searching."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtCore import QEventLoop, QTimer
     from PySide6.QtWidgets import QApplication

@@ -161,8 +161,7 @@ def dense_preview() -> Preview:
 
 
 def moe_preview() -> Preview:
-    """Return the preview of 48 layers with experts; the experts of the last eight are on the host, a device is empty.
-    """
+    """Return the preview of 48 layers with experts, those of the last eight on the host, and an empty device."""
     rig = make_rig(
         make_gpu("CUDA0", 12), make_gpu("CUDA1", 6, name="RTX 3060"), make_gpu("RPC0", 8, name="attic", used_gib=0.1)
     )

@@ -1,13 +1,12 @@
-"""Speed by `layerdeck-cli bench` and by llama-bench, as a ratio: the same model and settings on the CPU.
+"""Whether `bench` measures what llama-bench measures: the same model and settings on the CPU, in turns.
 
     python -m benchmarks.against_llama_bench LLAMA_BENCH [--model FILE.gguf] [--rounds 7] [--threads N]
         [--prompt-tokens 512] [--answer-tokens 128]
 
-LLAMA_BENCH is the program llama-bench, built from the llama.cpp sources of the installed engine. Each round runs both
-once, each with its own load and warm-up, in alternating order. Printed are tokens per second of each round, for prompts
-and for answers, and at the end the median of the rounds' ratios (ours to llama-bench's) with its interval. Unlike
-llama-bench, ours samples and detokenizes each token of an answer. Goal: both ratios differ by at most 3 % from 1. The
-last line is one JSON object.
+LLAMA_BENCH is llama.cpp's program, built from the source of the installed engine. Each round runs it once with its own
+warm-up, and a load of ours with a warm-up; the order alternates. The median of the rounds' ratios counts, as in
+`bench`. llama-bench neither samples nor turns tokens into text; ours does both, for each token of an answer. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 GOAL = 0.03
-"""Largest difference of a median ratio from 1 that counts as agreement."""
+"""Largest difference of a median that counts as agreement."""
 
 
 def main() -> None:
@@ -72,13 +71,13 @@ def main() -> None:
 
 
 def figures(ratio: Ratio | None) -> dict[str, object]:
-    """Return the median ratio of ours to llama-bench's, its interval, and whether it meets the goal."""
+    """Return the ratio of ours to theirs, its interval, and whether both agree."""
     assert ratio is not None
     return {"ratio": round(ratio.value, 3), "low": ratio.low, "high": ratio.high, "agree": abs(ratio.value - 1) <= GOAL}
 
 
 def plan_of(model: Path, threads: int, preset: Preset) -> Plan:
-    """Return a plan with the whole model on the CPU, and the settings that `measure_theirs` passes to llama-bench."""
+    """Return a plan of the whole model on the CPU with the settings that `measure_theirs` passes."""
     file = read_model(model)
     n_ctx = preset.prompt_tokens + preset.answer_tokens + 256
     context = ContextSettings(n_ctx=n_ctx, threads=threads, threads_batch=threads, flash_attn="on", load_mode="mmap")
@@ -86,7 +85,7 @@ def plan_of(model: Path, threads: int, preset: Preset) -> Plan:
 
 
 def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
-    """Load the model once with our engine; return tokens per second of prompt and generation."""
+    """Return our tokens per second of one load."""
     with SessionSubject(CancelToken()) as subject, DeviceWatch(plan.rig) as watch:
         results = Bench(subject, watch, preset, Predictor(EMPTY_BOOK, preset)).run([Candidate("ours", plan)])
     (layout,) = results.layouts
@@ -97,10 +96,7 @@ def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
 
 
 def measure_theirs(program: Path, model: Path, plan: Plan, preset: Preset) -> dict[str, float]:
-    """Run llama-bench; return its tokens per second of prompt and generation.
-
-    The generation begins after a prompt (`-d`), as in our measurement.
-    """
+    """Return llama-bench's tokens per second of one run. The answer follows the prompt, as in ours (`-d`)."""
     context = plan.settings
     with tempfile.TemporaryDirectory() as folder:
         words: list[object] = ["-m", model, "-t", context.threads, "-ngl", 0, "-fa", 1, "-r", 1, "-o", "json"]

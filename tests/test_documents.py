@@ -1,4 +1,4 @@
-"""Documents against the tree: links, file paths, functions, commands of make.py, and the length of lines."""
+"""Documents against the tree: links, file paths, functions, commands of make.py, benchmarks, and line lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations leave the window as files and come back beside those that are there."""
+"""Export of conversations to files, and import beside the existing ones."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def seconds_of(transfers: Sequence[Transfer], own_rate: float, at_once: int) -> 
 def simulate_orders(n_workers: int, n_slow: int, *, own_rate: float, weights_bytes: float) -> dict[str, float]:
     """Return the computed seconds of several orders of the same transfers, by the name of the order.
 
-    Each worker gets an equal part of the weights. Links have 1000 Mbit/s, and those of `n_slow` workers 100 Mbit/s.
+    Each worker gets an equal part of the weights. Its link has 1000 Mbit/s; `n_slow` workers have links with 100
+    Mbit/s.
     """
     part = weights_bytes / n_workers
     fast, slow = Transfer(part, 1000 * MBIT), Transfer(part, 100 * MBIT)
@@ -136,7 +137,7 @@ def measure_real(folder: Path) -> dict[str, Any]:
 
 
 def measure_weights() -> dict[str, Any]:
-    """Return the computed seconds for 64 workers, by the rate of the sender's link, and those of the real loads."""
+    """Return computed seconds for 64 workers, by rate of the sender's link, and the seconds of the real loads."""
     found: dict[str, Any] = {}
     for own_gbit in (1, 10, 100):
         for n_slow in (0, 4, 16):

@@ -104,7 +104,10 @@ def _open(path: Path) -> None:
 
 
 def _append(store: ChatStore) -> tuple[list[float], list[float]]:
-    """Append pieces to an answer; return the milliseconds of each until it is on disk, and those of each call."""
+    """Append pieces to an answer.
+
+    Return two times for each piece, in milliseconds: until it is on disk, and how long the call blocked its caller.
+    """
     tree = store.tree("c1")
     answer = Message(id="new", role="assistant", content="", parent=tree.leaf, state="writing")
     store.apply("c1", tree, add(tree, answer)).result()
@@ -121,7 +124,10 @@ def _append(store: ChatStore) -> tuple[list[float], list[float]]:
 
 
 def _copy(store: ChatStore) -> tuple[float, list[float]]:
-    """Copy the database; return the milliseconds of the copy, and those of each piece that was written during it."""
+    """Copy the database while pieces are written.
+
+    Return the milliseconds of the copy, and the milliseconds that each piece took.
+    """
     copies = DatabaseCopies(store.path)
     kept: list[float] = []
     begun = time.perf_counter()

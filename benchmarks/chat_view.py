@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from widgets.markdown.formulas import Formula, FormulaKey
 
 GOAL_OPEN_MS, GOAL_TOKEN_MS, GOAL_FRAME_MS = 150.0, 2.0, 50.0
-"""No turn of the whole window's loop may be longer than a frame either."""
+"""`GOAL_FRAME_MS` is also the limit for each turn of the whole window's event loop."""
 MESSAGES = 1_000
 WIDTH, HEIGHT = 900, 900
 

@@ -78,7 +78,10 @@ QUICK = tuple(each.value for each in Fault if each not in (Fault.SILENT, Fault.S
 """Faults of the relay after which a round need not wait for a limit. They are chosen more often."""
 RETURNS = ("as before", "as before", "with less memory", "with another certificate")
 LOAD_BYTES, ANSWER_BYTES, SAVE_BYTES = 2_400_000, 180_000, 150_000
-"""About so many bytes pass the relay in each phase; faults come up to a tenth later, and then find nothing to break."""
+"""Approximate bytes that pass the relay in each phase.
+
+A fault comes after up to 1.1 times as many bytes; the last ones then occur after the phase.
+"""
 _log = logging.getLogger("layerdeck.benchmark")
 
 

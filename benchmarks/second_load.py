@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def one_round(path: Path) -> dict[str, float]:
-    """Return the seconds of each load, those of the phases of a second load, and those of a full warm-up."""
+    """Return seconds by name: of each load, of the phases of a second load, and of a full warm-up."""
     model = read_model(path)
     context = ContextSettings(n_ctx=N_CTX, threads=1, load_mode="mmap")
     plan = Plan(ModelMemory(model), Rig((), host_device()), Edit(single_device(model.n_layers, CPU_ID), context))

@@ -70,7 +70,7 @@ DEEP_TOKENS, DEEP_ANSWER = 800, 12
 """Tokens of a prompt of several micro batches, and of the answer to it, for the cost of attention to many tokens."""
 ANSWERS_OF_A_LOAD = 2
 CONTEXT = ContextSettings(n_ctx=1024, load_mode="none", threads=1, threads_batch=1)
-"""One thread, as lab workers have: several wait for each other, and for other programs on a busy machine."""
+"""One thread, as lab workers have. More threads would wait for each other, and for other programs on a busy machine."""
 SPEEDS, ANSWERS = "speeds.json", "answers.json"
 WORTH_TELLING = 1.1
 """Ratio of seconds per token above which two layouts count as different."""

@@ -62,9 +62,9 @@ def main() -> int:
 
 
 def _finish_elsewhere(folder: Path) -> int:
-    """Add demo model and licences to the application for macOS or Windows.
+    """Add demo model and licences to the application for macOS or Windows. Untested.
 
-    `resources/macos` and `resources/windows` then make packages of it. Untested, as these are.
+    `resources/macos` and `resources/windows` then make packages of it.
     """
     notices = DIST / "Layerdeck.app" / "Contents" / "Resources" if sys.platform == "darwin" else folder
     _bring_demo(notices)

@@ -61,7 +61,7 @@ def find_cublas(major: int, folders: Iterable[Path]) -> Cublas | None:
 def knows_cublas(nvcc: str) -> bool:
     """Return whether nvcc finds the headers of cuBLAS itself.
 
-    It is asked, since nvcc may be a script or a link, so that its folder does not tell where it searches.
+    nvcc is run, since it may be a script or a link, so that its own folder says nothing about its search path.
     """
     looked = subprocess.run(
         [nvcc, "-E", "-x", "cu", "-include", "cublas_v2.h", "/dev/null"], capture_output=True, check=False

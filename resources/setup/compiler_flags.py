@@ -26,7 +26,7 @@ def amx_switches(flags: str) -> tuple[str, ...]:
 
 
 def accepted_switches(compiler: str | None, switches: Iterable[str]) -> list[str]:
-    """Return those of `switches` that `compiler` accepts. A compiler that rejects a switch does not use its feature."""
+    """Return the `switches` that `compiler` accepts. A compiler that rejects a switch does not use its feature."""
     command = [*shlex.split(compiler or ""), "-E", "-x", "c", os.devnull]
     return [switch for switch in switches if compiler and output_of([*command, switch]) is not None]
 
@@ -50,7 +50,7 @@ def add_compiler_flags(options: Sequence[str], name: str, flags: Sequence[str], 
 
 
 def leave_out(switches: Sequence[str], options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return CMake options with those of `switches` that the C compiler and the C++ compiler accept."""
+    """Return CMake options with the `switches` that the C compiler and the C++ compiler accept."""
     for compiler, (variable, name) in FLAG_VARIABLES.items():
         accepted = accepted_switches(find_compiler(compiler), switches)
         options = add_compiler_flags(options, name, accepted, os.environ.get(variable, ""))

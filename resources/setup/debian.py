@@ -77,7 +77,7 @@ def wanted_packages(*, tests: bool, backend: str, has_compiler: bool, has_venv: 
 
 
 def missing_packages(wanted: Iterable[str], installed: str) -> list[str]:
-    """Return those of `wanted` that are not installed.
+    """Return the `wanted` packages that are not installed.
 
     `installed`: output of dpkg-query, with lines "status|package|provides". Newer Debian releases renamed some packages
     (libglib2.0-0t64); they provide the old name.

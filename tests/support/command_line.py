@@ -29,7 +29,7 @@ ENDINGS = ("done", "loaded", "out_of_memory", "failed", "crashed", "cancelled")
 
 
 def program() -> tuple[str, ...]:
-    """Return the command that starts the command line."""
+    """Return the arguments that start `layerdeck-cli`: of this checkout, or of the bundle under test."""
     bundle = os.environ.get(BUNDLE_VARIABLE)
     if bundle:
         return (str(Path(bundle, "layerdeck-cli")),)

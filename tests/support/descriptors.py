@@ -1,4 +1,4 @@
-"""Opens so many files that new descriptors have numbers too large for `select`."""
+"""Opens many files, so that new descriptors have numbers too large for `select`."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Relay:
         return f"127.0.0.1:{self.port}"
 
     def arm(self, fault: Fault, after_bytes: int = 0) -> None:
-        """Cause `fault` after so many more forwarded bytes, 0: at once. `struck` is set when it occurs."""
+        """Cause `fault` after `after_bytes` more forwarded bytes; with 0 at once. `struck` is set when it occurs."""
         self.struck.clear()
         self._call(lambda: self._arm(fault, after_bytes))
 

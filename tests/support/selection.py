@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 EXHAUSTIVE = "exhaustive"
 SHARE = 6
-"""The everyday run takes one in so many cases."""
+"""The everyday run takes one case in `SHARE`."""
 LONG_FOLDERS = (
     "tests/app/cli/",
     "tests/app/window/test_auto_layout_menu.py",

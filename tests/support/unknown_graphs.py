@@ -1,4 +1,4 @@
-"""Makes architectures unknown to our graph arithmetic, so that tests can cover those that only a probe can tell."""
+"""Makes every architecture unknown to our graph arithmetic, to test models whose buffers only a probe can give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export of conversations to files, and import beside the existing ones."""
+"""Export of conversations to files, and import of them in addition to the existing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plan --with`: a forecast with cards that this machine does not have, beside that of the present devices."""
+"""`plan --with`: a forecast with cards that this machine does not have, and one with its own devices."""
 
 from __future__ import annotations
 

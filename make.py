@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Set-up and daily commands, with nothing but the standard library: from a fresh clone to a window or a test run.
+"""Set-up and daily commands: from a fresh clone to a running window or a test run. Needs only the standard library.
 
-`python3 make.py run` and `python3 make.py test` install what is missing, build llama-cpp-python once for this machine
-(the wheel is kept in the user's cache) and start. Later calls find the stamp in .venv and start at once. The steps are
-in `resources/setup`.
+`python3 make.py run` and `python3 make.py test` install what is missing, and build llama-cpp-python once for this
+machine; the wheel is kept in the user's cache folder. Later calls find the stamp in .venv and start at once. The steps
+are in `resources/setup`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from resources.setup.whole import set_up
 
 
 def run_setup(arguments: Sequence[str]) -> int:
-    """Set up, looking at the machine again: after a card or a toolkit was added."""
+    """Set up again, also if a set-up was finished before: after a new card or toolkit."""
     backend, others = take_backend(arguments)
     if others:
         raise SetupError(f"make.py setup takes --backend and nothing else; {' '.join(others)} means nothing here.")
@@ -43,7 +43,7 @@ def run_setup(arguments: Sequence[str]) -> int:
 
 
 def take_backend(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the backend that `--backend` names among the arguments of a command, and the others."""
+    """Return the value of `--backend` (None without it), and the other arguments."""
     parser = argparse.ArgumentParser(prog="make.py", add_help=False, allow_abbrev=False)
     parser.add_argument("--backend", choices=BACKENDS)
     options, others = parser.parse_known_args(arguments)
@@ -57,14 +57,17 @@ def run_window(arguments: Sequence[str]) -> int:
 
 
 def replace_process(command: Sequence[str]) -> int:
-    """Become `command`, so that signals reach it; on Windows, where that would detach it, wait for it."""
+    """Replace this process by `command`, so that signals reach the command.
+
+    On Windows a replaced process would be detached, so there the command runs as a child until it ends.
+    """
     if sys.platform != "win32":
         os.execv(command[0], list(command))
     return subprocess.run(command, check=False).returncode
 
 
 def run_tests(arguments: Sequence[str]) -> int:
-    """Run the tests. They need no display."""
+    """Run the tests, without a display."""
     backend, arguments = take_backend(arguments)
     set_up(tests=True)
     compile_modules()
@@ -78,12 +81,15 @@ def run_tests(arguments: Sequence[str]) -> int:
 
 
 def pytest_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs the tests on all cores; of two equal options the later one holds, the caller's."""
+    """Return the pytest command for all cores.
+
+    `arguments` come last, since pytest uses the last of two equal options.
+    """
     return [str(venv_program("python")), "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", *arguments]
 
 
 def run_checks(_arguments: Sequence[str]) -> int:
-    """Check format, lint, types and imports; all of them, also after one failed."""
+    """Run the checks of format, lint, types and imports; all of them run, even if one fails."""
     set_up(tests=True)
     failed = [
         name
@@ -100,18 +106,18 @@ def run_checks(_arguments: Sequence[str]) -> int:
 
 
 def run_translation_check(_arguments: Sequence[str]) -> int:
-    """List texts without a translation and translations that are wrong, as a release must not have them."""
+    """List missing translations and wrong ones. A release must have none."""
     set_up(tests=False)
     command = [str(venv_program("python")), "-m", "resources.languages.extract", "--check"]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 NEED_MORE = ("against_llama_server", "bundle_start")
-"""Benchmarks that run only if they are named: they need a llama-server in PATH, or what `bundle` makes."""
+"""Benchmarks that run only if they are named, since they need llama-server or the bundle."""
 
 
 def run_benchmarks(arguments: Sequence[str]) -> int:
-    """Run the benchmarks named, or all."""
+    """Run the named benchmarks; all of them if none is named."""
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
     available = sorted(names - {"soak"})  # an hour of use is no benchmark
     if unknown := [name for name in arguments if name not in available]:
@@ -126,14 +132,14 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
 
 
 def run_soak(arguments: Sequence[str]) -> int:
-    """Use a window for an hour and look at what it keeps."""
+    """Use a window for an hour, and check that its memory and processes do not grow (`benchmarks/soak.py`)."""
     set_up(tests=True)
     command = [str(venv_program("python")), "-m", "benchmarks.soak", *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def run_bundle(_arguments: Sequence[str]) -> int:
-    """Make the application that needs no Python in `dist/`: a folder, a tarball and, on Debian, a package."""
+    """Build the bundle, which needs no installed Python, in `dist/`: folder, tarball, and on Debian a package."""
     set_up(tests=False)
     if run_translation_check(()) != 0:
         raise SetupError("Translations are missing or wrong; a bundle has none of these.")
@@ -166,7 +172,7 @@ COMMANDS = {
 
 
 def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the command line into the command and what is passed on."""
+    """Return the command, and the arguments that are passed on to it."""
     parser = argparse.ArgumentParser(
         prog="make.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -179,7 +185,10 @@ def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Take a request to end like Ctrl-C, so that a build is stopped with its compilers and the next one goes on."""
+    """Signal handler that raises `KeyboardInterrupt`, as Ctrl-C does.
+
+    A build is then stopped with its compilers, and the next build continues it.
+    """
     raise KeyboardInterrupt
 
 

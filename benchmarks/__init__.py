@@ -1,1 +1,4 @@
-"""Scripts that measure what the project promises; each prints what it found and one JSON line at the end."""
+"""Benchmarks and long random runs, each started as `python -m benchmarks.NAME`.
+
+`README.md` beside them lists what each measures, and its goal. Modules whose names begin with `_` are parts of others.
+"""

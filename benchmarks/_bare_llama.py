@@ -1,9 +1,9 @@
-"""What llama.cpp takes by itself: a child that calls it with nothing of ours around; the benchmarks compare with it.
+"""One load by llama.cpp alone, as the reference of load benchmarks: nothing of Layerdeck is imported.
 
     python -m benchmarks._bare_llama load|probe MODEL LOAD_MODE N_CTX THREADS
 
-Prints one JSON line: `load_seconds` around `llama_model_load_from_file`; with `probe` nothing
-is allocated and it is around model and context.
+Prints one JSON line. `load_seconds`: wall-clock seconds of `llama_model_load_from_file`. With `probe` nothing is
+allocated (`no_alloc`), and the time of `llama_init_from_model` is included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llama_cpp import llama_cpp as low
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Load the model named by the arguments, and print its time."""
     what, path, load_mode, n_ctx, threads = sys.argv[1:]
     callback = low.llama_log_callback(lambda _level, _text, _data: None)
     low.llama_log_set(callback, ctypes.c_void_p(0))
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def context_parameters(n_ctx: int, threads: int) -> Any:
-    """Return the settings that the worker gets."""
+    """Return the context parameters that a model child of ours sets too."""
     parameters = low.llama_context_default_params()
     parameters.n_ctx = n_ctx
     parameters.n_threads = parameters.n_threads_batch = threads

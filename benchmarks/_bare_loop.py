@@ -1,8 +1,9 @@
-"""llama.cpp's own loops in a child with nothing of ours around: greedy answers of one sequence or of several at once.
+"""Greedy answers by llama.cpp alone, as the reference of `generation_speed`: one sequence, or several in one batch.
 
     python -m benchmarks._bare_loop MODEL N_CTX THREADS SEQUENCES
 
-Reads one JSON list a line, of the prompts and then the tokens that each answer is to have; prints a line of figures.
+Each line of standard input is a JSON list: the prompts, then the number of tokens of each answer. For each line it
+prints a JSON line with the number of prompt tokens, and the wall-clock seconds of prompts and answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MMAP = 1
 
 
 def main() -> None:
-    """Answer until the end of input."""
+    """Load the model, then answer each line of standard input."""
     path, n_ctx, threads, sequences = sys.argv[1:]
     callback = low.llama_log_callback(lambda _level, _text, _data: None)
     low.llama_log_set(callback, ctypes.c_void_p(0))
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def context_parameters(n_ctx: int, threads: int, sequences: int) -> Any:
-    """Return the settings that the worker gets."""
+    """Return the context parameters that a model child of ours sets too."""
     parameters = low.llama_context_default_params()
     parameters.n_ctx = n_ctx
     parameters.n_seq_max = sequences
@@ -47,7 +48,10 @@ def context_parameters(n_ctx: int, threads: int, sequences: int) -> Any:
 
 
 def generate(model: Any, context: Any, batch: Any, prompts: Sequence[str], n_tokens: int) -> dict[str, float]:
-    """Decode the prompts in one batch and continue greedily, a token of each in a batch."""
+    """Decode the prompts in one batch, then generate greedily, with one token of each sequence in a batch.
+
+    Return the prompt tokens, the seconds of the prompts, and the seconds from the first tokens to the last ones.
+    """
     vocabulary = low.llama_model_get_vocab(model)
     texts = [tokenized(vocabulary, prompt) for prompt in prompts]
     low.llama_memory_clear(low.llama_get_memory(context), False)
@@ -92,7 +96,7 @@ def greedy_sampler() -> Any:
 
 
 def extend(batch: Any, tokens: Sequence[int], position: int, sequence: int) -> int:
-    """Append tokens; return the place of the last, whose logits are wanted."""
+    """Append tokens to the batch, with logits for the last one; return the last one's index in the batch."""
     begin = int(batch.n_tokens)
     for offset, token in enumerate(tokens):
         place = begin + offset

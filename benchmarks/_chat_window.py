@@ -1,4 +1,4 @@
-"""The whole window with many kept conversations: what one change costs the GUI thread at most in one turn."""
+"""Part of `chat_view`: how long one change blocks the event loop of a window with many stored conversations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ MESSAGES = 2
 
 
 def measure(application: Any, theme: Any, count: int) -> dict[str, float]:
-    """Return milliseconds of the GUI thread: the longest turn of its loop for each thing that people do.
+    """Return the longest turn of the event loop for each action, in milliseconds of the GUI thread's processor time.
 
-    The first three with the list out of sight, then its coming into sight, then the same with the list in sight. The
-    folder of what is kept must be a temporary one.
+    First the list of conversations is hidden: reading the archive, a question, a rename. `into_sight` shows the list.
+    Then a question and a rename follow with the list shown, and a conversation is opened. `XDG_DATA_HOME` must be a
+    temporary folder, since `count` conversations are written there.
     """
     from app.paths import chats_path, settings_path
     from app.settings import Settings
@@ -85,7 +86,10 @@ def _fill(count: int) -> None:
 
 
 def _longest(application: Any, act: Callable[[], object], is_done: Callable[[], bool]) -> float:
-    """Return the most thread time of `act` or of a turn of the loop until `is_done`, and half a second after it."""
+    """Return the longest of `act` and all turns of the event loop, in milliseconds of the GUI thread's processor time.
+
+    The turns end half a second after `is_done` returns true.
+    """
     used = time.thread_time()
     act()
     longest = time.thread_time() - used

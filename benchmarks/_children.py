@@ -1,4 +1,4 @@
-"""Children for the benchmarks of the worker: ours over its pipe, the bare one, and the model that both load."""
+"""Child processes for benchmarks: our model child behind its pipes, children that call llama.cpp alone, and a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ LOAD_MODES = {"none": 0, "mmap": 1}
 
 
 class OurChild:
-    """A worker process with its pipes."""
+    """A model child of ours, driven through its pipes without a session.
+
+    `begun`: `time.perf_counter()` at its start.
+    """
 
     def __init__(self) -> None:
         self.begun = time.perf_counter()
@@ -67,7 +70,7 @@ class OurChild:
 
 @contextmanager
 def our_child() -> Iterator[OurChild]:
-    """A worker that is ended afterwards."""
+    """Yield a model child; it is ended at the end of the context."""
     child = OurChild()
     try:
         yield child
@@ -76,7 +79,7 @@ def our_child() -> Iterator[OurChild]:
 
 
 class BareLoop:
-    """A child with llama.cpp's own loops (`_bare_loop.py`)."""
+    """A child that generates with llama.cpp alone (`_bare_loop.py`)."""
 
     def __init__(self, path: Path, *, n_ctx: int, threads: int, sequences: int) -> None:
         arguments = [str(path), str(n_ctx), str(threads), str(sequences)]
@@ -114,7 +117,7 @@ class BareLoop:
 
 @contextmanager
 def bare_loop(path: Path, *, n_ctx: int, threads: int, sequences: int) -> Iterator[BareLoop]:
-    """A bare child that is ended afterwards."""
+    """Yield a child that generates with llama.cpp alone; it is ended at the end of the context."""
     loop = BareLoop(path, n_ctx=n_ctx, threads=threads, sequences=sequences)
     try:
         yield loop
@@ -123,7 +126,7 @@ def bare_loop(path: Path, *, n_ctx: int, threads: int, sequences: int) -> Iterat
 
 
 def load_request(path: Path, *, load_mode: str, n_ctx: int, threads: int, n_seq_max: int = 1) -> Load:
-    """Ask for everything on the CPU."""
+    """Return the request to load a model with all layers on the CPU."""
     return Load(
         path=str(path),
         devices=(),
@@ -138,7 +141,10 @@ def load_request(path: Path, *, load_mode: str, n_ctx: int, threads: int, n_seq_
 
 
 def run_bare(what: str, path: Path, *, load_mode: str, n_ctx: int, threads: int) -> tuple[float, dict[str, Any]]:
-    """Run the bare child; return the seconds from its start to its result, and the result."""
+    """Run `_bare_llama.py`; return the wall-clock seconds from its start to its output, and the output.
+
+    `what`: "load" or "probe".
+    """
     arguments = [what, str(path), str(LOAD_MODES[load_mode]), str(n_ctx), str(threads)]
     begun = time.perf_counter()
     child = subprocess.Popen(

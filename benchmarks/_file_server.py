@@ -1,4 +1,7 @@
-"""A server of one file, as fast as the system sends it: prints its port, and ends with its input."""
+"""HTTP server of one file for `download_rate`: prints its port, and ends when its standard input is closed.
+
+It sends with `sendfile`, so that the server is not the limit of the rate.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input is closed."""
     with _Server(("127.0.0.1", 0), _Handler) as server:
         print(server.server_address[1], flush=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,8 +1,9 @@
-"""The window of `benchmarks.killed_windows`: does a step every moment, and tells what was painted, one JSON line each.
+"""The window process of `killed_windows` and `two_windows`: does random actions, and reports what it has painted.
 
     python -m benchmarks._killed_window SEED MODEL URL
 
-A line is written after the paint event, so that nothing is told that nobody could see.
+Reports are JSON lines on standard output. A message is reported after its paint event, so that each reported message
+was visible on the screen.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def tell(kind: str, **values: object) -> None:
 
 
 class Actor(QObject):
-    """Does the steps of one seed in the window, and watches what it paints."""
+    """Does random actions in the window, and reports the messages that the chat paints and the notices."""
 
     def __init__(self, window: WindowParts, seed: int, url: str) -> None:
         super().__init__(window.main)

@@ -1,4 +1,4 @@
-"""What this process holds: by the C library's own count, and by types of Python's objects."""
+"""Memory of this process: bytes by the C library's own count, and Python objects by type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import suppress
 
 
 class _MallInfo(ctypes.Structure):
-    """`struct mallinfo2` of glibc's `malloc.h`, of which the mapped and the other bytes that are given out matter."""
+    """`struct mallinfo2` of glibc's `malloc.h`.
+
+    `uordblks` and `hblkhd` are the bytes in use, in arenas and in mappings.
+    """
 
     _fields_ = [
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
@@ -18,13 +21,19 @@ class _MallInfo(ctypes.Structure):
 
 
 def give_back() -> None:
-    """Have the C allocator return what it holds unused: what is measured is then what is used."""
+    """Make the C library return its unused memory to the system (`malloc_trim`).
+
+    The resident size is then what is used.
+    """
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def used_bytes() -> int:
-    """Return what the C library has given out and not got back, Python's arenas apart; 0 where it is another one."""
+    """Return the bytes that the C library has allocated and not freed; 0 if it has no `mallinfo2`.
+
+    Python's arenas are not included: Python maps them itself.
+    """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         return 0
@@ -34,5 +43,5 @@ def used_bytes() -> int:
 
 
 def object_counts() -> Counter[str]:
-    """Return how many objects there are of each type that Python's collector goes through, frozen ones left out."""
+    """Return the number of objects by type that Python's garbage collector tracks and that are not frozen."""
     return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())

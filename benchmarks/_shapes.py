@@ -1,4 +1,7 @@
-"""Models with random weights for `speed_prediction`: sliding windows, recurrent state, types that gguf cannot make."""
+"""Models with random weights for `speed_prediction`: dense, experts, sliding windows and recurrent state.
+
+Blocks of quantised types are random bits with fixed scales, since gguf-py cannot quantise to Q4_K and Q6_K.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _BLOCKS: dict[Type, tuple[tuple[int, bytes], ...]] = {
     Type.Q4_K: ((0, np.array((_STEP, 7.5 * _STEP), np.float16).tobytes()), (4, b"\x08" * 8 + b"\x88" * 4)),
     Type.Q6_K: ((192, b"\x08" * 16), (208, np.float16(_STEP / 4).tobytes())),
 }
-"""What blocks of quantised types have besides random bits: (offset, bytes) of scales, for weights with a mean of 0."""
+"""For each quantised type the fixed bytes of a block, as (offset, bytes): scales that give weights a mean of 0."""
 _CONVOLUTION = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model to write: hyper-parameters, and the tensors with their extents, rows first."""
+    """A model to be written: its hyper-parameters, and the extents of its tensors, the number of rows first."""
 
     architecture: str
     n_embd: int
@@ -37,7 +40,7 @@ class Shape:
 
 
 def write_shape(path: Path, shape: Shape, matrix_type: Type, seed: int = 1) -> Path:
-    """Write a model with random weights. Matrices have type `matrix_type`, small ones F32."""
+    """Write a model with random weights; return `path`. Matrices have the type `matrix_type`, all other tensors F32."""
     generator = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_name(path.stem)
@@ -209,7 +212,7 @@ FITTED: Mapping[str, tuple[Shape, Type]] = {
     "window_f16": (gemma3(12, 640, 4, 1, 256, 2048, 128, 16384), Type.F16),
     "mamba_q8_0": (mamba(24, 768, 16, 8192), Type.Q8_0),
 }
-"""Models to which constants were fitted, with the real one."""
+"""Models on which the constants of the cost model were fitted, together with the demo model."""
 HELD_OUT: Mapping[str, tuple[Shape, Type]] = {
     "dense_q4_k": (llama(_Llama(10, 1536, 12, 4, 4096, 4096), 16384), Type.Q4_K),
     "experts_q4_0": (llama(_Llama(10, 1024, 16, 4, 1024, 4096, n_expert=8, n_expert_used=2), 8192), Type.Q4_0),
@@ -226,4 +229,7 @@ HELD_OUT: Mapping[str, tuple[Shape, Type]] = {
     "fresh_experts_q8_0": (llama(_Llama(8, 1024, 8, 8, 512, 4096, n_expert=16, n_expert_used=6), 8192), Type.Q8_0),
     "fresh_dense_q6_k": (llama(_Llama(10, 1280, 10, 2, 3328, 4096), 8192), Type.Q6_K),
 }
-"""Models that nothing was fitted to. Those called fresh were first measured when the model of costs was finished."""
+"""Models on which no constant was fitted.
+
+Those named `fresh_...` were first measured after the cost model was finished.
+"""

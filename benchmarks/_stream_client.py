@@ -1,10 +1,14 @@
-"""The client of the server benchmarks: reads streams in a process of its own, and prints what it saw.
+"""Client of the server benchmarks, in a process of its own: sends chat requests, and reads their streams in parallel.
 
     python -m benchmarks._stream_client PORT TOKENS PROMPTS
 
-PROMPTS is a JSON list of texts, all of which are asked at once. Prints one JSON object: `seconds` of the whole,
-`tokens` of all answers, and of each prompt, in their order, `first_s` (seconds to the first text), `texts`,
-`finish_reasons` and `evaluated` (tokens of the prompt that were not cached).
+PROMPTS is a JSON list of texts. Prints one JSON object:
+
+`seconds`: from the first request to the end of the last answer.
+`tokens`: of all answers together.
+`first_s`: for each prompt, the seconds from its request to the first text of the answer.
+`texts`, `finish_reasons`: for each prompt.
+`evaluated`: for each prompt, its tokens that were not cached.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class _Stream:
-    """One answer as it came. It is decoded after the measurement: the client shares the processors with the server."""
+    """The lines of one streamed answer.
+
+    They are decoded after the measurement, since the server uses the same processors.
+    """
 
     lines: list[bytes] = field(default_factory=list)
     first_s: float = 0.0
@@ -31,7 +38,7 @@ class _Stream:
 
 
 def main() -> None:
-    """Ask all prompts at once and print what came."""
+    """Send all requests at once, and print the figures of their answers."""
     port, tokens, prompts = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     streams = [_Stream() for _ in prompts]
     connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in prompts]
@@ -61,10 +68,10 @@ def main() -> None:
 
 
 def _figures(streams: list[_Stream]) -> dict[str, Any]:
-    """Return what the streams say of themselves.
+    """Return tokens, times, texts, finish reasons and evaluated prompt tokens of the streams.
 
     Raises:
-        RuntimeError: the server answered with something else than a whole stream.
+        RuntimeError: an answer is not a complete stream.
     """
     tokens, texts, finish_reasons, evaluated = 0, [], [], []
     for stream in streams:

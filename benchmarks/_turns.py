@@ -1,4 +1,4 @@
-"""Starts that take turns, so that a noisy machine hits all kinds of them."""
+"""Measurements in turns: each round measures every kind once, so that other load on the machine affects all kinds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable
 
 
 def medians_in_turns(kinds: Iterable[str], start: Callable[[str], float], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each kind; a first round, which fills the file cache, does not count."""
+    """Return the median seconds of each kind over `rounds` rounds.
+
+    `start` measures one kind and returns its seconds. A first round fills the file cache and is not counted.
+    """
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds + 1):
         for kind, taken in times.items():

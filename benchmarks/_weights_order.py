@@ -1,8 +1,8 @@
-"""Orders in which weights go to many workers: arithmetic for any number, and real loads on a few.
+"""Part of `many_machines`: in which order weights should be sent to many workers, computed and measured.
 
-The arithmetic shares the borrower's own link evenly among the transfers that run (max-min fairness), and no transfer is
-faster than its worker's link. Hashing and disks are not in it. The engine itself uses 15 devices for one model; 64 are
-all devices of 16 machines with four each.
+The computation shares the sender's link evenly among the running transfers (max-min fairness). No transfer is faster
+than the link of its worker. Hashing and disks are not included. 64 workers are 16 machines with four devices each;
+llama.cpp itself uses at most 15 of them for one model.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The weights for one worker: their bytes, and the rate of its link in bytes per second."""
+    """The weights for one worker: their size, and the rate of the worker's link in bytes per second."""
 
     size_bytes: float
     rate: float
 
 
 def fair_rates(transfers: Sequence[Transfer], own_rate: float) -> list[float]:
-    """Return the rate of each transfer if all share a link of `own_rate` fairly."""
+    """Return the rate of each transfer, in bytes per second, if all share the sender's link evenly.
+
+    `own_rate`: bytes per second of the sender's link.
+    """
     rates, left = [0.0] * len(transfers), own_rate
     by_rate = sorted(range(len(transfers)), key=lambda index: transfers[index].rate)
     for place, index in enumerate(by_rate):
@@ -56,7 +59,10 @@ def fair_rates(transfers: Sequence[Transfer], own_rate: float) -> list[float]:
 
 
 def seconds_of(transfers: Sequence[Transfer], own_rate: float, at_once: int) -> float:
-    """Return the seconds until all are sent, in this order, `at_once` of them at a time."""
+    """Return the seconds until all transfers have ended, started in the given order.
+
+    `at_once`: the number of transfers that run in parallel.
+    """
     waiting, running, now_s = list(transfers), list[tuple[Transfer, float]](), 0.0
     while waiting or running:
         while waiting and len(running) < at_once:
@@ -71,7 +77,11 @@ def seconds_of(transfers: Sequence[Transfer], own_rate: float, at_once: int) -> 
 
 
 def simulate_orders(n_workers: int, n_slow: int, *, own_rate: float, weights_bytes: float) -> dict[str, float]:
-    """Return the seconds of each order: every worker gets an equal part; `n_slow` links have a tenth of the rate."""
+    """Return the computed seconds of several orders of the same transfers, by the name of the order.
+
+    Each worker gets an equal part of the weights. Its link has 1000 Mbit/s; `n_slow` workers have links with 100
+    Mbit/s.
+    """
     part = weights_bytes / n_workers
     fast, slow = Transfer(part, 1000 * MBIT), Transfer(part, 100 * MBIT)
     last = [fast] * (n_workers - n_slow) + [slow] * n_slow
@@ -87,9 +97,10 @@ def simulate_orders(n_workers: int, n_slow: int, *, own_rate: float, weights_byt
 
 
 def measure_real(folder: Path) -> dict[str, Any]:
-    """Return the seconds of loads on real workers behind relays of unequal rates.
+    """Return the seconds of real loads on workers behind relays with limited rates, by the order of the transfers.
 
-    First llama.cpp's own order (one tensor after another), with slow links first and last; then all at once.
+    llama.cpp's own order sends one tensor after another, with the slow links first or last. The third load sends early
+    weights to all workers in parallel. `send`, `read`: seconds of these stages of the load.
     """
     path = write_tiny_llama(folder / "m.gguf", n_layers=N_REAL, n_embd=1024, n_head=8, n_ff=6144, n_vocab=2048)
     memory, found = ModelMemory(read_model(path)), dict[str, Any]()
@@ -126,7 +137,7 @@ def measure_real(folder: Path) -> dict[str, Any]:
 
 
 def measure_weights() -> dict[str, Any]:
-    """Return the arithmetic for 64 workers with several links of the borrower, and the real loads."""
+    """Return computed seconds for 64 workers, by rate of the sender's link, and the seconds of the real loads."""
     found: dict[str, Any] = {}
     for own_gbit in (1, 10, 100):
         for n_slow in (0, 4, 16):

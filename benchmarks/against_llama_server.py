@@ -1,18 +1,20 @@
-"""`layerdeck-cli serve` against llama.cpp's own server: the same model, settings and requests, in turns, on the CPU.
+"""Speed of `layerdeck-cli serve` and of llama-server, as ratios: the same model, settings and requests on the CPU.
 
     python -m benchmarks.against_llama_server [PATH/TO/llama-server] [MODEL.gguf] [--tokens 128] [--rounds 8]
         [--streams 1,4] [--ctx 2048] [--threads N]
 
-The program should be built from the llama.cpp sources of the pinned llama-cpp-python, with the same CMake options.
-Without a path it is looked for in PATH; without a model it is the demo model, which the set-up fetches.
-Both servers run all the time, and each request is sent to one after the other, in the order A B B A: what else the
-machine does hits both. The client is a process of its own. Of so many requests at once it prints medians of the
-tokens per second (from the first byte that is sent to the last one that comes) with the median ratio of the pairs,
-of the time to the first token, and how many answers have the same text. Answers are greedy and must be cut by the
-limit, so that both have the same length. Answers to several requests at once may differ: the kernel, and with it the
-rounding, depends on how many tokens are in a batch. An answer to a single request that differs ends the benchmark
-with an error. Memory is resident memory: our serving process has the model in a child, llama-server has none.
-The last line is one JSON object.
+llama-server should be built from the llama.cpp sources of the pinned llama-cpp-python, with the same CMake options. The
+default is the one in PATH, and the demo model. Both servers run all the time. Each request is sent to one after the
+other, in the order A B B A, so that other load on the machine affects both. The client is a process of its own.
+
+For each number of parallel requests (`--streams`) it prints medians: tokens per second, from the first byte sent to the
+last one received; the ratio of the pairs; milliseconds to the first token; evaluated prompt tokens; and how many pairs
+of answers have the same text. Answers are greedy, and must end by the limit of tokens, so that all have one length.
+Texts of parallel requests may differ, since the kernels and their rounding depend on the number of tokens in a batch. A
+different text of a single request ends the benchmark with an error.
+
+Resident memory is printed for both. Our serving process has the model in a child, llama-server in itself. The last line
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ BATCH = 512
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that runs."""
+    """A running server."""
 
     process: psutil.Process
     port: int
@@ -54,7 +56,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """So many requests at once. `speed`: tokens per second of all; `first_s`: median seconds to the first token."""
+    """The result of several parallel requests to one server.
+
+    `speed`: tokens per second of all answers together.
+    `first_s`: median seconds to the first token.
+    `evaluated_tokens`: prompt tokens of all requests that were not cached.
+    """
 
     speed: float
     first_s: float
@@ -64,7 +71,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians. `ratio`: ours to theirs, median of the pairs. `evaluated`: tokens of the prompts, cached ones apart."""
+    """Medians over all pairs of runs of both servers.
+
+    `ratio`: tokens per second of ours to theirs.
+    `first_later_ms`: by how much our first token comes later.
+    `ours_evaluated`, `theirs_evaluated`: prompt tokens that were not cached.
+    `same_texts`: pairs of answers with the same text, of `texts` pairs.
+    """
 
     ours_per_second: float
     theirs_per_second: float
@@ -79,7 +92,7 @@ class Comparison:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("program", nargs="?", metavar="PATH/TO/llama-server", default=shutil.which("llama-server"))
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL.gguf", default=fetched_demo())
@@ -129,7 +142,7 @@ def main() -> None:
 
 
 def our_command(model: Path, ctx: int, slots: int, threads: int) -> list[str]:
-    """Return the command of our server, without the port. `ctx`: tokens of each request."""
+    """Return the command of our server, without the port. `ctx`: context length of one slot, in tokens."""
     return [
         sys.executable, "-c", CLI, "serve", str(model), "--only", "--device", "CPU", "--ctx", str(ctx),
         "--parallel", str(slots), "--kv-unified", "off", "--threads", str(threads), "--threads-batch", str(threads),
@@ -138,9 +151,9 @@ def our_command(model: Path, ctx: int, slots: int, threads: int) -> list[str]:
 
 
 def their_command(program: str, model: Path, ctx: int, slots: int, threads: int) -> list[str]:
-    """Return the command of llama-server, without the port: its context is that of all slots together.
+    """Return the command of llama-server, without the port. `ctx`: context length of one slot, in tokens.
 
-    The cache of prompts in memory is off: we have none, and filling it takes time before a first token.
+    Its cache of prompts in memory is off (`--cache-ram 0`): ours has none, and filling it delays the first token.
     """
     return [
         program, "--model", str(model), "--device", "none", "--ctx-size", str(ctx * slots), "--parallel", str(slots),
@@ -151,10 +164,10 @@ def their_command(program: str, model: Path, ctx: int, slots: int, threads: int)
 
 @contextmanager
 def _started(command: Sequence[str], folder: Path) -> Iterator[Served]:
-    """Run a server that has answered once, and end it afterwards.
+    """Start a server, yield it when it has answered a request, and end it afterwards.
 
     Raises:
-        RuntimeError: it ended by itself.
+        RuntimeError: the server ended by itself, or did not answer within the time limit.
     """
     folder.mkdir()
     port = _free_port()
@@ -186,7 +199,7 @@ def _free_port() -> int:
 
 
 def _is_ready(port: int) -> bool:
-    """Return whether a server answers. A server that waits for its model answers a chat request when it is loaded."""
+    """Return whether a server answers a chat request. The answer comes only when the model is loaded."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1})
@@ -199,10 +212,10 @@ def _is_ready(port: int) -> bool:
 
 
 def compare(ours: Served, theirs: Served, count: int, tokens: int, rounds: int) -> Comparison:
-    """Return medians over rounds in which both take turns. `count`: requests at a time.
+    """Measure both servers in turns; return the medians over all rounds. `count`: parallel requests.
 
     Raises:
-        RuntimeError: an answer ended before the limit.
+        RuntimeError: an answer ended before the limit of tokens.
     """
     pairs: list[tuple[Run, Run]] = []
     run(ours, -1, count, tokens)
@@ -216,7 +229,7 @@ def compare(ours: Served, theirs: Served, count: int, tokens: int, rounds: int) 
 
 
 def comparison(pairs: Sequence[tuple[Run, Run]]) -> Comparison:
-    """Return the medians of pairs (ours, theirs) that answered the same requests."""
+    """Return the medians over pairs of runs (ours, theirs); both runs of a pair answered the same requests."""
     mine, others = zip(*pairs, strict=True)
     first_ms = [1000 * statistics.median(each.first_s for each in side) for side in (mine, others)]
     texts = [(a, b) for one, other in pairs for a, b in zip(one.texts, other.texts, strict=True)]
@@ -235,7 +248,10 @@ def comparison(pairs: Sequence[tuple[Run, Run]]) -> Comparison:
 
 
 def run(server: Served, number: int, count: int, tokens: int) -> Run:
-    """Send `count` requests at once. Their prompts begin with numbers of their own, so that no answer is cached."""
+    """Send `count` requests in parallel, and return the figures of their answers.
+
+    `number` and the request's index begin the prompt, so that no prompt is cached.
+    """
     prompts = [f"Story {number + 2}.{place + 1}: {PROMPT}" for place in range(count)]
     words = [sys.executable, "-m", "benchmarks._stream_client", str(server.port), str(tokens), json.dumps(prompts)]
     told = json.loads(subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)

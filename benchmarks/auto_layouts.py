@@ -1,9 +1,10 @@
-"""Soak: automatic layouts of random models on random lab rigs, each one that is called fitting loaded for real.
+"""Real loads of automatic layouts of random models on random lab rigs, to find forecasts of fit that are wrong.
 
     python -m benchmarks.auto_layouts [--rigs 300] [--loads 2] [--seed 0]
 
-Every rig is a fresh lab of one to four capped workers. The last line is one JSON object; the exit code is 1 when a
-layout that was called fitting did not load.
+Each rig is a new lab of one to four workers with memory caps. `--loads`: layouts for each rig. Printed are the numbers
+of layouts that loaded, were forecast not to fit (and not loaded), and were forecast to fit but failed. Goal: none
+failed; otherwise the exit code is 1. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.support.lab_loads import random_caps, run_trials, write_models
 
 
 def main() -> int:
-    """Run all rigs and print what came of them."""
+    """Load layouts on all rigs, and print how the loads ended."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rigs", type=int, default=300)
     parser.add_argument("--loads", type=int, default=2, help="layouts tried on each rig")

@@ -1,9 +1,10 @@
-"""Cold start of the application in `dist/` against the checkout, both until their window is on the screen.
+"""Time from the start of the program to its window on the screen: the bundle in `dist/` and the checkout, in turns.
 
     python -m benchmarks.bundle_start [--bundle dist/layerdeck] [--rounds 9]
 
-Each start is a new process with a home of its own on one virtual screen (Xvfb). The two take turns, so that a noisy
-machine hits both. `python3 make.py bundle` makes the application. What is asked for is a ratio of 1.2 at most.
+Each start is a new process with a new home folder, on a virtual screen (Xvfb). The bundle is made by `python3 make.py
+bundle`. Printed are medians in milliseconds (wall clock), and the ratio of bundle to checkout. Goal: a ratio of at most
+1.2. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def start_once(desktop: Desktop, command: Sequence[str]) -> float:
-    """Return the seconds from starting a program until its window is on the screen."""
+    """Return the seconds from the start of a program until its window is visible."""
     with tempfile.TemporaryDirectory() as home:
         environment = {"HOME": home, "PATH": "/usr/bin:/bin", "DISPLAY": desktop.environment["DISPLAY"]}
         begun = time.perf_counter()

@@ -1,10 +1,15 @@
-"""What the window takes of the computer's memory while people chat: a process of its own, the whole window.
+"""Memory of the window's process during a chat: after the start, with a long conversation open, and after an answer.
 
     python -m benchmarks.chat_memory [--messages 1000] [--conversations 1000]
 
-`started_mb` is what it takes when it is shown, chat alone; `open_mb` with a conversation of so many messages, each seen
-once from the end to the beginning; `streamed_mb` after an answer of 2,000 pieces. Resident memory without what is
-shared with other processes is `private_mb`, at the end. The last line is one JSON object.
+The whole window runs in this process, without a model. Printed are megabytes:
+
+`started_mb`: resident, with an empty chat.
+`open_mb`: resident, after a conversation of `--messages` messages was scrolled from its end to its beginning.
+`streamed_mb`: resident, after an answer of 2,000 pieces.
+`private_mb`: memory at the end that is not shared with other processes (USS).
+
+Goal: less than 350 MB resident at all three moments (`met`). The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -1,11 +1,17 @@
-"""Time that kept conversations take: 10,000 of them, one of which has 1,000 messages.
+"""Time of the database of conversations: opening, searching, appending and copying, with 10,000 conversations.
 
     python -m benchmarks.chat_store [--conversations N]
 
-`open`: the store opened, all conversations listed and the long one read; `search`: the slowest of several texts, short
-ones among them; `append`: a piece of an answer kept, from the call until it is on disk; `copy`: a copy made as in the
-background, and the slowest piece kept meanwhile. Times are milliseconds; the median of several runs where no other word
-is said. The last line is one JSON object.
+One of the conversations has 1,000 messages. Times are milliseconds of the wall clock:
+
+`open_ms`: opening the store, listing all conversations and reading the long one; median.
+`search_ms`: the slowest of several searches, among them short texts; median of each.
+`append_ms`, `append_slowest_ms`: from the call with a piece of an answer until it is on disk; median and slowest.
+`append_call_ms`: how long that call blocks its caller; median.
+`copy_ms`: a backup copy of the database, once.
+`append_slowest_during_copy_ms`: the slowest piece that was written during the copy.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -98,7 +104,10 @@ def _open(path: Path) -> None:
 
 
 def _append(store: ChatStore) -> tuple[list[float], list[float]]:
-    """Return how long pieces take until they are on disk, and how long the caller is kept."""
+    """Append pieces to an answer.
+
+    Return two times for each piece, in milliseconds: until it is on disk, and how long the call blocked its caller.
+    """
     tree = store.tree("c1")
     answer = Message(id="new", role="assistant", content="", parent=tree.leaf, state="writing")
     store.apply("c1", tree, add(tree, answer)).result()
@@ -115,7 +124,10 @@ def _append(store: ChatStore) -> tuple[list[float], list[float]]:
 
 
 def _copy(store: ChatStore) -> tuple[float, list[float]]:
-    """Return how long a copy takes, and how long each piece that is kept meanwhile."""
+    """Copy the database while pieces are written.
+
+    Return the milliseconds of the copy, and the milliseconds that each piece took.
+    """
     copies = DatabaseCopies(store.path)
     kept: list[float] = []
     begun = time.perf_counter()

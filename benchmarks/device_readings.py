@@ -1,10 +1,15 @@
-"""What readings of eight cards cost the window, once a second and with an hour of them kept: a process of its own.
+"""Processor time and memory of the window while it shows eight cards, with a reading of each per second.
 
     python -m benchmarks.device_readings [--seconds 60]
 
-The cards are made up, and so are their readings, which come by the window's own thread; the details of one card are
-open. `core_percent` is the processor time of the process, in percent of one core. `resident_mb` is at the end, and
-`grown_mb` what it grew after the first half. Goals: 2 percent, 250 MB, no growth. The last line is one JSON object.
+The whole window runs in this process, and starts with the readings of an hour. The cards and their readings are
+simulated; the sampler thread is the real one, and the details of one card are open. Printed are:
+
+`core_percent`: processor time of the process, in percent of one core. Goal: less than 2.
+`resident_mb`: resident memory at the end, in megabytes. Goal: less than 250.
+`grown_mb`: growth of it in the second half of the time. Goal: less than 1.
+
+`ok` is true if all goals are met. The last line is one JSON object.
 """
 
 from __future__ import annotations

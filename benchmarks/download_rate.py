@@ -1,9 +1,11 @@
-"""How fast a transfer is beside a plain `curl` of the same file from this machine, and how much memory its child takes.
+"""Rate of a download, as ratios to `curl` and to `curl` followed by `sha256sum`; and the memory of its child.
 
-`python -m benchmarks.download_rate [--size-mib 1024] [--repeat 3] [--folder DIR]`
+    python -m benchmarks.download_rate [--size-mib 1024] [--repeat 3] [--folder DIR]
 
-Rates are from start to end of a process. Ours also hashes every byte, so three rates are told: until the last byte was
-here, until the file was checked, and that of `curl` with `sha256sum` behind it.
+All download the same file from a server on this machine, in turns, measured from start to end of their processes by the
+wall clock. Our transfer also hashes all bytes, so it has two rates: until the last byte is here, and until the file is
+checked. Printed are MiB per second (medians), the ratios, and the largest resident memory of the transfer's child in
+MiB.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of one transfer of ours, and the most memory that its child had."""
+    """One transfer of ours: seconds until all bytes were here and until they were checked, and its child's peak."""
 
     here_s: float
     checked_s: float
@@ -102,7 +104,7 @@ def _peak_bytes(pid: int | None) -> int:
 
 
 def main() -> None:
-    """Print the middle of some runs, taken in turns."""
+    """Measure in turns, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3)

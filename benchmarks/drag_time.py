@@ -1,15 +1,24 @@
-"""Time of a drag to a place that was not seen before, for every model of `tests/zoo` on eight devices.
+"""Time of each step of a drag in the layout editor, for every model of `tests/zoo` on eight cards.
 
     python -m benchmarks.drag_time [NAME ...] [--worst 10]
 
-Every boundary between neighbours is dragged over all places, one after the other: over eight cards, over the CPU and
-seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables,
-and with those of the one before cleared away. `--bands FOLDER` measures one more model instead: 60 layers with 256
-experts, whose header is written to FOLDER. The expert bands of its first 1 to 60 layers are dragged over all lanes.
-Times are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000
-small tuples takes in the same run, which tells slow machines from slow code. `gui_steps_under_goal`: the part of steps
-that kept the GUI thread less than the goal, where those that `Pace` has computed beside it did not keep it at all; the
-first of a model always is. The last line is one JSON object.
+A step makes the preview of a layout that was not previewed before. Each boundary between two runs is dragged over all
+positions between its neighbours: over eight cards, over the CPU and seven cards, and over eight cards with all experts
+on the CPU. Each such drag begins without cached tables.
+
+`--bands FOLDER` measures instead a model of 60 layers with 256 experts, whose header is written to FOLDER. The expert
+bands of its first 1 to 60 layers are dragged over all lanes.
+
+Times are milliseconds of the thread's processor time, which other load on the machine changes little:
+
+`step_ms`, `steps_under_goal`: quantiles of all steps but the first of a drag, and the share below the goal of 8 ms.
+`gui_steps_under_goal`: the same share if steps that `Pace` computes outside the GUI thread count as 0 ms.
+`gui_steps_beside`: share of the steps that `Pace` computes outside the GUI thread.
+`first_ms`, `firsts_over_goal`: quantiles of the first steps, and the number of those over their goal of 50 ms.
+`unit_ms`: making and hashing 10,000 small tuples in the same run, to compare machines of different speed.
+`step_99_percent_per_unit`: the 99 % quantile of the steps, divided by `unit_ms`.
+
+The `--worst` slowest models are printed by name. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -44,7 +53,7 @@ GOAL_FIRST_MS = 50.0
 
 
 def drags(n_layers: int, ids: Sequence[str], overrides: tuple[Override, ...]) -> Iterator[Layout]:
-    """Yield an even layout over `ids`, and those of a drag of each boundary over all places between its neighbours."""
+    """Yield an even layout over `ids`, then each boundary moved to each position between its neighbours."""
     n_devices = min(len(ids), n_layers)
     even = [n_layers * place // n_devices for place in range(n_devices + 1)]
     cut = partial(_cut, ids, overrides)
@@ -61,7 +70,10 @@ def _cut(ids: Sequence[str], overrides: tuple[Override, ...], cuts: list[int]) -
 
 
 def band_drags(n_layers: int, ids: Sequence[str]) -> Iterator[Layout]:
-    """Yield an even layout over `ids`, and those of a drag of the expert bands of its first layers over all lanes."""
+    """Yield an even layout over `ids`, then the layouts of a drag of the expert band over all lanes.
+
+    The band is that of the first layer, then of the first two, and so on up to all layers.
+    """
     even = next(drags(n_layers, ids, ()))
     yield even
     for last in range(n_layers):
@@ -75,7 +87,10 @@ def has_experts(model: ModelFile) -> bool:
 
 
 def kept_milliseconds(rig: Rig, edits: Sequence[Edit], times_ms: Sequence[float]) -> list[float]:
-    """Return how long each step but the first kept the GUI thread: 0 for those beside it."""
+    """Return the milliseconds for which each step after the first blocked the GUI thread.
+
+    They are 0 if `Pace` has the step computed in another thread.
+    """
     pace, kept_ms = Pace(), []
     for edit, time_ms in zip(edits, times_ms, strict=True):
         kept_ms.append(time_ms if pace.is_quick(rig, edit) else 0.0)
@@ -84,14 +99,14 @@ def kept_milliseconds(rig: Rig, edits: Sequence[Edit], times_ms: Sequence[float]
 
 
 def milliseconds(layout: Layout, tables: PreviewTables, rig: Rig, context: ContextSettings) -> float:
-    """Return how long one step of a drag takes."""
+    """Return the processor time of one step of a drag, in milliseconds."""
     begun = time.thread_time()
     make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
     return (time.thread_time() - begun) * 1000
 
 
 def unit_milliseconds() -> float:
-    """Return what a fixed piece of work in Python takes, the least of five tries."""
+    """Return the processor time of a fixed piece of Python work, in milliseconds: the least of five runs."""
 
     def once() -> float:
         begun = time.thread_time()
@@ -103,12 +118,15 @@ def unit_milliseconds() -> float:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the value that `part` of the sorted values do not exceed."""
+    """Return the quantile `part` (0 to 1) of sorted values."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
 
 def models_of(names: Sequence[str], bands: Path | None) -> Iterator[tuple[str, ModelFile]]:
-    """Yield the models to measure with their names: those of the zoo, or one with 256 experts written to `bands`."""
+    """Yield the models to be measured, with their names: those of the zoo (all if `names` is empty).
+
+    If `bands` is a folder, only a model with 256 experts is yielded, whose header is written there.
+    """
     if bands is not None:
         path = bands / "bands.gguf"
         write_header_only(path, n_layers=60, n_embd=5120, n_head=64, n_ff=1536, n_expert=256, n_expert_used=8)
@@ -119,7 +137,7 @@ def models_of(names: Sequence[str], bands: Path | None) -> Iterator[tuple[str, M
 
 
 def setups_of(model: ModelFile, ids: Sequence[str], *, bands: bool) -> dict[str, list[Layout]]:
-    """Return the layouts of the drags of a model, by the words that describe the drag."""
+    """Return the layouts of each drag of a model. Keys are suffixes of the model's name in the output."""
     if bands:
         return {", bands": list(band_drags(model.n_layers, ids))}
     setups = {

@@ -1,11 +1,14 @@
-"""Frames of the window while four answers stream into it, against the same window with nothing to do.
+"""Frame rate of the window while it streams four answers, and while it is idle.
 
     python -m benchmarks.frame_rate [--model FILE.gguf] [--seconds 10] [--answers 4]
 
-The whole window with a model that it loads itself, in this process; one answer goes through the chat, all of them
-through the GUI thread. A small widget asks to be painted 60 times a second, and each paint is a frame: it comes when
-everything before it in the event loop has been done, so that a stall of any kind is a long frame. The platform is
-offscreen unless QT_QPA_PLATFORM says otherwise. The last line is one JSON object.
+The whole window runs in this process, with a model that it loads itself. One answer is shown in the chat; the pieces of
+all answers pass through the GUI thread. A small widget asks to be painted 60 times a second, and each paint counts as a
+frame. Any work that blocks the event loop delays the next frame. The Qt platform is offscreen unless QT_QPA_PLATFORM
+names another.
+
+Printed for `idle` and `answers`: frames per second, number of frames, number of slow ones (over 1/30 s), and the 99 %
+quantile and maximum of the milliseconds between frames (wall clock). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ FRAME_MS = 16
 SLOW_FRAME_S = 1 / 30
 TIMEOUT_S = 120
 TOKENS = 100_000
-"""More than are written in the time that is measured."""
+"""Limit of tokens of an answer, more than it reaches during the measurement."""
 N_CTX = 2048
-"""Of each request."""
+"""Context length of each answer, in tokens."""
 
 
 class Frames(QWidget):
-    """Paints itself as often as a screen would, and keeps when it did."""
+    """Widget that asks to be painted 60 times a second, and records the time of each paint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,11 +55,11 @@ class Frames(QWidget):
         self._timer.start()
 
     def paintEvent(self, _event: QPaintEvent) -> None:
-        """Note the moment; there is nothing to see."""
+        """Record the time. Nothing is drawn."""
         self.times.append(time.perf_counter())
 
     def over(self, seconds: float) -> list[float]:
-        """Return the seconds from frame to frame over a time; the window goes on meanwhile."""
+        """Run the event loop for `seconds`; return the seconds between successive frames."""
         self.times.clear()
         run_until(lambda: False, seconds)
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
@@ -81,7 +84,7 @@ def main() -> None:
 
 
 def measure(path: Path | None, seconds: float, answers: int) -> dict[str, object]:
-    """Return the figures of both times, and how many tokens came in the second."""
+    """Return the figures of the idle window and of the window with answers, and the number of tokens that came."""
     from app.demo import ensure_demo
     from app.settings import Settings
     from app.theme import Theme
@@ -103,7 +106,7 @@ def measure(path: Path | None, seconds: float, answers: int) -> dict[str, object
 
 
 def load(window: WindowParts, path: Path, answers: int) -> None:
-    """Load the model with room for so many requests at a time."""
+    """Load the model with as many slots as there are answers."""
     from engine.planning.settings.context_settings import ContextSettings
     from engine.runtime.session.status import Phase
 
@@ -118,9 +121,9 @@ def load(window: WindowParts, path: Path, answers: int) -> None:
 
 
 def ask(window: WindowParts, answers: int) -> list[object]:
-    """Begin the answers, wait for their first words, and return a list that grows with each token.
+    """Start `answers` answers, and wait for the first token of each; return a list to which each later token is added.
 
-    Where one ends another begins, so that there are always so many.
+    When an answer ends, another one is started.
     """
     from engine.runtime.protocol.requests import Generate
 
@@ -146,7 +149,7 @@ def ask(window: WindowParts, answers: int) -> list[object]:
 
 
 def figures(name: str, gaps: list[float]) -> dict[str, object]:
-    """Return what is told of the seconds from frame to frame."""
+    """Return the figures of the seconds between frames. `name` begins their keys."""
     return {
         f"{name}_fps": round(1 / statistics.median(gaps), 1),
         f"{name}_frames": len(gaps),
@@ -157,17 +160,17 @@ def figures(name: str, gaps: list[float]) -> dict[str, object]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Let the window go on until `condition` holds.
+    """Run the event loop until `condition` holds.
 
     Raises:
-        RuntimeError: where that takes too long.
+        RuntimeError: it does not hold within the time limit.
     """
     if not run_until(condition, TIMEOUT_S):
         raise RuntimeError("The window did not get there in time.")
 
 
 def run_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Let the window go on until `condition` holds, or for `seconds`; return whether it does."""
+    """Run the event loop until `condition` holds, or for `seconds`; return whether it holds."""
     deadline = QDeadlineTimer(int(seconds * 1000))
     while not condition():
         if deadline.hasExpired():

@@ -1,13 +1,15 @@
-"""Tokens per second through the worker, against llama.cpp's own loops in a bare child with the same settings.
+"""Tokens per second of a model child, as ratios to llama.cpp alone with the same settings.
 
     python -m benchmarks.generation_speed [--model FILE.gguf] [--tokens 60] [--rounds 12] [--threads 1]
 
-One request, and four at once; prompt and answer apart. Both children hold the model and take turns, so that what else
-the machine does hits both: the ratios are medians of those of each round, and who is first changes with the rounds.
-Ours is measured in the parent, from the first message that all prompts have been read, with which the first token
-comes, to the last word: the pipe and the decoding of messages count. One thread: more of them wait for each other in
-every step, and where a core is taken for a moment all of them do, which tells more about the machine than about loops.
-The last line is one JSON object.
+One request and four parallel ones are measured, prompts and answers separately. Ours and a child that calls only
+llama.cpp (`_bare_loop.py`) both hold the model, and take turns, in alternating order, so that other load on the machine
+affects both. Printed are median tokens per second, and the median of the rounds' ratios, ours to llama.cpp's.
+
+Ours is measured by the wall clock of the parent process, so pipe and decoding of messages are included. The time of an
+answer begins with the message that all prompts have been read, and ends with the last piece. The default is one thread:
+several wait for each other in each step, and all of them wait when another program uses a core. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piec
 from engine.runtime.protocol.requests import Generate
 
 N_CTX = 1024
-"""Of each request."""
+"""Context length of each request, in tokens."""
 TOGETHER = 4
 WARM_UP_ROUNDS = 2
-"""The first fills caches, and tells ours how much of a prompt to take at once."""
+"""Rounds that are not counted. They fill caches, and teach our child how many prompt tokens to take in a batch."""
 LONG_PROMPT = "The layers of a model are places. " * 8
 SHORT_PROMPT = "Hello"
-"""Four of these are read in one batch, so that the answers begin and end together."""
+"""Four of these fit in one batch, so that the four answers begin and end together."""
 
 _numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens per second of prompts and of answers, all requests together."""
+    """Tokens per second of prompts and of answers, all requests of a round together."""
 
     prompt: float
     answer: float
@@ -71,7 +73,7 @@ def main() -> None:
 
 
 def report(name: str, ours: Sequence[Speed], bare: Sequence[Speed]) -> dict[str, float]:
-    """Print the medians of one measurement and return them."""
+    """Print the median speeds and ratios of one measurement, and return them. `name` begins their keys."""
     figures: dict[str, float] = {}
     for part in ("prompt", "answer"):
         pairs = [(getattr(mine, part), getattr(theirs, part)) for mine, theirs in zip(ours, bare, strict=True)]
@@ -86,7 +88,7 @@ def report(name: str, ours: Sequence[Speed], bare: Sequence[Speed]) -> dict[str,
 def measure(
     path: Path, requests: int, prompt: str, tokens: int, rounds: int, threads: int
 ) -> tuple[list[Speed], list[Speed]]:
-    """Return (ours, bare) speeds of all rounds."""
+    """Return the speeds (ours, llama.cpp's) of all counted rounds."""
     ours, bare = [], []
     n_ctx = N_CTX * requests
     with our_child() as child, bare_loop(path, n_ctx=n_ctx, threads=threads, sequences=requests) as loop:
@@ -106,7 +108,7 @@ def measure(
 
 
 def our_speed(child: OurChild, prompts: Sequence[str], tokens: int) -> Speed:
-    """Return the speeds as the parent sees them."""
+    """Return the speeds of our child for one round, measured in this process."""
     numbers = [next(_numbers) for _ in prompts]
     begun = time.perf_counter()
     child.send(
@@ -142,7 +144,7 @@ def our_speed(child: OurChild, prompts: Sequence[str], tokens: int) -> Speed:
 
 
 def bare_speed(loop: BareLoop, prompts: Sequence[str], tokens: int) -> Speed:
-    """Return the speeds as the bare child sees them."""
+    """Return the speeds of llama.cpp alone for one round, measured in its child."""
     figures = loop.ask([*prompts, tokens])
     return Speed(figures["prompt_tokens"] / figures["prompt_seconds"], len(prompts) * (tokens - 1) / figures["seconds"])
 

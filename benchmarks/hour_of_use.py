@@ -1,13 +1,16 @@
-"""An hour at the window without a break: whether memory grows, and what rest costs.
+"""An hour of typical use of one window: whether its memory grows, and how much processor time it needs while idle.
 
     python -m benchmarks.hour_of_use OUT.jsonl [--minutes 60] [--seed 1] [--seconds-of-rest 30]
 
-It loads, types questions, edits messages, moves layers, scans the library, opens conversations and unloads, one step
-every two seconds or so. Each minute it reads the resident memory of the window and of its children, as it is and once
-the allocator has given back what it holds unused. At the beginning, after each ten minutes and at the end it rests with
-a model loaded and with none: the time of the processor of every process, how often each of their threads woke, and the
-timers of Qt that fired. Exit code 1 where memory after ten minutes grew by more than 5 MB, where rest took 1 % of a
-core or more, or where something woke more than once a second. The last line is JSON.
+It loads models, types questions, edits messages, moves layers, scans the library, opens conversations and unloads, with
+a step about every two seconds. Each minute it reads the resident memory of the window and of its children, and the
+window's once more after the C allocator has returned its unused memory.
+
+At the start, every ten minutes and at the end it rests, with a model loaded and with none. A rest measures the
+processor time of each process, the wake-ups per second of each thread, and the events per second of Qt's timers.
+
+Goals: from the tenth minute on memory grows by at most 5 MB, a rest takes less than 1 % of a core, and nothing wakes
+more than once a second. Otherwise the exit code is 1. OUT.jsonl gets all lines. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ STEP_S = 2.0
 LONGEST_ANSWER_S = 6.0
 IDLE_SHARE = 0.01
 WAKES_PER_S = 1.2
-"""More is faster than 1 Hz; the rest is for a clock that is not in step with ours."""
+"""Wake-ups per second that are reported as too many. It is above 1, since the timers are not in step with our clock."""
 QUESTIONS = ("Tell me about layers", "And a longer one\nwith two lines", "Why is **that** so?", "`code`, and $x^2$")
 
 
 class Firings(QObject):
-    """Counts the events of timers by the object that gets them."""
+    """Event filter that counts the application's timer events by the object that receives them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class Hour(Soak):
     """Uses one window as a person does."""
 
     def step(self) -> None:
-        """Do one thing, and wait until it has ended."""
+        """Do one random action, and wait until it has ended."""
         self.done["rounds"] += 1
         if not self._is("READY"):
             self._load()
@@ -77,7 +80,10 @@ class Hour(Soak):
                 break
 
     def rest(self, seconds: float, loaded: bool) -> dict[str, Any]:
-        """Do nothing for a while; return what that cost."""
+        """Do nothing for `seconds`; return processor time, wake-ups and timer events of that time.
+
+        `loaded`: whether a model is loaded during the rest.
+        """
         if loaded and not self._is("READY"):
             self._load()
         elif not loaded:
@@ -107,7 +113,7 @@ class Hour(Soak):
         }
 
     def sample(self) -> dict[str, Any]:
-        """Return the memory of the window and its children."""
+        """Return memory and other counts of the window's process, and the resident memory of its children."""
         process = psutil.Process()
         resident_bytes = process.memory_info().rss
         gc.collect()
@@ -147,7 +153,7 @@ class Hour(Soak):
             self._let_answer(LONGEST_ANSWER_S)
 
     def _let_answer(self, seconds: float) -> None:
-        """Wait until the answer has ended, and stop it after so many seconds."""
+        """Wait until the answer has ended, or stop it after `seconds`."""
         end_s = time.monotonic() + seconds
         self._pump(0.5)
         while self._is("ANSWERING") and time.monotonic() < end_s:
@@ -167,7 +173,7 @@ class Hour(Soak):
             self._desk.chat_controller.delete(each.id)
 
     def _pump(self, seconds: float) -> None:
-        """Let the window work in its own loop, which sleeps while nothing comes."""
+        """Run Qt's event loop for `seconds`. Unlike repeated `processEvents` it sleeps while there is no event."""
         loop = QEventLoop()
         QTimer.singleShot(round(seconds * 1000), loop.quit)
         loop.exec()
@@ -180,7 +186,10 @@ def _short(process: psutil.Process) -> str:
 
 
 def _threads() -> dict[tuple[int, str], tuple[str, float, int]]:
-    """Return for each thread of the window and its children its role, its seconds of the processor, and its wakeups."""
+    """Return role, processor seconds and number of wake-ups of each thread of the window and its children.
+
+    Keys are (process id, name and id of the thread). A wake-up is a voluntary context switch.
+    """
     found: dict[tuple[int, str], tuple[str, float, int]] = {}
     me = psutil.Process()
     tick = os.sysconf("SC_CLK_TCK")
@@ -197,7 +206,7 @@ def _threads() -> dict[tuple[int, str], tuple[str, float, int]]:
 
 
 def verdict(samples: list[dict[str, Any]], rests: list[dict[str, Any]], settle_s: float) -> dict[str, Any]:
-    """Return by how much memory grew after the first ten minutes, what rest took at most, and what woke too often."""
+    """Return the growth of memory after `settle_s`, the largest processor share of a rest, and the missed goals."""
     settled = [each for each in samples if each["second"] >= settle_s] or samples[-1:]
     growth_bytes = settled[-1]["trimmed_bytes"] - settled[0]["trimmed_bytes"]
     shares = [sum(each["share_of_core"].values()) for each in rests]
@@ -214,7 +223,7 @@ def verdict(samples: list[dict[str, Any]], rests: list[dict[str, Any]], settle_s
 
 
 def run(out: Callable[[dict[str, Any]], None], minutes: float, seed: int, rest_s: float) -> int:
-    """Use a window for so long; return the exit code."""
+    """Use a window for `minutes`; return the exit code. `out` is called with each line of the result."""
     with open_real_window("dark") as (home, application, window):
         from app.paths import log_path
         from engine.model.demo.writer import write_demo_model
@@ -250,7 +259,7 @@ def run(out: Callable[[dict[str, Any]], None], minutes: float, seed: int, rest_s
 
 
 def main() -> int:
-    """Read the command line and begin."""
+    """Read the command line and start."""
     parser = argparse.ArgumentParser(prog="hour_of_use", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=60.0)

@@ -1,9 +1,10 @@
-"""Time to go on with a conversation of 4,096 tokens: its kept state restored, against reading it again.
+"""Time to continue a conversation of 4,096 tokens: its saved KV state is restored, or the prompt is evaluated again.
 
     python -m benchmarks.kept_state [--model FILE.gguf] [--tokens 4096] [--rounds 3] [--threads N]
 
-On the CPU, in a child. Both are measured in the parent from the request to the first token of the answer; medians of
-the rounds. The last line is one JSON object.
+A model child on the CPU does both in each round. Measured is the wall-clock time from the request to the first token of
+the answer, in the parent process. Printed are median seconds of both (`read_s`, `restored_s`), their ratio
+(`times_faster`), and the size of the saved state. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ def main() -> None:
 
 
 def _prompt(child: OurChild, tokens: int) -> str:
-    """Return a text of about so many tokens."""
+    """Return a text of about `tokens` tokens."""
     told = _ask(child, Tokenise(id=next(_numbers), text=TEXT), Tokenised)
     assert isinstance(told, Tokenised)
     return TEXT * (tokens // len(told.tokens))
 
 
 def _first_token(child: OurChild, prompt: str) -> tuple[float, int]:
-    """Return the seconds to the first token of an answer, and the number of its request."""
+    """Send a prompt; return the seconds until the first token of the answer, and the number of the request."""
     number = next(_numbers)
     begun = time.perf_counter()
     child.send(Generate(id=number, prompt=prompt, max_tokens=1, temperature=0.0))
@@ -103,7 +104,11 @@ def _ask(child: OurChild, request: AnyRequest, kind: type) -> object:
 
 
 def _wait(child: OurChild, kind: type) -> object:
-    """Return the next message of a kind."""
+    """Return the next message of type `kind`.
+
+    Raises:
+        RuntimeError: the child reports a failure before it.
+    """
     while not isinstance(message := child.message(), kind):
         if type(message).__name__ in ("Failure", "AllocationFailure"):
             raise RuntimeError(str(message))

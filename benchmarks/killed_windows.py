@@ -1,11 +1,11 @@
-"""Windows that are killed at random moments: whether all that was painted is there, nothing twice, and no orphan stays.
+"""Windows killed at random moments: no painted message is lost, nothing is stored twice, and no child process survives.
 
     python -m benchmarks.killed_windows OUT.jsonl [--rounds 500] [--seed 1]
 
-Each round starts the real window (offscreen), lets it stream answers, edit, import, download and change settings, and
-kills it with SIGKILL at a moment of its seed. Then the database is opened as the next window would do.
-A line of OUT has the findings of a round; a call with the same OUT goes on after the last line. Exit code 1 if anything
-was found.
+Each round starts the real window (offscreen). The window streams answers, edits, imports, downloads and changes
+settings, until it is killed with SIGKILL at a random moment. Then the database is opened as the next window would open
+it. OUT.jsonl gets a line with the findings of each round; a second call with the same file continues after its last
+line. Goal: no findings and no process left one second after the kill. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.patience import DEADLINE_S
 from tests.support.transfers import KIB, some_bytes
 
 ROUNDS_OF_A_HOME = 25
-"""A home is used so often: a later window meets what many killed ones left, and its lists stay short."""
+"""Rounds that share a home folder. Later windows open what killed ones left; a new home keeps the lists short."""
 LONGEST_S = 6.0
 ORPHAN_S = 1.0
 SHARE_WITH_WORDS = 0.8
@@ -44,7 +44,7 @@ FILES = {f"m{number}.gguf": some_bytes(3000 * KIB, seed=number) for number in ra
 
 
 def play_round(home: Path, model: Path, server: HubServer, seed: int) -> dict[str, Any]:
-    """Run one window and kill it; return what was found."""
+    """Run one window and kill it; return the findings."""
     chance = random.Random(f"kill {seed}")
     environment = {**os.environ, "HOME": str(home), "QT_QPA_PLATFORM": "offscreen", "TMPDIR": str(home / "tmp")}
     for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
@@ -104,7 +104,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def _ends_by(process: psutil.Process, limit_s: float) -> bool:
-    """Return whether a process has ended by then. One that nobody has reaped yet counts as ended."""
+    """Return whether a process has ended by `limit_s` (`time.monotonic()`). A zombie counts as ended."""
     while True:
         try:
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -122,7 +122,10 @@ def _whole(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 
 
 def _lost(home: Path, lines: list[dict[str, Any]], status: int) -> list[str]:
-    """Return what was painted and is not there, and what is there twice."""
+    """Return a sentence for each painted message that is not stored, and for each question or import stored twice.
+
+    `lines`: what the window reported. `status`: its exit status, for the message if it did not open.
+    """
     path = home / "xdg_data_home" / "layerdeck" / "chats.sqlite3"
     if lines[0]["kind"] != "opened":
         errors = (home / "stderr.txt").read_text(encoding="utf-8", errors="replace")
@@ -149,7 +152,7 @@ def _lost(home: Path, lines: list[dict[str, Any]], status: int) -> list[str]:
 
 
 def _wrong_files(home: Path) -> list[str]:
-    """Return the downloaded files that are in their place and are not the right ones."""
+    """Return a sentence for each downloaded file with a wrong content."""
     return [
         f"{path.name} is damaged" for path in (home / "models").glob("*.gguf") if path.read_bytes() != FILES[path.name]
     ]

@@ -1,9 +1,17 @@
-"""Time of the library: a first look at 500 models, the list that is known, and how long the window holds still.
+"""Time of library scans: 500 models for the first time and known ones again, and 10,000 files in the window's list.
 
     python -m benchmarks.library_scan [--models 500] [--many 10000] [--tokens 32000]
 
-The models are headers with holes for weights; "many" are copies without a vocabulary. Everything is read from a warm
-cache. The last line is one JSON object.
+The models are headers with holes in place of weights; those of `--many` have no vocabulary. All files are in the page
+cache. Times are by the wall clock:
+
+`look_ms`, `headers_s`, `first_scan_s`: a first scan: listing files, reading headers, and both with all the rest.
+`known_list_ms`: the list of known models from the index; best of 3.
+`many_look_s`, `many_headers_s`: listing and reading the many files, beside the window.
+`longest_pause_ms`: longest time between turns of the window's event loop meanwhile.
+`show_ms`, `key_ms`, `search_ms`: showing the list, one letter typed into the search, and one filtered and sorted list.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -34,7 +42,10 @@ _PAUSE_MS = 5
 
 
 def fill(folder: Path, n_files: int, n_tokens: int | None) -> None:
-    """Write `n_files` models, two quantisations of each, over folders of ten."""
+    """Write `n_files` files, 20 in each folder; each model has two quantisations.
+
+    `n_tokens`: size of the vocabulary; None: the smallest one.
+    """
     first = folder / "first.bin"
     folder.mkdir(parents=True)
     write_llama(first, _SHAPE, byte_vocabulary(n_tokens), name=_NAME.decode(), weights=None)
@@ -59,7 +70,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def measure_first(folder: Path, data: Path) -> dict[str, float]:
-    """Return the times of a first look, with and without headers, and of what is known after it."""
+    """Return the times of a first scan of `folder`, and of a later list from the index. `data`: path of the index."""
     store = Store("folder", folder)
     with closing(LibraryIndex(data)) as index:
         start = perf_counter()
@@ -88,7 +99,7 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
 
 
 def measure_window(folder: Path, data: Path) -> dict[str, float]:
-    """Return how long the longest pause of the GUI thread was while many files were looked at, read and searched."""
+    """Return the times of scans beside the window, its longest pause, and the times for showing and searching."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtCore import QEventLoop, QTimer
     from PySide6.QtWidgets import QApplication
@@ -156,7 +167,7 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
 
 
 def measure_arranging(models: list[Listed]) -> float:
-    """Return the milliseconds of one search over all of them."""
+    """Return the milliseconds of one search with sorting over `models`; best of 3."""
     return round(
         min(_seconds(lambda: arrange(models, ListFilter(text="m-0", order="size"))) for _ in range(3)) * 1e3, 1
     )

@@ -1,15 +1,15 @@
-"""Time of a load by load mode: of a file that is not in the page cache, and once more right after an unload.
+"""Time of a load by load mode, as ratios to `mmap`: with the file not in the page cache, and right after an unload.
 
     python -m benchmarks.load_modes [--model FILE.gguf] [--rounds 5]
 
-The modes take turns, and what counts is each round's ratio to the first mode in the same round. The file is pushed out
-of the page cache with POSIX_FADV_DONTNEED, which needs no rights but leaves pages that somebody else maps; a hypervisor
-may hold it in memory still. Times are from the request to the loaded model, with a child that runs already, as in the
-window. The last line is one JSON object.
+The modes are loaded in turns, and each is compared with `mmap` of the same round. Before a cold load the file is
+removed from the page cache with POSIX_FADV_DONTNEED. That needs no privileges, but leaves pages that are mapped
+elsewhere, and a hypervisor may still hold the file in memory. Times are wall-clock milliseconds from the request to the
+loaded model, in a child that already runs, as in the window. Printed are medians, and medians of the rounds' ratios.
+The last line is one JSON object.
 
-`mmap` is also measured with threads of ours that read the file into the page cache at the same time (2 and 4 readers,
-and the kernel's own with POSIX_FADV_WILLNEED). On the virtual disk on which this was written none of them gained
-(1.02 to 1.16 of the time of plain mmap, 650 MB), so there is no such setting.
+`mmap` is also measured while the file is read ahead: by 2 or 4 threads, or by the kernel (POSIX_FADV_WILLNEED). On a
+virtual disk none of these was faster (1.02 to 1.16 of the time of plain mmap, 650 MB), so there is no such setting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks._children import load_request, our_child, write_model
 from engine.runtime.protocol.messages import Hello, LoadedModel, StageProgress
 
 MODES = ("mmap", "none", "direct_io", "mmap_2_readers", "mmap_4_readers", "mmap_willneed")
-"""The first is what the others are compared with. After `mmap_`: what reads ahead of the load."""
+"""Load modes; the first is the reference. The part after `mmap_` says what reads the file ahead of the load."""
 READ_BYTES = 4 << 20
 N_CTX = 1024
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def forget(path: Path) -> None:
-    """Push a file out of the page cache."""
+    """Remove a file from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,7 +74,7 @@ def forget(path: Path) -> None:
 
 
 def load_s(path: Path, mode: str) -> float:
-    """Load, and return the seconds from the request to the loaded model."""
+    """Load the model in a new child; return the seconds from the request to the loaded model."""
     with our_child() as child:
         while not isinstance(child.message(), Hello):
             pass
@@ -92,7 +92,7 @@ def load_s(path: Path, mode: str) -> float:
 
 
 def read_ahead(path: Path, mode: str) -> list[threading.Thread]:
-    """Start what reads the file ahead of the load, and return its threads."""
+    """Start reading the file into the page cache as `mode` says; return the threads that read."""
     if mode == "mmap_willneed":
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

@@ -1,9 +1,15 @@
-"""Time of a load through the worker, against a bare child that only calls `llama_model_load_from_file`.
+"""Time of a load in a model child, as a ratio to a child that only calls `llama_model_load_from_file`.
 
     python -m benchmarks.load_time [--model FILE.gguf] [--load-mode none|mmap]
 
-Both are measured in the parent from the start of the process, and take turns. Ours is given to the end, and without
-context and warm-up, which the bare call does not have. The last line is one JSON object.
+Both are measured in the parent process, by the wall clock from the start of the child, in turns. Printed are median
+milliseconds:
+
+`bare_ms`: the child that only loads.
+`ours_weights_ms`, `ours_without_warm_up_ms`, `ours_ms`: ours until the weights are loaded, until the context is made,
+and until the end of the warm-up.
+
+`ratio_weights_only` is `ours_weights_ms` to `bare_ms`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ def main() -> None:
 
 
 def measure(path: Path, load_mode: str) -> dict[str, list[float]]:
-    """Return the seconds of all rounds: the bare child, ours until the weights are there, until warm-up, and in all."""
+    """Return the seconds of all counted rounds, by measurement."""
     times: dict[str, list[float]] = {"bare": [], "ours_weights": [], "ours_without_warm_up": [], "ours": []}
     threads = usable_processors()
     for number in range(ROUNDS + 1):
@@ -60,7 +66,7 @@ def measure(path: Path, load_mode: str) -> dict[str, list[float]]:
 
 
 def our_times(path: Path, load_mode: str, threads: int) -> dict[str, float]:
-    """Load once; return the seconds since the start of the child."""
+    """Load the model in a new child; return the seconds from its start to the end of each stage."""
     reached: dict[str, float] = {}
     with our_child() as child:
         child.send(load_request(path, load_mode=load_mode, n_ctx=N_CTX, threads=threads))

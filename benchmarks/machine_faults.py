@@ -1,11 +1,14 @@
-"""Random faults of a machine that lends its devices, and of the link to it: does everything end, with a sentence?
+"""Random faults of a lending machine and of the link to it: every load and request must end, with a clear sentence.
 
     python -m benchmarks.machine_faults OUT.jsonl [--number 1000] [--first 1] [--summary]
 
-Each round loads a small model across the CPU and a lent device behind the real tunnel, asks it, and saves the KV state.
-A relay between both ends of the tunnel, or a signal to a process, brings a fault at a moment of the round's seed. A
-line of OUT has the findings of a round; a call with the same OUT makes the rounds that are missing. Exit code 1 if
-anything went without an ending, if an ending does not name the machine, or if it could not be used afterwards.
+Each round loads a small model across the CPU and a device that is lent through the real tunnel, asks for an answer, and
+saves the KV state. At a random moment a fault occurs: in a relay between both ends of the tunnel, or by a signal to a
+process. OUT.jsonl gets a line with the findings of each round; a second call with the same file runs the missing
+rounds. A table of all rounds by fault is printed.
+
+Goals: each step ends, the message of each failure names the machine, and the device is usable again within 30 s.
+Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -55,9 +58,9 @@ N_LAYERS = 6
 CAP_BYTES = 64 * MIB
 SMALL_CAP_BYTES = MIB
 STALL_S = 5.0
-"""Stall limit of the sessions, far below the default, so that silence costs a round seconds."""
+"""Stall limit of the sessions in seconds, far below the default, so that a silent link does not make rounds long."""
 LIMIT_S = 90.0
-"""A step without an ending after so many seconds counts as endless. The longest one is a stall and its greeting."""
+"""Seconds after which a step counts as never ending. The longest regular step is a stall with the greeting after it."""
 USABLE_S = 30.0
 TOKENS = 20
 CONTEXT = ContextSettings(n_ctx=512, n_batch=64, n_ubatch=64, threads=1, threads_batch=1, load_mode="none")
@@ -72,16 +75,24 @@ KILLED_WORKER, FROZEN_WORKER, STOPPED, KILLED_TUNNEL = (
 )
 PROCESS_FAULTS = (KILLED_WORKER, FROZEN_WORKER, STOPPED, KILLED_TUNNEL)
 QUICK = tuple(each.value for each in Fault if each not in (Fault.SILENT, Fault.SLOW))
-"""Faults of the relay that cost a round no waiting; they are more frequent."""
+"""Faults of the relay after which a round need not wait for a limit. They are chosen more often."""
 RETURNS = ("as before", "as before", "with less memory", "with another certificate")
 LOAD_BYTES, ANSWER_BYTES, SAVE_BYTES = 2_400_000, 180_000, 150_000
-"""About so many bytes pass the relay in each phase; faults come up to a tenth later, and then find nothing to break."""
+"""Approximate bytes that pass the relay in each phase.
+
+A fault comes after up to 1.1 times as many bytes; the last ones then occur after the phase.
+"""
 _log = logging.getLogger("layerdeck.benchmark")
 
 
 @dataclass
 class World:
-    """Both machines, and the relay between them. `attic` is replaced when its machine comes back."""
+    """The borrowing machine (`laptop`), the lending one (`attic`), and the relay between them.
+
+    `attic`: None while nothing is lent. A new object after each return of the machine.
+    `worker`: the process that serves the lent device.
+    `number`: how often the lending machine was set up anew.
+    """
 
     folder: Path
     relay: Relay
@@ -94,7 +105,7 @@ class World:
     number: int = 0
 
     def begin(self, cap_bytes: int = CAP_BYTES, *, is_new: bool = False) -> None:
-        """Let the machine lend its CPU. `is_new`: it was set up anew, with another certificate."""
+        """Start lending the CPU of the attic. `is_new`: the machine is set up anew, with another certificate."""
         self.number += is_new
         before = set(psutil.Process().children())
         attic = Served(self.folder / f"attic-{self.number}", (Lending(host_device(), cap_bytes),))
@@ -104,7 +115,7 @@ class World:
         (self.worker,) = set(psutil.Process().children()) - before
 
     def pair(self) -> None:
-        """Pair both machines, and open tunnels."""
+        """Pair both machines, and open new tunnels."""
         assert self.attic is not None
         if self.tunnels is not None:
             self.tunnels.close()
@@ -114,7 +125,7 @@ class World:
         self.tunnels = Tunnels(self.laptop.folder / "identity.pem", self.laptop.book)
 
     def end(self) -> None:
-        """End what the machine lends."""
+        """Stop lending."""
         if self.worker is not None:
             with suppress(psutil.Error):
                 self.worker.resume()
@@ -123,7 +134,11 @@ class World:
         self.attic = None
 
     def find(self) -> Rig:
-        """Return this machine with the lent device. Raises `EngineError`."""
+        """Return the rig of this machine with the lent device.
+
+        Raises:
+            EngineError: the lending machine cannot be reached, or refuses.
+        """
         assert self.pairing is not None
         assert self.tunnels is not None
         machines = RemoteMachines(
@@ -133,7 +148,7 @@ class World:
         return Rig(found.devices, host_device())
 
     def wait_until_usable(self) -> Rig | str:
-        """Return the rig when the lent device answers and is free; the last sentence if it does not within a limit."""
+        """Return the rig once the lent device answers and is free, or the last error message after `USABLE_S`."""
         deadline_s = time.monotonic() + USABLE_S
         while True:
             try:
@@ -148,7 +163,7 @@ class World:
             time.sleep(0.2)
 
     def tunnel_child(self) -> psutil.Process | None:
-        """Return the process of the tunnel."""
+        """Return the child process of the tunnel; None if none runs."""
         for each in psutil.Process().children():
             with suppress(psutil.Error):
                 if any("machines.tunnel" in word for word in each.cmdline()):
@@ -156,7 +171,7 @@ class World:
         return None
 
     def close(self) -> None:
-        """End everything."""
+        """End the tunnels and stop lending."""
         self.end()
         if self.tunnels is not None:
             self.tunnels.close()
@@ -176,7 +191,11 @@ def world(folder: Path) -> Iterator[World]:
 
 
 def strike(made: World, fault: str, after_bytes: int) -> Callable[[], None]:
-    """Begin a fault and return what undoes it."""
+    """Cause a fault once `after_bytes` more bytes have passed the relay; return a function that ends the fault.
+
+    Faults of the relay occur later by themselves. For a signal or a stop of the lending this function waits for the
+    bytes, at most 1.5 s.
+    """
     if fault in tuple(Fault):
         made.relay.arm(Fault(fault), after_bytes)
         return made.relay.heal
@@ -202,7 +221,10 @@ def strike(made: World, fault: str, after_bytes: int) -> Callable[[], None]:
 
 
 def step(log: SessionLog, count: int, begun_s: float) -> tuple[AnyEvent | None, float]:
-    """Wait for the ending with this number, and return it with its seconds; None if there is none in time."""
+    """Wait until the session has had `count` endings; return the last of them and its seconds since `begun_s`.
+
+    The ending is None after `LIMIT_S`.
+    """
     while time.monotonic() - begun_s < LIMIT_S:
         endings = log.endings
         if len(endings) >= count:
@@ -212,7 +234,10 @@ def step(log: SessionLog, count: int, begun_s: float) -> tuple[AnyEvent | None, 
 
 
 def play(made: World, model: ModelFile, rig: Rig, seed: int) -> tuple[dict[str, Any], Rig | str]:
-    """Play one round; return its findings, and the rig for the next round or why there is none."""
+    """Run one round; return its findings, and the rig for the next round.
+
+    If the device did not become usable again, an error message takes the place of the rig.
+    """
     chance = random.Random(f"machine {seed}")
     phase = chance.choice(PHASES)
     fault = chance.choice([*QUICK, *QUICK, *QUICK, Fault.SILENT.value, Fault.SLOW.value, *PROCESS_FAULTS])
@@ -278,7 +303,10 @@ def play(made: World, model: ModelFile, rig: Rig, seed: int) -> tuple[dict[str, 
 
 
 def come_back(made: World, fault: str, chance: random.Random) -> tuple[dict[str, Any], Rig | str]:
-    """Let the machine come back, in one of several ways, and return findings and what `wait_until_usable` returned."""
+    """Bring the lending machine back after `fault`, in a random way.
+
+    Return findings, and what `wait_until_usable` returned.
+    """
     found: dict[str, Any] = {}
     if made.attic is not None and fault == FROZEN_WORKER and made.worker is not None:
         with suppress(psutil.Error):
@@ -315,7 +343,7 @@ def come_back(made: World, fault: str, chance: random.Random) -> tuple[dict[str,
 
 
 def faults_of(record: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a round."""
+    """Return a sentence for each missed goal of a round."""
     found = [f"no ending of {each['name']}" for each in record["steps"] if not each["ending"]]
     found += [
         f"unnamed: {each['message'] or each['ending']}"
@@ -330,7 +358,7 @@ def faults_of(record: dict[str, Any]) -> list[str]:
 
 
 def summary(records: Sequence[dict[str, Any]]) -> str:
-    """Return a table of the rounds by fault, and what was found."""
+    """Return a table of the rounds by fault, with the most frequent findings."""
     lines = [f"{'fault':16} rounds  struck  told  without ending  unnamed  longest s"]
     for fault in sorted({record["fault"] for record in records}):
         rounds = [record for record in records if record["fault"] == fault]
@@ -348,12 +376,12 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of earlier calls."""
+    """Return the findings of all rounds in the file; none if it does not exist."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the rounds that are missing, and print a summary."""
+    """Run the missing rounds, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.machine_faults")
     parser.add_argument("out", type=Path, help="records are appended as lines of JSON")
     parser.add_argument("--number", type=int, default=1000)

@@ -1,13 +1,21 @@
-"""Sixteen machines with four devices each, simulated on this one: what discovery, telemetry, layouts and editor cost.
+"""Sixteen simulated machines with four devices each: times of layouts, network, weights, discovery and editor.
 
     python -m benchmarks.many_machines [--machines 16] [--delay-ms 0,1,20,100] [--mbit 1000]
         [--parts layouts,network,weights,discovery,editor]
 
-Workers answer ggml's hello and nothing else; listeners, pairing, tunnels and their child processes are the real ones.
-A relay in front of each machine adds `--delay-ms` in each direction and limits the rate. Processor seconds are those of
-the calling threads and of the tunnels' children, since each real machine runs its own listener. Layouts are
-those of Llama 3.1 405B (126 layers) over 64 devices of four sizes; their times are seconds of the thread. The last line
-is one JSON object.
+The RPC workers are simulated, and answer only ggml's hello. Listeners, pairing and tunnels with their child processes
+are real. A relay in front of each machine delays both directions by `--delay-ms`, and limits the rate.
+
+`layouts`: seconds of the thread's processor time of each strategy, for Llama 3.1 405B on 64 devices. Goal: 2 each,
+otherwise the exit code is 1.
+`network`: wall-clock seconds for pairing, offers, tunnels and hellos, and the processor seconds that they need here and
+in the tunnels' children.
+`weights`: seconds for sending weights in several orders (`benchmarks._weights_order`).
+`discovery`: wall-clock seconds until the search lists all machines.
+`editor`: wall-clock milliseconds of the forecast, and processor milliseconds for showing 64 lanes and for a step of a
+drag.
+
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -60,13 +68,13 @@ CONTEXT = ContextSettings(n_ctx=8192)
 MODEL = "llama-3.1-405b"
 GOAL_S = 2.0
 WINDOW_EVERY_S = 10.0
-"""The window asks each machine so often (`app/rig/known_machines.py`)."""
+"""Seconds between two requests of the window to each machine (`app/rig/known_machines.py`)."""
 ROUNDS = 5
 
 
 @contextmanager
 def workers(count: int) -> Iterator[list[int]]:
-    """Yield the ports of `count` workers that answer hellos; each serves one client at a time."""
+    """Yield the ports of `count` simulated RPC workers, which answer hellos. Each serves one client at a time."""
     listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     facts = {**FACTS, 11: struct.pack("<QQ", 16 * GIB, 16 * GIB)}
 
@@ -91,12 +99,12 @@ def workers(count: int) -> Iterator[list[int]]:
 
 
 def reach(port: int) -> socket.socket:
-    """Return a connection to a worker."""
+    """Return a connection to the simulated worker at `port`."""
     return socket.create_connection(("127.0.0.1", port))
 
 
 def offered(name: str, machine: int) -> OfferedDevice:
-    """Return the offer of a device; machines differ in speed."""
+    """Return the offer of a device. Its speed falls with the number of its machine."""
     size_bytes = SIZES_GIB[NAMES.index(name)] * GIB
     rate = (0.9e12, 0.6e12, 0.5e12, 0.05e12)[NAMES.index(name)] * (1 - machine / 40)
     return OfferedDevice(
@@ -113,7 +121,7 @@ def offered(name: str, machine: int) -> OfferedDevice:
 
 
 def simulated_rig(n_machines: int) -> tuple[Rig, Speeds]:
-    """Return the rig of all devices with their speeds, without a network. Every fourth machine has a slow link."""
+    """Return the rig with the devices of all machines, and their speeds. Every fourth machine has a slow link."""
     devices: list[Device] = []
     links: dict[str, Link] = {}
     for number in range(n_machines):
@@ -129,7 +137,7 @@ def simulated_rig(n_machines: int) -> tuple[Rig, Speeds]:
 
 
 def measure_layouts(n_machines: int) -> dict[str, Any]:
-    """Return seconds, tried layouts and devices of each strategy."""
+    """Return processor seconds, tried layouts and used devices of each strategy."""
     rig, speeds = simulated_rig(n_machines)
     found: dict[str, Any] = {}
     for strategy in STRATEGIES:
@@ -152,7 +160,7 @@ def measure_layouts(n_machines: int) -> dict[str, Any]:
 
 
 class Simulation:
-    """Machines with their listeners, a relay before each, and this computer that is paired with all."""
+    """Lending machines with a relay in front of each, and this computer, which is paired with all of them."""
 
     def __init__(self, folder: Path, n_machines: int, stack: ExitStack, *, delay_s: float, rate: float) -> None:
         ports = stack.enter_context(workers(n_machines * len(NAMES)))
@@ -173,9 +181,9 @@ class Simulation:
         )
 
     def ask_all(self) -> list[tuple[float, float]]:
-        """Ask every machine what it lends, each in a thread, as the window does.
+        """Ask all machines in parallel what they lend, each in a thread, as the window does.
 
-        Return the seconds of each, and the processor seconds.
+        Return (wall-clock seconds, processor seconds) of each request.
         """
 
         def one(machine: Machine) -> tuple[float, float]:
@@ -188,14 +196,14 @@ class Simulation:
 
 
 def timed(act: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Return what `act` returns, the seconds that it took, and the processor seconds of this thread."""
+    """Call `act`; return its result, its wall-clock seconds, and the processor seconds of this thread."""
     begun_s, used_s = time.monotonic(), time.thread_time()
     found = act()
     return found, time.monotonic() - begun_s, time.thread_time() - used_s
 
 
 def children_s() -> tuple[float, float, int]:
-    """Return processor seconds, resident MiB and number of the tunnels' processes."""
+    """Return processor seconds, resident MiB and the number of the tunnels' processes."""
     used, resident, count = 0.0, 0.0, 0
     for each in psutil.Process().children():
         with suppress(psutil.Error):
@@ -208,7 +216,7 @@ def children_s() -> tuple[float, float, int]:
 
 
 def measure_network(n_machines: int, delay_s: float, rate: float) -> dict[str, Any]:
-    """Return the costs of the network with one delay."""
+    """Return the times of pairing, offers, tunnels and hellos, with one delay of the relays."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         made, pairing_s, _ = timed(lambda: Simulation(Path(name), n_machines, stack, delay_s=delay_s, rate=rate))
         _, first_s, _ = timed(made.ask_all)
@@ -241,9 +249,9 @@ def measure_network(n_machines: int, delay_s: float, rate: float) -> dict[str, A
 
 
 def measure_discovery(n_machines: int) -> dict[str, Any]:
-    """Return the seconds until the search lists all machines, the names, and how many names several machines have.
+    """Return the seconds until the search lists all machines, and counts of right names, devices and endpoints.
 
-    The machines announce themselves on addresses of the loopback interface; every fourth one is called "attic".
+    The machines announce themselves at addresses of the loopback interface; every fourth one is called "attic".
     """
     names = ["attic" if number % 4 == 0 else f"m{number:02}" for number in range(n_machines)]
     fingerprints = [f"{number:02x}" * 32 for number in range(n_machines)]
@@ -288,7 +296,7 @@ def measure_discovery(n_machines: int) -> dict[str, Any]:
 
 
 def measure_editor(n_machines: int) -> dict[str, Any]:
-    """Return milliseconds of the editor with all lanes: first show, a step of a drag, and lanes when folded."""
+    """Return times of the editor with all lanes, in milliseconds: forecast, first show and a step of a drag."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtWidgets import QApplication
 
@@ -326,7 +334,7 @@ def measure_editor(n_machines: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 if a strategy takes longer than its goal."""
+    """Measure and print. Return 1 if a strategy takes longer than its goal."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many_machines")
     parser.add_argument("--machines", type=int, default=16)
     parser.add_argument("--delay-ms", default="0,1,20,100", help="delays of each direction of the relays")

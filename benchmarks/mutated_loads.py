@@ -1,11 +1,14 @@
-"""Mutated model files through real loads and answers: no stall, an end in any case, and deaths that name the file.
+"""Loads and answers of damaged model files: each must end in time, and a crash must be reported with the file's name.
 
     python -m benchmarks.mutated_loads OUT.jsonl [--cases 5000] [--seed 1] [--only CASE]
 
-A case takes the header of a small recorded model (`tests/zoo`), gives it a vocabulary, and changes one to three values,
-tensors or tokens by the numbers of its seed; the weights are zeros, or random ones. The file is read, planned, loaded
-by the real engine, and answers a chat and a raw prompt. A line of OUT tells how each case ended; a call with the same
-OUT goes on after the last line. Exit code 1 if a step took over 30 s, did not end, or a death does not name the file.
+A case takes the header of a small recorded model (`tests/zoo`), adds a vocabulary, and changes up to three values,
+tensors or tokens at random. The weights are zeros or random. The file is read, planned, loaded by the real engine, and
+asked with a chat and with a raw prompt. OUT.jsonl gets a line for each case; a second call with the same file continues
+after its last line.
+
+Goals: no step takes over 30 s, each ends, and the message of each crash names the file. Otherwise the exit code is 1.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ RANDOM_WEIGHTS = 0.3
 
 
 class Cases:
-    """Makes the files of all seeds from a folder of recorded headers."""
+    """Writes the model file of each seed, from the recorded headers of small models."""
 
     def __init__(self) -> None:
         self.names = tuple(
@@ -65,7 +68,7 @@ class Cases:
         )
 
     def write(self, folder: Path, seed: int) -> tuple[Path, str]:
-        """Write the file of a case; return its path and the name of the header."""
+        """Write the file of a case; return its path, and the name of the recorded header."""
         numbers = random.Random(f"load {seed}")
         name = numbers.choice(self.names)
         header = Header(gzip.decompress((FOLDER / "headers" / f"{name}.gguf.head.gz").read_bytes()))
@@ -86,7 +89,7 @@ class Cases:
 
 
 def _give_vocabulary(header: Header, numbers: random.Random) -> None:
-    """Replace the vocabulary by one that tokenises text, with as many tokens as the embeddings have rows."""
+    """Replace the vocabulary by one that tokenizes any text, with as many tokens as the token embedding has rows."""
     n_vocab = next((row.shape[-1] for row in header.rows if row.name == b"token_embd.weight"), 128)
     kind = numbers.choice(TOKENIZERS) if numbers.random() < CHANGED_TOKENIZER else "gpt2"
     letters = [chr(code) for code in range(33, 127)] + ["\u0120", "\u010a", "<0x0A>", "<s>", "</s>", "<unk>"]
@@ -120,7 +123,7 @@ def _array(kind: int, values: list[bytes]) -> bytes:
 
 
 class Loads:
-    """One session through which all cases go."""
+    """Loads all cases one after another in one session."""
 
     def __init__(self) -> None:
         self._ended = threading.Condition()
@@ -140,7 +143,10 @@ class Loads:
             return self._endings.pop(0) if self._endings else None
 
     def play(self, path: Path) -> list[dict[str, Any]]:
-        """Return how each step of a file ended, and its seconds."""
+        """Read, load and ask a model file.
+
+        Return for each step how it ended, its seconds, and whether its message names the file.
+        """
         steps: list[dict[str, Any]] = []
         begun_s = time.monotonic()
 
@@ -174,7 +180,7 @@ class Loads:
 
 
 def faults(line: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the end of a case."""
+    """Return a sentence for each missed goal of a case."""
     found = []
     for step in line["steps"]:
         if step["end"] == "none":
@@ -187,7 +193,7 @@ def faults(line: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Read the command line and play the cases."""
+    """Read the command line and run the cases."""
     parser = argparse.ArgumentParser(prog="mutated_loads", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--cases", type=int, default=5000)

@@ -1,11 +1,18 @@
-"""Time of a probe against a bare child that makes the same no-alloc load and context and nothing else.
+"""Time of a probe, as a ratio to a child that makes the same `no_alloc` load and context with llama.cpp alone.
 
     python -m benchmarks.probe_time [--model FILE.gguf]
 
-All are measured in the parent and take turns. `bare` is that child with its start, `bare_load` only its load and
-context; `first` is a probe of settings that were not asked for before, `waiting` the same when a child is in waiting,
-as after an edit in the window, `again` one that was asked before. Without a model one with a vocabulary of true size
-and a hole for the weights is made. The last line is one JSON object.
+The default model has a vocabulary of 128,256 tokens, and a hole in place of the weights. All are measured in turns, by
+the wall clock of the parent process; printed are median milliseconds:
+
+`bare_ms`: the child with llama.cpp alone, with its start.
+`bare_load_ms`: only load and context in that child.
+`first_ms`: a probe of settings that were not probed before.
+`waiting_ms`: the same if a child was started before, as the window does after an edit.
+`again_ms`: a probe that the cache answers.
+
+`ratio` is `first_ms` to `bare_ms`, `ratio_waiting_to_load` is `waiting_ms` to `bare_load_ms`. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -57,7 +64,7 @@ def main() -> None:
 
 
 def measure(path: Path) -> dict[str, list[float]]:
-    """Return the seconds of all rounds: the bare child from start to result, and our probes."""
+    """Return the seconds of all counted rounds, by measurement."""
     times: dict[str, list[float]] = {"bare": [], "bare_load": [], "first": [], "waiting": [], "again": []}
     model, threads, cache = read_model(path), usable_processors(), ProbeCache()
     rig = Rig((), host_device())
@@ -82,13 +89,13 @@ def measure(path: Path) -> dict[str, list[float]]:
 
 
 def wait_in_readiness(spare: SpareChild) -> None:
-    """Have a child in waiting, and give it the time that the window gives it: the pause after an edit."""
+    """Start the spare child, and give it as much time as the window does: the pause after an edit."""
     spare.prepare()
     time.sleep(PAUSE_S)
 
 
 def write_hole_model(path: Path) -> Path:
-    """Write the header of a model of eight thousand million weights, and a hole in place of these."""
+    """Write the header of a model of 8 billion parameters, with a hole in place of the weights; return `path`."""
     shape = LlamaShape(32, 4096, 32, 8, 14336, 131072)
     write_llama(
         path, shape, byte_vocabulary(N_VOCAB), name=path.stem, weights=None,

@@ -1,9 +1,10 @@
-"""Speed of prompts by the micro batch, as ratios to 512 tokens, beside the memory that each is forecast to need.
+"""Speed of prompts by micro batch, as ratios to the default of 512 tokens, with the forecast memory of each.
 
     python -m benchmarks.prompt_batches [--model FILE.gguf] [--prompt-tokens 1024] [--rounds 5] [--threads 1]
 
-All layers are on the CPU. The layouts take turns, as in Compare Speed, which stores the same choice for later loads
-(`engine.machines.bench.choices`). The last line is one JSON object.
+All layers are on the CPU. The micro batches take turns, as in Compare Speed, which uses the same code and stores its
+choice for later loads (`engine.machines.bench.choices`). Printed are the ratio of tokens per second with its 95 %
+interval, and the bytes of the forecast. The last line is one JSON object, in which `chosen` is the preferred size.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def layouts(path: Path, prompt_tokens: int, threads: int) -> tuple[Candidate, ...]:
-    """Return the layout with the default micro batch first, then those with the others that a prompt can fill."""
+    """Return the plan with the default micro batch, then one for each micro batch up to the length of the prompt."""
     model = read_model(path)
     context = ContextSettings(n_ctx=prompt_tokens + 256, threads=threads)
     plan = Plan(ModelMemory(model), Rig((), host_device()), Edit(single_device(model.n_layers, CPU_ID), context))

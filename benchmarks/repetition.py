@@ -1,9 +1,10 @@
-"""Share of the demo model's answers that repeat themselves without end, by sampling settings.
+"""Share of the demo model's answers that end in endless repetition, by sampling settings.
 
     python -m benchmarks.repetition [--seeds 5] [--tokens 400] [--model FILE.gguf] [--only NAME ...]
 
-Each of the questions is asked with each seed, four at once; an answer counts if the detector of endless repetition ends
-it. The rows are the settings of the model's authors, and those with a penalty. The last line is one JSON object.
+Each question is asked with each seed, four requests at a time. An answer counts if the child stops it for endless
+repetition. Each row of the result is one group of sampler settings: greedy, those of the model's authors, and these
+with penalties. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ QUESTIONS = (
     "List twenty animals with a sentence on each.",
 )
 AUTHORS = {"temperature": 0.2, "top_p": 0.9}
-"""Of the example in the model card."""
+"""Sampler settings of the example in the model card."""
 SETTINGS: Mapping[str, Mapping[str, float | int]] = {
     "greedy": {"temperature": 0.0},
     "authors": AUTHORS,
@@ -50,7 +51,7 @@ TOGETHER = 4
 
 
 def main() -> None:
-    """Ask, count and print."""
+    """Ask, count repetitions and print their shares."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=400)
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def answers(child: OurChild, values: Mapping[str, float | int], seeds: int, tokens: int) -> tuple[list[str], list[str]]:
-    """Return (why the answers ended, their texts)."""
+    """Ask all questions with all seeds; return (stop reasons, texts) of the answers."""
     settings = SamplingSettings(max_tokens=tokens, **values)  # type: ignore[arg-type]
     asked = list(product(QUESTIONS, range(seeds)))
     child.send(

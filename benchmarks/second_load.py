@@ -1,11 +1,12 @@
-"""Time of the second load of a model that has just been unloaded, as a ratio to the first and to llama.cpp by itself.
+"""Time of the second load of a model right after its unload, as ratios to the first load and to llama.cpp alone.
 
     python -m benchmarks.second_load [--model FILE.gguf] [--rounds 5]
 
-Each round: the file is pushed out of the page cache and loaded, loaded again in the same session, and loaded by a bare
-child that calls only `llama_model_load_from_file` (no context, no warm-up). All on the CPU, from the request to the
-end, process start included. The phases are those of a child of ours: its start with imports, the file, the context and
-the warm-up. The last line is one JSON object.
+In each round the file is removed from the page cache, the model is loaded twice in one session, and then by a child
+that only calls `llama_model_load_from_file` (no context, no warm-up). All are on the CPU. Times are wall-clock
+milliseconds from the request to the end, with the start of the process; printed are medians, and the medians of the
+rounds' ratios. `phase_...` are the parts of a second load: start of the child with its imports, file, context, and
+warm-up. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from engine.runtime.protocol.messages import Hello, LoadedModel, StageProgress
 
 N_CTX = 1024
 PHASES = {"allocate": "start", "context": "file", "warm_up": "context", "end": "warm_up"}
-"""The phase that ends when a stage begins."""
+"""The phase that ends when a stage of the load begins, by the name of that stage."""
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
 
 
 def one_round(path: Path) -> dict[str, float]:
-    """Return the seconds of each load, and of the phases of a second load with and without a full warm-up."""
+    """Return seconds by name: of each load, of the phases of a second load, and of a full warm-up."""
     model = read_model(path)
     context = ContextSettings(n_ctx=N_CTX, threads=1, load_mode="mmap")
     plan = Plan(ModelMemory(model), Rig((), host_device()), Edit(single_device(model.n_layers, CPU_ID), context))
@@ -79,7 +80,10 @@ def one_round(path: Path) -> dict[str, float]:
 
 
 def phases(path: Path, *, is_known: bool) -> dict[str, float]:
-    """Load in a child, and return the seconds of each phase."""
+    """Load the model in a new child; return the seconds of each phase.
+
+    `is_known`: the model was loaded before, so that its warm-up is shorter.
+    """
     found: dict[str, float] = {}
     with our_child() as child:
         begun = child.begun

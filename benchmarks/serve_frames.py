@@ -1,10 +1,11 @@
-"""Frames of the window while four programs stream answers from its API server, against the same window with nothing
-to do.
+"""Frame rate of the window while its API server streams answers to four programs, and while it is idle.
 
     python -m benchmarks.serve_frames [--model FILE.gguf] [--seconds 10] [--clients 4] [--hidden]
 
-The whole window with a model that it loads itself and the panel of the server in sight, in this process; the clients
-are a process of their own. Frames are measured as in `benchmarks.frame_rate`. The last line is one JSON object.
+The whole window runs in this process, with a model that it loads itself, and with the server's panel shown. The clients
+run in a process of their own. Frames are measured as in `benchmarks.frame_rate`. Printed for `idle` and `streams`:
+frames per second, number of frames, number of slow ones (over 1/30 s), and the 99 % quantile and maximum of the
+milliseconds between frames (wall clock). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ for place in range(count):
 for _ in sys.stdin:
     print(*tokens, flush=True)
 """
-"""Streams one answer after another; says how many tokens each client has had, for each line of its input."""
+"""Program of the clients: each streams one answer after another.
+
+For each line of standard input it prints the number of tokens that each client has received.
+"""
 
 
 def main() -> None:
@@ -71,7 +75,7 @@ def main() -> None:
 
 
 def measure(path: Path | None, seconds: float, clients: int, *, is_shown: bool) -> dict[str, object]:
-    """Return the figures of both times, the tokens that came, and how often the panel was updated."""
+    """Return the frame figures of the idle and of the serving window, the tokens, and the updates of the panel."""
     from app.demo import ensure_demo
     from app.settings import Settings
     from app.theme import Theme
@@ -101,7 +105,7 @@ def measure(path: Path | None, seconds: float, clients: int, *, is_shown: bool) 
 
 
 def serve(window: WindowParts, *, is_shown: bool) -> tuple[str, str]:
-    """Start the server, and return its address and its key."""
+    """Start the server; return its address and its API key. `is_shown`: show its panel."""
     server = window.desk.server
     # Not its usual port: another server may have that.
     window.desk.settings.serve_port = 18_080

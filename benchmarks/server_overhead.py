@@ -1,12 +1,14 @@
-"""What the API server costs: the same loaded model by HTTP and by `session.stream`, in turns.
+"""Cost of the API server: the same loaded model answers over HTTP and through `session.stream`, in turns.
 
     python -m benchmarks.server_overhead [--model FILE.gguf] [--tokens 64] [--rounds 3] [--streams 1,4,16]
 
-Tokens per second of so many streams as a ratio, HTTP to session, how much later the first token comes, and the
-processor time of this process for each token, which a busy machine changes little. The client reads in a process of
-its own. Without a file it is the demo model that answers, if the set-up has fetched it, else a
-small made-up one, which generates thousands of tokens a second: its ratio is the worst there is. The last line is one
-JSON object.
+For each number of parallel streams it prints medians: tokens per second of both and their ratio (HTTP to session), by
+how many milliseconds the first token comes later over HTTP, and the processor time of this process for each token in
+microseconds, which other load on the machine changes little. At the end it prints the resident memory of this process.
+The HTTP client is a process of its own.
+
+Without `--model` a model that the set-up has fetched answers, otherwise a tiny one that generates thousands of tokens
+per second, so that its ratio is the worst case. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ SLOTS = 16
 
 
 def main() -> None:
-    """Measure, and print the figures."""
+    """Measure and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--tokens", type=int, default=64)
@@ -97,7 +99,7 @@ def _plan(entry: ModelEntry, rig: Rig) -> LoadOrder:
 
 
 def _compare(server: ApiServer, entry: ModelEntry, count: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return medians over rounds in which both take turns."""
+    """Return medians over rounds in which HTTP and session take turns. `count`: parallel streams."""
     by_http: list[_Run] = []
     by_session: list[_Run] = []
     _by_http(server, count, options.tokens)
@@ -123,7 +125,12 @@ def _median(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens per second of all streams, seconds to the first token, processor seconds of this process for a token."""
+    """The result of several parallel streams.
+
+    `speed`: tokens per second of all streams together.
+    `first_s`: median seconds to the first token.
+    `processor_s`: processor seconds of this process for each token.
+    """
 
     speed: float
     first_s: float

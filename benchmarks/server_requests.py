@@ -1,14 +1,14 @@
-"""Many short requests to the API server: whether memory, descriptors, threads and tasks of its process grow.
+"""Growth of the API server's process over 10,000 short requests: memory, file descriptors, threads and asyncio tasks.
 
     python -m benchmarks.server_requests [--requests 10000] [--clients 4]
 
-The clients are threads of another process. Of ten requests six are short chats (two of them streams), one counts
-tokens, one is refused, one breaks off in the middle of its stream, and one opens a connection of its own. Figures are
-taken after the first tenth, when caches are full, and at the end. The last line is one JSON object.
+The clients are threads of another process. Of ten requests six are short chats (two of them streamed), one counts
+tokens, one is refused, one closes its stream in the middle, and one opens a connection of its own. The figures are
+printed after the first tenth of the requests, when caches are full, and at the end. The last line is one JSON object.
 
-Of the serving process, on 2 cores of a shared machine (2026-11): 64.6 MiB after 1,000 requests, 67.3 MiB after 10,000,
-69.1 MiB after 30,000; 13 descriptors, 9 threads and 5 tasks at each of these moments; 65,969 Python objects became
-65,996 in 3,000 requests. The model's processes went from 68.7 to 69.2 MiB.
+Measured on 2 cores of a shared machine (2026-11): 64.6 MiB after 1,000 requests, 67.3 MiB after 10,000, 69.1 MiB after
+30,000; always 13 descriptors, 9 threads and 5 tasks; 65,969 Python objects became 65,996 in 3,000 requests. The model's
+processes grew from 68.7 to 69.2 MiB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REQUESTS: list[tuple[str, dict[str, object]]] = [
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the serving process. `child_bytes`: resident memory of the model's processes."""
+    """Counts of the serving process at one moment. `child_bytes`: resident memory of its child processes."""
 
     rss_bytes: int
     descriptors: int

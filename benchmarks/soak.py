@@ -1,14 +1,19 @@
-"""Hours of use in minutes: one window with a lab rig that loads, answers, edits and unloads while things go wrong.
+"""An hour of use with faults, in one window with a lab rig: memory, descriptors, threads and processes must not grow.
 
     python -m benchmarks.soak [--minutes 60] [--seed 1] [--rounds N] [--only edits|loads|answers|kills] [--objects]
 
-Each round it moves layers, changes the context, loads, asks, stops some answers, and unloads. At random it kills a lab
-worker or the model's child, and takes memory from the machine for a moment. Once a minute it is at rest: then resident
-memory (what the allocator holds unused given back), descriptors, threads, child processes and the log are counted.
-`--only` does one kind of step, many times as fast, which tells what grows; `--rounds` ends and reads by rounds, for
-machines that are busy; `--objects` tells of which types there are more in the end than after the first readings.
-The first sixth of the time, at most ten minutes, is for what fills up once: imports, caches, pools. Exit code 1 where
-memory then grew by more than 5 MB, anything else stayed behind, or the log outgrew its limit. The last line is JSON.
+Each round moves layers, changes the context, loads, asks, stops some answers, and unloads. At random it kills a lab
+worker or the model child, or takes memory from the machine for a moment. About once a minute the window rests, and a
+reading is made: resident memory (after the allocator has returned its unused memory), descriptors, threads, child
+processes, and the size of the log.
+
+`--only`: one kind of step, which runs many times as often, to find what grows.
+`--rounds`: end after so many rounds instead of `--minutes`, for busy machines.
+`--objects`: print the types with more objects at the end than after the first readings.
+
+The first sixth of the time, at most ten minutes, is not judged, since imports, caches and pools fill up. Goals: after
+it memory grows by at most 5 MB, nothing else grows, no process is left, and the log stays within its limit. Otherwise
+the exit code is 1. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -50,12 +55,12 @@ SETTLE_SHARE = 6
 SETTLE_MAX_S = 600.0
 STEP_TIMEOUT_S = 120.0
 READINGS = 20
-"""As many are made of a soak whose rounds are counted."""
+"""Number of readings with `--rounds`."""
 MOST = 30
-"""Types of which there are more in the end: so many are told."""
+"""Number of types that `--objects` prints."""
 STEPS = ("edits", "loads", "answers", "kills")
 LAYOUTS = 16
-"""As many are edited in turn: what is forecast once is kept, and would else go on to fill up for hours."""
+"""Number of layouts that are edited in turn. Each forecast is cached, so new layouts would fill caches for hours."""
 PRESSURE_BYTES = 512 * MIB
 _PRESSURE = (
     f"import time; taken = bytearray({PRESSURE_BYTES}); taken[::4096] = bytes(len(taken[::4096])); time.sleep(2)"
@@ -65,7 +70,7 @@ _log = logging.getLogger("layerdeck.soak")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long, and what. `rounds`: by these, and not by `minutes`."""
+    """Options of a run. `rounds`: None if `minutes` limit it. `only`: None for all kinds of steps."""
 
     minutes: float
     seed: int
@@ -74,17 +79,17 @@ class Options:
     counts_objects: bool
 
     def is_over(self, second: float, rounds: int) -> bool:
-        """Return whether enough was done."""
+        """Return whether the run has reached its limit. `second`: since its start."""
         return second >= self.minutes * 60 if self.rounds is None else rounds >= self.rounds
 
     def is_settled(self, second: float, rounds: int) -> bool:
-        """Return whether what fills up once has had its time."""
+        """Return whether the first part of the run, which is not judged, is over."""
         if self.rounds is None:
             return second >= min(SETTLE_MAX_S, self.minutes * 60 / SETTLE_SHARE)
         return rounds >= self.rounds / SETTLE_SHARE
 
     def is_due(self, second: float, rounds: int, last: Reading | None) -> bool:
-        """Return whether it is time for a reading."""
+        """Return whether the next reading is due. `last`: the last reading; None before the first."""
         if last is None:
             return True
         if self.rounds is None:
@@ -94,15 +99,18 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The process at rest; `second` since the beginning, `rounds` done until then."""
+    """Counts of the window's process at rest. `second`: since the start of the run. `rounds`: rounds done by then."""
 
     second: int
     rounds: int
     resident_bytes: int
     used_bytes: int
-    """Of the C library, by its own count: what is not there any more grows `resident_bytes` alone."""
+    """Bytes allocated from the C library.
+
+    If only `resident_bytes` grows, the growth is freed memory that the library did not return.
+    """
     python_blocks: int
-    """Of Python's own allocator."""
+    """Blocks in use of Python's own allocator."""
     descriptors: int
     threads: int
     children: int
@@ -110,7 +118,7 @@ class Reading:
 
 
 class Soak:
-    """Drives one window."""
+    """Drives one window through random rounds."""
 
     def __init__(self, application: QApplication, window: WindowParts, model: Path, log: Path, seed: int) -> None:
         self._application, self._window, self._model, self._log = application, window, model, log
@@ -121,13 +129,13 @@ class Soak:
         self.done = dict.fromkeys(("rounds", "loads", "answers", "stopped", "killed workers", "killed children"), 0)
 
     def begin(self) -> None:
-        """Open the model on a lab rig."""
+        """Start a lab rig and open the model."""
         self._start_lab()
         self._desk.opener.open(self._model)
         self._wait("the model is open", lambda: self._desk.document.edit is not None)
 
     def round(self, only: str | None = None) -> None:
-        """Edit, load, ask, unload, and whatever goes wrong; or only one of these."""
+        """Do one round: edits, a load, questions, faults and an unload. `only`: one kind of step instead."""
         self.done["rounds"] += 1
         match only:
             case "edits":
@@ -168,7 +176,7 @@ class Soak:
         self._wait("nothing is loaded", lambda: not self._desk.loading.has_child)
 
     def read(self) -> Reading:
-        """Come to rest and count."""
+        """Wait until the window is at rest, and return its counts."""
         self._wait("probes are done", lambda: len(self._probing_children()) <= self._desk.loading.has_child)
         self._pump(1.0)
         gc.collect()
@@ -230,14 +238,14 @@ class Soak:
         self.done["answers"] += 1
 
     def _delete_chat(self) -> None:
-        """Delete the conversation: what people keep takes memory by right, and is not what is looked for."""
+        """Delete the conversation. Stored conversations need memory, which must not count as growth."""
         conversation = self._desk.models.current.conversation
         chat = conversation.chat.id
         conversation.clear()
         self._desk.chat_controller.delete(chat)
 
     def _kill_worker(self) -> None:
-        """Kill a worker of the lab and begin a new lab."""
+        """Kill a worker of the lab rig, then start a new lab rig."""
         processes = [each.pid for each in self._desk.rig.lab.processes.values()]
         os.kill(self._numbers.choice(processes), signal.SIGKILL)
         self.done["killed workers"] += 1
@@ -258,7 +266,7 @@ class Soak:
         return self._desk.loading.phase.name == state
 
     def _probing_children(self) -> list[psutil.Process]:
-        """Return the children that ask the engine something, or hold a model; one that waits is the window's own."""
+        """Return the children that probe or hold a model, without lab workers and without the window's spare child."""
         lab = {each.pid for each in self._desk.rig.lab.processes.values()}
         return [each for each in psutil.Process().children() if each.pid not in lab and _role(each) != "probe"]
 
@@ -271,7 +279,7 @@ class Soak:
             self._pump(0.02)
 
     def _pump(self, seconds: float) -> None:
-        """Let the window work."""
+        """Process events of the window for `seconds`."""
         from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop
 
         end_s = time.monotonic() + seconds
@@ -283,14 +291,14 @@ class Soak:
 
 
 def _role(process: psutil.Process) -> str:
-    """Return what a child is for: the last word of its command line."""
+    """Return the last word of a child's command line, which names its purpose; empty if it has ended."""
     with suppress(psutil.Error, IndexError):
         return str(process.cmdline()[-1])
     return ""
 
 
 def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
-    """Return by how much memory grew after the first part, and what is wrong."""
+    """Return the growth of memory after the first part of the run, and a sentence for each missed goal."""
     from app.log_file import KEPT_LOGS, MAX_LOG_BYTES
 
     settled = [each for each in readings if options.is_settled(each.second, each.rounds)] or readings[-1:]
@@ -308,9 +316,9 @@ def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
 
 @contextmanager
 def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QApplication, WindowParts]]:
-    """Open the window as the program does, with a home of its own that is removed afterwards.
+    """Open the window as the program does, with a new home folder that is removed afterwards.
 
-    Yield the home, the application and the window.
+    Yield the home folder, the application and the window.
     """
     with tempfile.TemporaryDirectory(prefix="layerdeck-hour-") as home:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -338,12 +346,12 @@ def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QA
 
 
 def left_behind() -> list[str]:
-    """Return a sentence for each process that the window has left."""
+    """Return a sentence for each child process that still runs."""
     return [f"left behind: {' '.join(each.cmdline())}" for each in psutil.Process().children(recursive=True)]
 
 
 def run(options: Options) -> int:
-    """Soak; return the exit code."""
+    """Run the rounds; return the exit code."""
     with open_real_window("light") as (home, application, window):
         from app.paths import log_path
         from engine.model.demo.writer import write_demo_model
@@ -375,7 +383,7 @@ def run(options: Options) -> int:
 
 
 def main() -> int:
-    """Read the command line and soak."""
+    """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,19 +1,25 @@
-"""How well speed is told before it is felt: predictions against answers, on the host and workers of a lab.
+"""Error of the predicted speeds: predictions against measured answers, on the host and on lab workers.
 
     python -m benchmarks.speed_prediction [--rounds 3] [--tokens 32] [--model FILE.gguf] [--no-measuring]
-        [--keep FOLDER | --kept FOLDER] [--own-devices] [--only NAME ...]
+        [--clock wall|cpu] [--keep FOLDER | --kept FOLDER] [--own-devices] [--only NAME ...]
 
-Models of several shapes (dense, experts, sliding windows, recurrent state, `_shapes.py`, and the real one where it is
-kept) answer on several layouts each: after a short prompt, and deep in the context after one of several micro batches.
-The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds counts.
-`--clock cpu` counts the processor's time of all processes in place of the clock's: with one thread each they work one
-after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer in turn
-is what was learnt, and all other layouts of the model are predicted with it. `noise` is how far single answers are from
-their layout's median, in the middle: no prediction can be nearer than that. Prompts are read and compared in the same
-way. Models that constants were fitted to are counted apart from those that nothing was fitted to ("held_out").
-`--own-devices` takes what this machine has in place of a lab: with an engine that has Vulkan, and
-GGML_VK_VISIBLE_DEVICES=0,0,0, three of Mesa's llvmpipe. `--only` names models, as they are called in the report.
-`--keep` keeps what was measured; `--kept` predicts it once more without measuring, as after a change of the prediction.
+Models of several shapes (`_shapes.py`), and the demo model if it is there, answer on several layouts each. Measured are
+seconds per token of answers and prompts: after a short prompt, and after one of several micro batches (`deep`). The
+layouts of a model take turns, so that other load on the machine affects all of them; the median of the rounds counts.
+
+Each layout is predicted before any answer. Then, for each layout, its answer is learnt, and all other layouts of the
+model are predicted. Printed are relative errors (median and 90 % quantile), and the share of pairs of layouts that were
+predicted in the right order (`right_before`, `right`). `noise` is the median distance of single answers from the median
+of their layout; errors cannot be below it. Models on which constants were fitted (`fitted`) and others (`held_out`) are
+counted separately.
+
+`--clock cpu`: processor time of all processes instead of the wall clock. Other load on the machine then changes little,
+but waiting for the network is not included.
+`--own-devices`: the devices of this machine instead of a lab rig. With an engine that has Vulkan,
+GGML_VK_VISIBLE_DEVICES=0,0,0 makes three devices of Mesa's llvmpipe.
+`--only`: the models with these names.
+`--keep`, `--kept`: write the measurements to a folder; or predict those of a folder again without measuring.
+
 The last line is one JSON object.
 """
 
@@ -59,21 +65,24 @@ from engine.runtime.protocol.requests import Generate
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected."
 PROMPT_TOKENS = 120
-"""What is read for the speed of prompts: as many as make reading the weights once cheap."""
+"""Tokens of the prompt whose speed is measured, enough that reading the weights once does not matter."""
 DEEP_TOKENS, DEEP_ANSWER = 800, 12
-"""Length of a prompt of several micro batches, and of the answer to it: attention to many tokens counts there."""
+"""Tokens of a prompt of several micro batches, and of the answer to it, for the cost of attention to many tokens."""
 ANSWERS_OF_A_LOAD = 2
 CONTEXT = ContextSettings(n_ctx=1024, load_mode="none", threads=1, threads_batch=1)
-"""One thread, as workers have: several wait for each other, and on a busy machine for what else runs there."""
+"""One thread, as lab workers have. More threads would wait for each other, and for other programs on a busy machine."""
 SPEEDS, ANSWERS = "speeds.json", "answers.json"
 WORTH_TELLING = 1.1
-"""Layouts that differ by less than this are alike."""
+"""Ratio of seconds per token above which two layouts count as different."""
 
 
 class Measured(msgspec.Struct):
-    """What the answers of a layout took in seconds per token, and how full the context was; the same of prompts.
+    """Seconds per token of the answers and prompts on one layout, an item for each measurement.
 
-    `deep_...`: the same of a long prompt, and of the answer to it.
+    `fill_tokens`: tokens in the context in the middle of an answer.
+    `tokens`: tokens of an answer.
+    `prompt_tokens`: tokens of the prompt that were evaluated.
+    `deep_...`: the same for a long prompt, and for the answer to it.
     """
 
     seconds: list[float] = []
@@ -88,12 +97,12 @@ class Measured(msgspec.Struct):
 
 
 Kept = dict[str, dict[str, Measured]]
-"""By model and layout."""
+"""Measurements by model, then by layout."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """A layout of a model, and what was measured of it."""
+    """A layout of a model, with its measurements."""
 
     name: str
     plan: Plan
@@ -105,7 +114,7 @@ class Trial:
 
 
 def main() -> None:
-    """Measure, compare and print."""
+    """Measure, predict and print the errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32)
@@ -155,13 +164,13 @@ def main() -> None:
 
 
 def is_held_out(trials: Sequence[Trial]) -> bool:
-    """Return whether nothing was fitted to the model of these trials."""
+    """Return whether no constant was fitted on the model of these trials."""
     return trials[0].plan.model.name in HELD_OUT
 
 
 @contextmanager
 def devices_of(own: bool) -> Iterator[tuple[Rig, list[psutil.Process]]]:
-    """Yield this machine's devices, or those of a lab and their processes."""
+    """Yield a rig and the processes of its workers: this machine's devices (`own`, no processes), or a lab rig."""
     if own:
         rig = discover()
         if not rig.devices:
@@ -175,7 +184,10 @@ def devices_of(own: bool) -> Iterator[tuple[Rig, list[psutil.Process]]]:
 def measure(
     trials: Sequence[Trial], rounds: int, tokens: int, workers: Sequence[psutil.Process] | None
 ) -> dict[str, Measured]:
-    """Return what the layouts of a model took, by their names."""
+    """Measure all layouts of a model in turns; return the measurements by the layouts' names.
+
+    `workers`: processes whose processor time is counted; None: the wall clock.
+    """
     for _ in range(rounds):
         for trial in trials:
             answer(trial, tokens, workers)
@@ -183,7 +195,10 @@ def measure(
 
 
 def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield files of the models (of those named, where any is), those that are generated as they are needed."""
+    """Yield model files: the real one if it exists, and generated ones, each deleted after its use.
+
+    `only`: names of the models to use; empty for all.
+    """
     if real.exists() and (not only or real.stem in only):
         yield real
     for name, (shape, matrix_type) in {**FITTED, **HELD_OUT}.items():
@@ -194,7 +209,7 @@ def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]
 
 
 def layouts_of(path: Path, rig: Rig) -> list[Trial]:
-    """Return layouts from one device to many hops."""
+    """Return trials on layouts from one device to many alternating runs."""
     memory = ModelMemory(read_model(path))
     n = memory.model.n_layers
     first, second = islice(cycle(device.id for device in rig.devices), 2)
@@ -213,9 +228,9 @@ def layouts_of(path: Path, rig: Rig) -> list[Trial]:
 
 
 def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None = None) -> None:
-    """Load, say a few words for nothing, answer for the clock, and unload.
+    """Load the layout of a trial, warm up, measure answers and prompts, and unload.
 
-    `workers`: count processor time, theirs included.
+    `workers`: processes whose processor time is counted, with that of the model child; None: the wall clock.
     """
     with our_child() as child:
         child.send(load_request(trial.plan))
@@ -247,7 +262,10 @@ def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None =
 
 
 class Said(NamedTuple):
-    """An answer's end, and the processor's seconds before its first token and behind it where those are counted."""
+    """The final message of an answer, with processor seconds before and after its first token.
+
+    The seconds are 0 if no processor time is counted.
+    """
 
     word: Generated
     prompt_s: float
@@ -255,7 +273,7 @@ class Said(NamedTuple):
 
 
 def ask(child: OurChild, prompt: str, tokens: int, workers: Sequence[psutil.Process] | None = None) -> Said:
-    """Have an answer."""
+    """Send a prompt, and wait for the end of its answer. `workers`: processes whose processor time is counted too."""
     processes = [] if workers is None else [*workers, psutil.Process(child.pid)]
     sent_s = processor_s(processes)
     child.send(Generate(id=1, prompt=prompt, max_tokens=tokens, temperature=0.0))
@@ -277,7 +295,7 @@ def ask(child: OurChild, prompt: str, tokens: int, workers: Sequence[psutil.Proc
 
 
 def processor_s(processes: Sequence[psutil.Process]) -> float:
-    """Return the processor time that the threads of these have had, from Linux's finest clock of it."""
+    """Return the processor seconds of all threads of these processes, from Linux's `schedstat` (nanoseconds)."""
     folders = [Path(f"/proc/{process.pid}/task") for process in processes]
     spent_ns = 0
     for thread in (thread for folder in folders for thread in folder.iterdir()):
@@ -287,7 +305,7 @@ def processor_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def predicted(trial: Trial, speeds: Speeds, *, deep: bool = False) -> SpeedForecast:
-    """Return what is predicted of a trial's answer."""
+    """Return the predicted speed of a trial's answer. `deep`: the one after the long prompt."""
     measured = trial.measured
     fill_tokens = measured.deep_fill_tokens if deep else measured.fill_tokens
     found = plan_speed(Work(trial.plan.model), trial.plan, speeds, fill_tokens)
@@ -297,7 +315,7 @@ def predicted(trial: Trial, speeds: Speeds, *, deep: bool = False) -> SpeedForec
 
 
 def predicted_prompt(trial: Trial, speeds: Speeds, *, deep: bool = True) -> SpeedForecast:
-    """Return what is predicted of a trial's prompt."""
+    """Return the predicted speed of a trial's prompt. `deep`: the long one."""
     measured = trial.measured
     n_tokens = measured.deep_prompt_tokens if deep else measured.prompt_tokens
     found = plan_prompt(Work(trial.plan.model), trial.plan, speeds, n_tokens)
@@ -307,7 +325,7 @@ def predicted_prompt(trial: Trial, speeds: Speeds, *, deep: bool = True) -> Spee
 
 
 def learnt(book: SpeedBook, trial: Trial) -> SpeedBook:
-    """Return the book after an answer on a trial's layout."""
+    """Return the speed book after it has learnt a trial's answer and long prompt."""
     rig, layout = trial.plan.rig, trial.plan.edit.layout
     speeds, name = book.speeds(rig).unlearnt, layout_class(layout, rig)
     book = book.with_answer(name, rig, predicted(trial, speeds), trial.measured.tokens, 1 / trial.token_s)
@@ -318,7 +336,7 @@ KINDS = ("answer", "deep answer", "prompt", "deep prompt")
 
 
 def measured_s(trial: Trial, kind: str) -> float:
-    """Return the measured seconds of a token."""
+    """Return the measured seconds per token: the median of a trial's rounds. `kind`: one of `KINDS`."""
     measured = trial.measured
     return statistics.median(
         {
@@ -331,16 +349,16 @@ def measured_s(trial: Trial, kind: str) -> float:
 
 
 def predict(trial: Trial, kind: str, speeds: Speeds) -> SpeedForecast:
-    """Return what is predicted of a trial."""
+    """Return the predicted speed of a trial. `kind`: one of `KINDS`."""
     make = predicted_prompt if kind.endswith("prompt") else predicted
     return make(trial, speeds, deep=kind.startswith("deep"))
 
 
 def after_answer(book: SpeedBook, taught: Trial) -> Callable[[Trial, str], float]:
-    """Return a function that predicts the seconds of a token of a trial after one answer on the layout of `taught`.
+    """Return a function that predicts seconds per token after one answer on the layout of `taught`.
 
-    As in the window: the answer is learnt with its (long) prompt, and predictions of the same model are in proportion
-    to them.
+    As in the window, answer and long prompt are learnt, and predictions for the same model are scaled by their errors.
+    The arguments of the function are a trial and one of `KINDS`.
     """
     speeds = learnt(book, taught).speeds(taught.plan.rig)
 
@@ -354,7 +372,7 @@ def after_answer(book: SpeedBook, taught: Trial) -> Callable[[Trial, str], float
 
 
 def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
-    """Print what was measured and predicted of a model."""
+    """Print measured and predicted seconds per token of a model's layouts."""
     rig = trials[0].plan.rig
     after = after_answer(book, trials[2])
     for trial in trials:
@@ -368,7 +386,7 @@ def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
 
 
 def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, object]:
-    """Return errors and orders before any answer, and after one of each layout in turn."""
+    """Return errors and shares of right orders, before any answer and after one answer on each layout in turn."""
     before: dict[str, list[float]] = {kind: [] for kind in KINDS}
     after: dict[str, list[float]] = {kind: [] for kind in KINDS}
     ranks, ranks_after = [], []
@@ -396,7 +414,10 @@ def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, obj
 
 
 def order_hits(trials: Sequence[Trial], found: Sequence[float]) -> list[bool]:
-    """Return for each pair of layouts that differ whether the faster one was predicted to be."""
+    """Return for each pair of different layouts whether the faster one was predicted to be faster.
+
+    `found`: predicted seconds per token of the trials.
+    """
     times = [trial.token_s for trial in trials]
     return [
         (found[one] < found[other]) == (times[one] < times[other])
@@ -406,7 +427,7 @@ def order_hits(trials: Sequence[Trial], found: Sequence[float]) -> list[bool]:
 
 
 def noise(trials: Sequence[Trial]) -> float:
-    """Return how far answers are from the median of their layout, in the middle."""
+    """Return the median relative distance of single answers from the median of their layout."""
     return statistics.median(abs(each / trial.token_s - 1) for trial in trials for each in trial.measured.seconds)
 
 

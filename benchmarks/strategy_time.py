@@ -1,13 +1,14 @@
-"""Time that every strategy of automatic layouts takes for a model that was just opened.
+"""Processor time of each strategy of automatic layouts, for a model that was just opened.
 
     python -m benchmarks.strategy_time [STRATEGY ...] [--headers [NAME ...]]
 
-DeepSeek-V3 on eight unlike cards, which hold about half of it, and well-known models of `tests/zoo`, hybrids among
-them, on six equal ones. `tried` are layouts that were estimated; `unit` is the fixed work of `benchmarks.drag_time` in
-the same run. Times are seconds of the thread. The last line is one JSON object.
+Models are DeepSeek-V3 on eight different cards that hold about half of it, and well-known models of `tests/zoo` on
+equal cards. Printed for each strategy: seconds of the thread's processor time, and the number of layouts that it
+computed (`tried`). `unit_ms` is a fixed piece of work (`benchmarks.drag_time`), to compare machines of different speed;
+`slowest_per_unit` is the slowest strategy for DeepSeek-V3, in these units. The last line is one JSON object.
 
-`--headers`: instead every recorded header of `tests/zoo`, or those named, on four and on eight unlike cards that hold
-about half of it. The ten slowest searches are told.
+`--headers` measures instead every recorded header of `tests/zoo`, or those named, on four and on eight different cards
+that hold about half of the model, and prints the ten slowest searches.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SHARES = (1.0, 1.0, 0.75, 0.5)
 
 
 def measure_headers(names: list[str], strategies: list[str]) -> list[tuple[float, int, str]]:
-    """Return (seconds, layouts tried, what) of each search, the slowest first."""
+    """Return (seconds, layouts tried, model with cards and strategy) of each search, the slowest first."""
     found: list[tuple[float, int, str]] = []
     for name in names or MODEL_NAMES:
         model = truth_model(name)

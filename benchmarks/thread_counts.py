@@ -1,11 +1,11 @@
-"""Speed of the CPU by the number of threads, as ratios to the default number, for answers and for prompts.
+"""Speed of the CPU by number of threads, as ratios to the default number, for answers and prompts.
 
     python -m benchmarks.thread_counts [--rounds 7]
 
-It is the measurement of `devices --measure`, with all numbers that this one tries, in turns in one child. Then the
-default number takes turns with the same number of threads bound to physical cores. Ratios have their intervals (95 %),
-and the share of the processors that other programs used is told: with a busy core all threads wait for it. The last
-line is one JSON object.
+It repeats the measurement of `layerdeck-cli devices --measure`, in turns, for all numbers of threads that this command
+tries. `bound` is the default number with each thread bound to a physical core. Printed are ratios with their 95 %
+intervals, and the share of the processors that other programs used (`other_load`): if one core is busy, all threads
+wait for it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZE_BYTES = 128 << 20
 MEASURED_S = 0.05
 TIMEOUT_S = 120.0
 Rates = dict[str, list[tuple[float, float]]]
-"""Speeds of answers and prompts of each round, by what was measured."""
+"""Speeds of (answers, prompts) in each round, by number of threads."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def told(kind: str, name: str, pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Print the ratio of one number of threads to the default one, and return it."""
+    """Print the ratio of `name` threads to the default number, and return it."""
     ratio = ratio_of(pairs)
     if ratio is None:
         return None

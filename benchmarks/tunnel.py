@@ -1,7 +1,8 @@
-"""What the tunnel costs: bytes per second and round trip through both of its ends, as ratio to plain TCP.
+"""Rate and round trip through both ends of the tunnel, as ratios to plain TCP on the loopback interface.
 
-Both on the loopback interface, where nothing but the processor limits; a network is slower than both. Run with
-`python -m benchmarks.tunnel`.
+Run with `python -m benchmarks.tunnel`. On the loopback interface only the processor limits; a network is slower than
+both. Of three rounds the best of each is printed: gigabytes per second, microseconds of the median round trip of 64
+bytes (wall clock), and the ratios.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _PART = bytes(MIB)
 
 @contextmanager
 def worker() -> Iterator[tuple[str, int]]:
-    """Yield the address of a server: after 8 bytes with a length it takes so many bytes and answers with 64."""
+    """Yield the address of a server, which answers each message with 64 bytes once it has received it.
+
+    A message begins with its length in 8 bytes.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
 
     def talk(client: socket.socket) -> None:
@@ -59,7 +63,10 @@ def worker() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def tunnel(address: tuple[str, int], folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield where a tunnel to `address` begins; its serving end is in this process, the other one in a child."""
+    """Yield the address of the calling end of a tunnel to `address`.
+
+    That end is a child; the listener is in this process.
+    """
     here, there = read_identity(folder / "here.pem"), read_identity(folder / "there.pem")
     book, code = PairingStore(folder / "here.json"), OpenCode()
 
@@ -84,7 +91,7 @@ def tunnel(address: tuple[str, int], folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def measure(address: tuple[str, int]) -> tuple[float, float]:
-    """Return bytes per second and the median round trip in seconds."""
+    """Return bytes per second and the median round trip in seconds, through a connection to `address`."""
     with socket.create_connection(address) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         trips = []
@@ -102,7 +109,7 @@ def measure(address: tuple[str, int]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print both, the best of some rounds each, and their ratios."""
+    """Measure both in turns, and print the best of the rounds and the ratios."""
     with tempfile.TemporaryDirectory() as folder, worker() as plain, tunnel(plain, Path(folder)) as secure:
         rounds = [(measure(plain), measure(secure)) for _ in range(ROUNDS)]
     plain_rate, secure_rate = (max(each[way][0] for each in rounds) for way in range(2))

@@ -1,11 +1,11 @@
-"""Two windows and a command line on one database, library and downloads folder: nothing lost, nothing twice.
+"""Two windows and a command line on the same database, library and downloads: nothing is lost or stored twice.
 
     python -m benchmarks.two_windows [--minutes 10] [--seed 1]
 
-Both windows (offscreen) stream answers, edit, import, download and change settings as in `benchmarks.killed_windows`.
-Meanwhile the command line chats, lists, searches, scans the library and downloads the same files. Then the windows are
-closed, and every question, painted answer and file is looked for. The last line is JSON; exit code 1 if any is missing,
-twice or damaged, or if a command failed.
+Both windows (offscreen) stream answers, edit, import, download and change settings, as in `benchmarks.killed_windows`.
+Meanwhile the command line chats, lists and searches conversations, scans the library and downloads the same files. Then
+the windows are closed, and all questions, painted answers and files are checked. Goals: none is missing, stored twice
+or damaged, and no command fails. Otherwise the exit code is 1. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.patience import DEADLINE_S
 
 
 class OpenWindow:
-    """A window in a process of its own, and what it told."""
+    """A window in a process of its own, with the reports that it has printed."""
 
     def __init__(self, seed: int, model: Path, url: str, environment: dict[str, str], errors: Path) -> None:
         words = [sys.executable, "-m", "benchmarks._killed_window", str(seed), str(model), url]
@@ -50,7 +50,7 @@ class OpenWindow:
             self.lines.append(json.loads(line))
 
     def close(self) -> int:
-        """Close the window as a session's end does; return its exit code."""
+        """Close the window with SIGTERM, as the end of a desktop session does; return its exit code."""
         self._process.send_signal(signal.SIGTERM)
         try:
             code = self._process.wait(DEADLINE_S)
@@ -62,7 +62,11 @@ class OpenWindow:
 
 
 class CommandLine:
-    """Runs one command after the other, and notes what was asked and what went wrong."""
+    """Runs random commands one after another.
+
+    `asked`: questions that were answered.
+    `failed`: a sentence for each failed command.
+    """
 
     def __init__(self, seed: int, model: Path, url: str, environment: dict[str, str]) -> None:
         self._chance = random.Random(f"commands {seed}")
@@ -72,7 +76,7 @@ class CommandLine:
         self.failed: list[str] = []
 
     def step(self) -> None:
-        """Run one command."""
+        """Run one random command."""
         folder = Path(self._environment["HOME"], "models")
         number = sum(self.counts.values())
         question = f"command question {number}"
@@ -97,7 +101,7 @@ class CommandLine:
 
 
 def use_together(home: Path, model: Path, server: HubServer, seconds: float, seed: int) -> dict[str, Any]:
-    """Run all three for so long; return what was done, and what was found."""
+    """Run the windows and the command line for `seconds`; return counts of what was done, and the findings."""
     environment = {**os.environ, "HOME": str(home), "QT_QPA_PLATFORM": "offscreen", "TMPDIR": str(home / "tmp")}
     for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         environment[variable] = str(home / variable.lower())
@@ -121,7 +125,7 @@ def use_together(home: Path, model: Path, server: HubServer, seconds: float, see
 
 
 def _lost(home: Path, lines: list[dict[str, Any]], asked: list[str]) -> list[str]:
-    """Return what was painted or asked and is not there, and what is there twice."""
+    """Return a sentence for each question or painted message that is not stored, and for each that is stored twice."""
     path = home / "xdg_data_home" / "layerdeck" / "chats.sqlite3"
     with closing(ChatStore(path, makes_copies=False)) as store:
         found = [store.notice] if store.notice else []
@@ -144,7 +148,7 @@ def _lost(home: Path, lines: list[dict[str, Any]], asked: list[str]) -> list[str
 
 
 def _wrong_files(home: Path) -> list[str]:
-    """Return what is in the folder of downloads and is not a whole file."""
+    """Return a sentence for each file in the folder of downloads that is damaged or does not belong there."""
     found = []
     for path in (home / "models").iterdir():
         if path.suffix == ".gguf" and path.read_bytes() != FILES[path.name]:

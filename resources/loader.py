@@ -1,4 +1,4 @@
-"""Reading the files that ship with the program."""
+"""Reads the resource files of the program."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def read_bytes(name: str) -> bytes:
 
 
 def folder() -> Path:
-    """Return where the resources are, for those that Qt opens by itself (pictures in a stylesheet)."""
+    """Return the folder of the resources, for files that Qt opens itself, such as images of the stylesheet."""
     return Path(str(files("resources")))
 
 
 def handbook() -> Path:
-    """Return the folder of the handbook: Markdown pages with their pictures, beside the program."""
+    """Return the folder of the handbook: Markdown pages and their images."""
     return folder().parent / "docs" / "handbook"

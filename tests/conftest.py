@@ -1,4 +1,4 @@
-"""What holds for every test: no display, no files of the user, nothing left running, no unexpected log warning."""
+"""Fixtures and hooks for every test: no display, a temporary home, no left-over processes, no warnings in our log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _register_profiles(count: int) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch for the long run."""
+    """Add the options `--all`, `--bundle` and `--engine`."""
     parser.addoption("--all", action="store_true", help="run the long tests as well")
     parser.addoption(
         "--bundle", action="store_true", help="run the tests of dist/, and those of the command line with it"
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose what has to be known before the first test module is imported."""
+    """Set what must be known before the first test module is imported: platform, bundle, number of examples."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     if config.option.bundle:
         made = Path(__file__).resolve().parents[1] / "dist" / "layerdeck"
@@ -56,15 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Take three workers for two cores, none beside this process where there is little to do."""
+    """Return the number of test workers: three for two cores, none for a few files."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return selection.worker_count(config.args, cores or 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the exhaustive tests and most of many cases out, unless all are wanted, or those of a marker.
+    """Deselect exhaustive tests and most cases of slow ones, except with `--all` or `-m`.
 
-    Tests of the bundle, and those of an engine with another backend, run alone.
+    Tests of the bundle run only with `--bundle`, tests of an engine with another backend only with `--engine`.
     """
     if config.option.bundle:
         _keep(config, items, [item for item in items if any(map(item.get_closest_marker, ("bundle", "program")))])
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _beside_the_set_up(item: pytest.Item) -> str:
-    """Return what a test needs that the set-up alone does not make: the bundle, or an engine by its backend."""
+    """Return what a test needs besides the set-up: "bundle", or the backend of an engine; empty for most tests."""
     if item.get_closest_marker("bundle"):
         return "bundle"
     engine = item.get_closest_marker("engine")
@@ -88,21 +88,21 @@ def _beside_the_set_up(item: pytest.Item) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Keep the half million objects that collected tests are out of garbage collections."""
+    """Exclude the half million objects of the collected tests from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Make captured text sendable: tests write halves of characters, which the process that reports cannot be told."""
+    """Replace lone surrogates in captured text: tests write them, and pytest-xdist cannot encode them."""
     report = yield
     report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]
     return report
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
-    """Leave out what is not among `kept`."""
+    """Deselect all items that are not in `kept`."""
     if len(kept) < len(items):
         stay = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in stay])
@@ -111,13 +111,13 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
 
 @pytest.fixture
 def qtbot(qapp: QApplication, request: pytest.FixtureRequest) -> PatientBot:
-    """Take the place of pytest-qt's own, which gives up after 5 seconds."""
+    """Replace pytest-qt's fixture, whose waits end after 5 seconds."""
     return PatientBot(request)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def home_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give the session, and the processes it starts, a home of its own."""
+    """Give the test run and the processes that it starts a temporary home folder."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HOME", "USERPROFILE"):
@@ -131,7 +131,7 @@ def home_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_leaves_nothing(home_of_tests: None) -> Iterator[None]:
-    """Fail a run whose shared fixtures leave something running."""
+    """Fail the run if its shared fixtures leave a process or thread running."""
     with record_thread_starts():
         watch = Watch()
         yield
@@ -148,7 +148,7 @@ def test_leaves_nothing() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def log_stays_calm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test in which our code logs a warning or worse; a test that expects one asks for `caplog` and looks."""
+    """Fail a test in which our code logs a warning or an error. A test that expects one uses `caplog` and checks it."""
     seen: list[str] = []
 
     class Collector(logging.Handler):

@@ -1,4 +1,4 @@
-"""Documents against the tree: links, file paths, functions, commands of make.py, and the length of lines."""
+"""Documents against the tree: links, file paths, functions, commands of make.py, benchmarks, and line lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE = 120
 FOLDERS = ("app", "benchmarks", "docs", "engine", "resources", "tests", "widgets")
 PAGES = sorted(
-    path for folder in ("app", "engine", "resources", "widgets") for path in (ROOT / folder).rglob("README.md")
+    path
+    for folder in ("app", "benchmarks", "engine", "resources", "widgets")
+    for path in (ROOT / folder).rglob("README.md")
 )
 """Pages beside packages."""
 CHECKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *PAGES]
@@ -168,3 +170,12 @@ def test_the_readme_names_every_command() -> None:
     # Options in a cell may have an escaped bar.
     named = {code.split()[0] for row in rows for code in CODE.findall(re.split(r"(?<!\\)\|", row)[1])}
     assert sorted(_cli_commands() - named) == []
+
+
+def test_the_page_of_benchmarks_names_every_benchmark() -> None:
+    rows = [
+        row for row in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").splitlines() if row[:1] == "|"
+    ]
+    named = [code.split()[0] for row in rows for code in CODE.findall(row.split("|")[1])[:1]]
+    modules = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")]
+    assert sorted(named) == sorted(modules)

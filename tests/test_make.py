@@ -1,4 +1,4 @@
-"""make.py's words: commands, what is passed on, what is refused."""
+"""The command line of make.py: commands, passed arguments, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The project as a whole: what is shipped, who loads what, what no file may name, and one bug we pin around."""
+"""The project as a whole: packages, pinned dependencies, imports, forbidden paths, and a workaround for PySide6."""
 
 from __future__ import annotations
 

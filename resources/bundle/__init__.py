@@ -1,1 +1,1 @@
-"""Makes the application that needs no Python: a folder, a tarball and a Debian package."""
+"""Builds the bundle, the application that needs no installed Python: a folder, a tarball and a Debian package."""

@@ -1,6 +1,6 @@
-"""`python -m resources.bundle.build`: the bundle in `dist/`: folder, `.tar.gz`, `.deb`, and a table of what is in it.
+"""`python -m resources.bundle.build`: builds the bundle in `dist/`, as folder, `.tar.gz` and `.deb`, with a size table.
 
-Run by `python3 make.py bundle`, inside the environment that the program runs in.
+`python3 make.py bundle` runs it inside the environment of the program.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ STRIPPED = (
     "yaml/*.so",
     "zeroconf/**/*.so",
 )
-"""Libraries in the bundle that some makers ship with all their symbols."""
+"""Libraries in the bundle that some of their publishers ship with all symbols."""
 
 
 def main() -> int:
-    """Build all of it; return the exit code."""
+    """Build folder, tarball, package and size table; return the exit code."""
     version = metadata.version(NAME)
     folder = _freeze()
     if sys.platform != "linux":
@@ -62,9 +62,9 @@ def main() -> int:
 
 
 def _finish_elsewhere(folder: Path) -> int:
-    """Add the licences where macOS and Windows have them, for `resources/macos` and `resources/windows` to go on.
+    """Add demo model and licences to the application for macOS or Windows. Untested.
 
-    Not run yet, as those are not.
+    `resources/macos` and `resources/windows` then make packages of it.
     """
     notices = DIST / "Layerdeck.app" / "Contents" / "Resources" if sys.platform == "darwin" else folder
     _bring_demo(notices)
@@ -75,7 +75,7 @@ def _finish_elsewhere(folder: Path) -> int:
 
 
 def _bring_demo(folder: Path) -> None:
-    """Put the demo model that answers into `models` below `folder`: one click to it, and nothing is fetched."""
+    """Copy the demo model into `models` below `folder`, so that the first start needs no download."""
     model = fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
     if model is None:
         sys.stdout.write("The bundle is without the demo model that answers: its window offers the made-up one.\n")
@@ -85,7 +85,7 @@ def _bring_demo(folder: Path) -> None:
 
 
 def _freeze() -> Path:
-    """Run PyInstaller; return the folder it made."""
+    """Run PyInstaller; return the folder that it wrote."""
     folder = DIST / NAME
     shutil.rmtree(folder, ignore_errors=True)
     spec = ROOT / "resources" / "bundle" / f"{NAME}.spec"
@@ -103,9 +103,9 @@ def _freeze() -> Path:
 
 
 def _strip(internal: Path) -> None:
-    """Take the symbols out of libraries that are as a compiler left them: 25 MB.
+    """Remove the symbols from the libraries in `STRIPPED`, which saves 25 MB.
 
-    Those that a wheel's maker has put together anew (numpy's) may break, and Qt's stay as they came.
+    Other libraries are left alone: numpy's, which were relinked for the wheel, may break, and Qt's must stay unchanged.
     """
     libraries = [library for pattern in STRIPPED for library in internal.glob(pattern) if not library.is_symlink()]
     if libraries and shutil.which("strip"):
@@ -113,7 +113,7 @@ def _strip(internal: Path) -> None:
 
 
 def _pack(folder: Path, archive: Path) -> Path:
-    """Write `folder` as a tarball whose files belong to root."""
+    """Write `folder` as a tarball in which all files belong to root."""
 
     def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0

@@ -1,4 +1,4 @@
-"""What is in the bundle, and how much of it: equal files become links, and a table says what takes the room."""
+"""Contents of the bundle: equal libraries are replaced by links, and a table lists the parts by size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MODELS = "models"
-"""The folder of the bundle with the demo model."""
+"""Folder of the bundle for the demo model."""
 WHY = {
     "PySide6": "the window: Qt's core, widgets, pictures, platforms",
     "numpy": "graphs of memory, weights of the demo model",
@@ -28,25 +28,25 @@ WHY = {
     "pyqtgraph": "graphs of memory",
     "program": "Layerdeck itself, and what is pure Python",
 }
-"""Sentence by row of the table; a row without one is a small library that one of them needs."""
+"""Purpose of each part, by its row in the table. Others are small libraries that one of these needs."""
 SMALL_BYTES = 500_000
-"""What is smaller is told in one row."""
+"""Parts smaller than this share one row."""
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below `folder`; links are none."""
+    """Yield the regular files below `folder`, without symbolic links."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
             yield path
 
 
 def program_files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files of the bundle at `folder` without the demo model, which its size leaves out."""
+    """Yield the regular files of the bundle at `folder`, without the demo model, which does not count in its size."""
     return (path for path in files_in(folder) if path.relative_to(folder).parts[0] != MODELS)
 
 
 def link_copies(folder: Path) -> int:
-    """Replace libraries that lie beside an equal one by links to it; return the bytes that this saved."""
+    """Replace each library that equals another one in its folder by a link to it; return the saved bytes."""
     kept: dict[tuple[Path, str], Path] = {}
     saved_bytes = 0
     # The longest name is the one with the whole version: the links lead to it, as a package would have them.
@@ -64,7 +64,7 @@ def link_copies(folder: Path) -> int:
 
 
 def size_table(folder: Path) -> str:
-    """Return a Markdown table of what is in `folder` besides the demo model, largest first."""
+    """Return a Markdown table of the parts of the bundle at `folder` without the demo model, the largest first."""
     sizes: dict[str, int] = defaultdict(int)
     for path in program_files(folder):
         sizes[_row(path.relative_to(folder))] += path.stat().st_size

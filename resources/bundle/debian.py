@@ -1,7 +1,7 @@
-"""The Debian package: the bundle below `/usr/lib`, its names in `/usr/bin`, and what a desktop reads.
+"""The Debian package: the bundle below `/usr/lib`, links to its programs in `/usr/bin`, and menu entry and icons.
 
-Needs dpkg-deb and, of dpkg-dev, dpkg-shlibdeps, which knows the packages of the libraries that the bundle leaves to the
-system, and from which version on they have what is used.
+Needs dpkg-deb and, from dpkg-dev, dpkg-shlibdeps. The latter finds the packages and versions of the system libraries
+that the bundle uses and does not contain.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ License: Expat
 Comment: What the package carries of others is named in THIRD-PARTY-NOTICES.txt.
 """
 ALSO_NEEDED = "libfontconfig1"
-"""For its files that say where fonts are; the library itself is in the bundle."""
+"""Needed for its configuration files, which name the folders of fonts. The library itself is in the bundle."""
 AFTER_REMOVAL = """#!/bin/sh
 set -e
 if [ "$1" = remove ]; then
@@ -62,7 +62,10 @@ OVERRIDES = (
 
 
 def write_package(folder: Path, dist: Path, version: str, work: Path) -> Path:
-    """Write the `.deb` of the bundle at `folder` into `dist`, using `work`; return its path."""
+    """Write the `.deb` of the bundle at `folder` into `dist`; return its path.
+
+    `work`: folder for intermediate files.
+    """
     architecture = ARCHITECTURES[os.uname().machine]
     root = work / "deb"
     shutil.rmtree(root, ignore_errors=True)
@@ -109,7 +112,7 @@ def _write_documents(root: Path, version: str) -> None:
 
 
 def _set_modes(root: Path) -> None:
-    """Give folders and files the modes that packages have, whatever the umask was."""
+    """Set the modes of folders and files to those of Debian packages, whatever the umask is."""
     for path in root.rglob("*"):
         if path.is_symlink():
             continue
@@ -118,7 +121,7 @@ def _set_modes(root: Path) -> None:
 
 
 def _needed_packages(root: Path, work: Path, bundle: Path, architecture: str) -> str:
-    """Return the field Depends, as far as libraries say it: of what is in `root` and needs what is not."""
+    """Return the value of the field Depends: packages of the libraries that files in `root` need and `root` lacks."""
     stub = work / "debian" / "control"
     stub.parent.mkdir(exist_ok=True)
     stub.write_text(f"Source: layerdeck\n\nPackage: layerdeck\nArchitecture: {architecture}\n", encoding="utf-8")

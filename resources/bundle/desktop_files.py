@@ -1,4 +1,4 @@
-"""Menu entry, file type, store page and icons, laid out as they lie below `/usr/share`."""
+"""Menu entry, file type, software-centre entry (AppStream) and icons, in the folder structure of `/usr/share`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACES = {
 
 
 def write_share(folder: Path) -> None:
-    """Fill `folder` with what a desktop reads."""
+    """Write menu entry, file type, AppStream entry and icons into `folder`."""
     for source, place in PLACES.items():
         _copy(RESOURCES / "desktop" / source, folder / place)
     icons = folder / "icons" / "hicolor"
@@ -33,7 +33,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def draw_icon(picture: Path, size_px: int, target: Path) -> None:
-    """Draw an SVG as a square picture of the kind that the name of `target` says (png, ico)."""
+    """Render an SVG as a square image of `size_px` pixels. The suffix of `target` (png, ico) chooses the format."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtCore import Qt
     from PySide6.QtGui import QImage, QPainter

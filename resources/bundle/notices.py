@@ -1,4 +1,4 @@
-"""The licences of what is in the bundle, taken from what each part ships with."""
+"""Third-party licences of the bundle, collected from its parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ same version: nothing of them is part of the program's own executable. The texts
 file; what Qt itself has of others is named at https://doc.qt.io/qt-6/licenses-used-in-qt.html.
 """
 TEXTS = Path(__file__).with_name("licences")
-"""What some parts name and do not ship with: whole, and unchanged."""
+"""Folder of complete, unchanged licence texts that some parts name but do not ship."""
 ENGINE_NOTE = """The libraries in `_internal/llama_cpp/lib` are llama.cpp and ggml, built from the source that is in
 llama_cpp_python. The one for images (libmtmd) contains stb_image, by Sean Barrett, which is in the public domain.
 """
@@ -28,7 +28,7 @@ LICENSE_WORDS = ("licen", "copying", "notice", "authors")
 
 
 def write_notices(folder: Path, target: Path) -> None:
-    """Write `THIRD-PARTY-NOTICES.txt` about the bundle at `folder` into the folder `target`."""
+    """Write `THIRD-PARTY-NOTICES.txt` for the bundle at `folder` into the folder `target`."""
     parts = ["Third-party notices of Layerdeck", QT_NOTE]
     for distribution in sorted(_distributions(folder), key=lambda each: each.name.lower()):
         parts.append(_section(distribution.name, distribution.version, _license_texts(distribution)))
@@ -44,7 +44,7 @@ def write_notices(folder: Path, target: Path) -> None:
 
 
 def _text(name: str) -> str:
-    """Return one of the texts that lie here."""
+    """Return a licence text from the folder `TEXTS`."""
     return (TEXTS / f"{name}.txt").read_text("utf-8").rstrip()
 
 
@@ -54,7 +54,7 @@ def _section(name: str, version: str, texts: list[str]) -> str:
 
 
 def _distributions(folder: Path) -> list[metadata.Distribution]:
-    """Return the installed distributions of which something is in the bundle: a top-level module, or its metadata."""
+    """Return the installed distributions that have a top-level module or package in the bundle."""
     internal = folder / "_internal"
     present = {path.name.partition(".")[0] for path in internal.iterdir()} | _frozen_packages(folder)
     found = {}
@@ -65,7 +65,7 @@ def _distributions(folder: Path) -> list[metadata.Distribution]:
 
 
 def _frozen_packages(folder: Path) -> set[str]:
-    """Return the top-level names of the pure modules, which lie inside the executable."""
+    """Return the top-level names of the pure Python modules, which are inside the executable."""
     from PyInstaller.archive.readers import CArchiveReader
 
     program = folder / ("layerdeck.exe" if sys.platform == "win32" else "layerdeck")
@@ -93,7 +93,7 @@ def _license_texts(distribution: metadata.Distribution) -> list[str]:
 
 
 def system_packages(folder: Path) -> set[str]:
-    """Return the Debian packages whose libraries lie in the bundle; nothing on a system without dpkg."""
+    """Return the Debian packages whose libraries are in the bundle; empty on a system without dpkg."""
     if shutil.which("dpkg-query") is None:
         return set()
     internal = folder / "_internal"

@@ -1,7 +1,7 @@
-"""What goes into the bundle: modules of ours, files that they read, and files of the libraries that they use.
+"""Contents of the bundle: our modules, the files that they read, and data files of the libraries.
 
-The recipe for PyInstaller (`layerdeck.spec`) takes it from here; the ordinary tests hold it against the tree and what
-is installed, so that what is missing is seen before anybody builds a bundle.
+PyInstaller's specification (`layerdeck.spec`) uses these lists. The everyday tests compare them with the source tree
+and with the installed packages, so that a missing entry is found without a build.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from resources.packs.recipes import LEFT_OUT
 
 OWN_PACKAGES = ("app", "engine", "widgets")
-"""All of these is in it: children and what is imported late are named in texts, which PyInstaller does not follow."""
+"""Packages of which every module is bundled. PyInstaller would miss modules that are named only in strings."""
 READ_RESOURCES = "resources/loader.py"
-"""The only module of `resources` that the program uses; the others make it."""
+"""The only module of `resources` that the program uses at run time."""
 BUILD_FOLDERS = ("bundle", "desktop", "macos", "packs", "setup", "vulkan", "windows")
-"""Folders of `resources` with what the program is made and packed with."""
+"""Folders of `resources` that are used only to build and package the program."""
 LIBRARY_DATA = ("latex2mathml", "ziafont", "ziamath")
-"""Packages whose data files are read: symbols and fonts of formulas."""
+"""Packages whose data files are read at run time: symbols and fonts of formulas."""
 HOOKED_DATA = ("certifi", "numpy", "pyqtgraph", "PySide6", "shiboken6")
-"""Packages for which PyInstaller has rules of its own."""
+"""Packages whose data files PyInstaller's own hooks collect."""
 UNREAD_DATA = {
     "huggingface_hub": "templates of cards; it is here for tests",
     "jeepney": "an interface for its tests",
@@ -33,41 +33,44 @@ UNREAD_DATA = {
     "tqdm": "completion in shells",
     "urllib3": "for browsers",
 }
-"""Packages with data files that nothing here reads, and what they are."""
+"""Packages with data files that the program does not read, and what these files are."""
 METADATA = ("layerdeck", "llama_cpp_python", "PySide6_Essentials")
-"""Distributions that are asked for their version while the program runs."""
+"""Distributions whose version is read at run time, so that their metadata is bundled."""
 
 OF_THE_SYSTEM = ("libgcc_s", "libstdc++", "libX11", "libX11-xcb", "libdbus-1", "libmvec")
-"""Libraries that are left to the system: its graphics drivers use them too, are loaded into our processes, and on a
-newer system are built with newer ones. The bundle's would be found first, and the drivers not loaded. PyInstaller
-leaves out those of OpenGL, DRM, XCB and Wayland for the same reason. D-Bus's goes with the system's own bus, and
-libmvec is a part of the C library, which has to be of one version."""
+"""Libraries that are not bundled; the system's are used.
+
+Graphics drivers of the system are loaded into our processes and use these libraries too. On a newer system the drivers
+need newer versions, but a bundled library would be found first, and the drivers would not load. PyInstaller leaves out
+the libraries of OpenGL, DRM, XCB and Wayland for the same reason. libdbus must fit the system's bus. libmvec is a part
+of the C library, and must have its version.
+"""
 
 
 def is_of_the_system(name: str) -> bool:
-    """Say whether a library called `name` is one of `OF_THE_SYSTEM`."""
+    """Return whether the library `name` is one of `OF_THE_SYSTEM`."""
     return name.partition(".so")[0] in OF_THE_SYSTEM
 
 
 def is_library(path: Path) -> bool:
-    """Say whether a file is a shared library of some system."""
+    """Return whether a file name is that of a shared library, on any system."""
     return ".so" in path.name or path.suffix in (".dylib", ".dll")
 
 
 def engine_libraries(folder: Path) -> list[Path]:
-    """Return the engine's libraries in the `folder` that it keeps them in, without those that are not shipped."""
+    """Return llama.cpp's libraries in `folder` that are bundled."""
     libraries = (path for path in sorted(folder.iterdir()) if is_library(path))
     return [path for path in libraries if path.name.removeprefix("lib").partition(".")[0] not in LEFT_OUT]
 
 
 def own_modules(root: Path) -> list[str]:
-    """Return the names of all our modules below the repository's `root`, those that run as programs included."""
+    """Return the names of all our modules below the repository's `root`, also of those that run as programs."""
     files = [path for package in OWN_PACKAGES for path in (root / package).rglob("*.py")]
     return sorted(_module(path.relative_to(root)) for path in [*files, root / READ_RESOURCES])
 
 
 def data_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file that our modules read, with the folder of the bundle that it goes to."""
+    """Yield each data file that our modules read, with its folder in the bundle."""
     for package in (*OWN_PACKAGES, "resources"):
         for path in _others(root / package):
             folder = path.relative_to(root).parent
@@ -80,7 +83,7 @@ def data_files(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _others(folder: Path) -> Iterator[Path]:
-    """Yield the files below `folder` that are no code."""
+    """Yield the files below `folder` that are not code."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix not in (".py", ".pyc") and "__pycache__" not in path.parts:
             yield path

@@ -1,1 +1,1 @@
-"""Languages of the window: a catalogue for each, as translators' programs write them (PO files)."""
+"""Languages of the window: a catalogue (PO file, the format of translation programs) for each."""

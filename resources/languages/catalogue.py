@@ -1,7 +1,7 @@
-"""A catalogue of texts: PO files read and written, as far as ours and those of translators' programs go.
+"""Reads and writes catalogues: the subset of PO files that ours and those of translation programs use.
 
-An entry has an English text, where it depends on a number the English text for several, the texts of another language
-(one, or one for each plural form), and the modules that it is in. Texts that are marked as fuzzy count as not there.
+An entry has an English text, its English plural if it depends on a number, the translations (one, or one for each
+plural form), and the modules that use it. A translation marked as fuzzy is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A text: `said` is empty where nobody translated it yet."""
+    """A text with its translations. `said`: the translation of each plural form; empty if there is none."""
 
     text: str
     plural: str = ""
@@ -27,15 +27,15 @@ class Entry:
 
     @property
     def is_said(self) -> bool:
-        """Whether every form of it is translated."""
+        """Whether every plural form is translated."""
         return bool(self.said) and all(self.said)
 
 
 def read_catalogue(document: str) -> tuple[Entry, ...]:
-    """Return the entries of a PO file; the first, with an empty text, is its header.
+    """Return the entries of a PO file. The first one has an empty text and contains the header.
 
     Raises:
-        ValueError: with the first line that cannot be understood.
+        ValueError: a line is not of a PO file; the message quotes it.
     """
     return tuple(
         _read_entry(block) for block in re.split(r"\n[ \t]*\n", document.replace("\r\n", "\n")) if block.strip()
@@ -43,18 +43,18 @@ def read_catalogue(document: str) -> tuple[Entry, ...]:
 
 
 def header_fields(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return what the header says, such as `Language` and `Plural-Forms`."""
+    """Return the header fields of a catalogue, such as `Language` and `Plural-Forms`."""
     header = next((entry.said[0] for entry in entries if not entry.text and entry.said), "")
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in header.splitlines())}
 
 
 def fields_of(text: str) -> frozenset[str]:
-    """Return the names of what varies in `text`."""
+    """Return the names of the replacement fields (`{name}`) in `text`."""
     return frozenset(_FIELD.findall(text)) if "{" in text else frozenset()
 
 
 def write_catalogue(entries: Iterable[Entry]) -> str:
-    """Return the PO file of `entries`."""
+    """Return the content of a PO file with these entries."""
     return "\n".join("".join(f"{line}\n" for line in _lines(entry)) for entry in entries)
 
 

@@ -1,9 +1,9 @@
-"""The catalogues and the texts in the code: `python -m resources.languages.extract [--check]`.
+"""Updates the catalogues from the texts in the code: `python -m resources.languages.extract [--check]`.
 
-Without `--check` the catalogues are brought up to date: new texts are added without a translation, texts that are gone
-are dropped, and translations stay. With it nothing is written: what a release must not have is listed, that is texts
-without a translation, translations of no text, and translations that lost a field. A change to the code may leave
-such faults behind, for an untranslated text is shown in English; so no test looks for them.
+New texts are added without a translation, texts that the code no longer has are removed, and translations stay. With
+`--check` nothing is written. It then lists what a release must not have: texts without a translation, translations of
+removed texts, and translations with other fields than their text. A change to the code may leave such faults, because
+an untranslated text is shown in English; so no test looks for them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ ROOT = Path(__file__).resolve().parents[2]
 CATALOGUES = Path(__file__).resolve().parent
 SOURCES = ("app", "widgets", "engine")
 _LETTER = re.compile(r"(?<!&)&(?=[^&\s])")
-"""The mark of the letter that chooses an entry of a menu."""
+"""The `&` before the mnemonic letter of a menu entry."""
 _PATTERNS = re.compile(r"\(\*[^)]*\)")
-"""Patterns of file names, as dialogs take them."""
+"""File name patterns of file dialogs, such as `(*.gguf)`."""
 _FORMS = {"tr": 1, "tr_count": 2}
-"""The functions that texts go through (`engine/base/language.py`), and how many texts each takes."""
+"""Functions that translate texts (`engine/base/language.py`), and the number of literals that each takes."""
 
 
 def texts_in_code(root: Path = ROOT) -> tuple[Entry, ...]:
-    """Return every text of the code once, sorted by the modules that it is in.
+    """Return every translatable text of the code once, sorted by the modules that use it.
 
     Raises:
-        ValueError: for a text that is no literal, and one that has different forms for several.
+        ValueError: a text is not a literal, or has different plurals in two places.
     """
     found: dict[str, Entry] = {}
     for path in sorted(path for folder in SOURCES for path in (root / folder).rglob("*.py")):
@@ -48,7 +48,7 @@ def texts_in_code(root: Path = ROOT) -> tuple[Entry, ...]:
 
 
 def texts_of(tree: ast.Module, place: str) -> Iterator[Entry]:
-    """Yield the texts of a module."""
+    """Yield the translatable texts of a module. `place`: path of the module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FORMS:
             words = node.args[: _FORMS[node.func.id]]
@@ -59,7 +59,7 @@ def texts_of(tree: ast.Module, place: str) -> Iterator[Entry]:
 
 
 def brought_up_to_date(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Return the entries of `texts` with what `catalogue` has of them; its header stays."""
+    """Return a new catalogue: the header of `catalogue`, and `texts` with the translations that `catalogue` has."""
     said = {(entry.text, entry.plural): entry.said for entry in catalogue}
     header = tuple(entry for entry in catalogue if not entry.text)
     return (
@@ -69,7 +69,7 @@ def brought_up_to_date(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -
 
 
 def faults_of(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -> Iterator[str]:
-    """Yield a sentence for each fault that a release must not have: the catalogue against the `texts` in the code."""
+    """Yield a sentence for each fault of a catalogue that a release must not have. `texts`: all texts of the code."""
     entries = {(entry.text, entry.plural): entry for entry in catalogue if entry.text}
     known = {(text.text, text.plural) for text in texts}
     for key in known - entries.keys():
@@ -85,7 +85,7 @@ def faults_of(catalogue: tuple[Entry, ...], texts: tuple[Entry, ...]) -> Iterato
 
 
 def _shape(text: str) -> tuple[object, ...]:
-    """Return what a translation must have as its text has it."""
+    """Return the properties that a translation must share with its text, such as fields and mnemonic letters."""
     return (
         fields_of(text),
         len(_LETTER.findall(text)),
@@ -98,7 +98,7 @@ def _shape(text: str) -> tuple[object, ...]:
 
 
 def main() -> int:
-    """Bring the catalogues up to date, or check them; return the exit code, 1 if the check found something."""
+    """Update or check the catalogues; return the exit code, 1 if the check found a fault."""
     parser = argparse.ArgumentParser(prog="resources.languages.extract")
     parser.add_argument("--check", action="store_true", help="write nothing, and list what a release must not have")
     only_check = parser.parse_args().check

@@ -1,1 +1,1 @@
-"""The application for macOS: bundle, disk image, signing, notarisation. Written from Apple's manuals, not run yet."""
+"""The application for macOS: bundle, disk image, signing, notarisation. Written from Apple's manuals, untested."""

@@ -1,7 +1,7 @@
-"""What macOS is told of the application: its identity, and that it can open models. Data for `Info.plist`.
+"""Entries of `Info.plist`: identity of the application for macOS, and the file type GGUF that it can open.
 
-GGUF is nobody's type on macOS, so the bundle imports a declaration for it rather than exporting one: should its makers
-declare it some day, theirs wins. `Alternate` never takes a file from the program that people chose.
+GGUF has no registered type on macOS. The type is declared as imported and not as exported, so that a declaration of its
+owners would take precedence. With `Alternate` the application does not replace the program that a user has chosen.
 """
 
 from __future__ import annotations

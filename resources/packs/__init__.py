@@ -1,1 +1,1 @@
-"""How engine packs are built: `make.py pack`. Stands on the standard library alone."""
+"""Builds engine packs (`make.py pack`). Needs only the standard library."""

@@ -1,4 +1,4 @@
-"""Writing a pack: `manifest.json` first, then the files, in one folder of a .tar.gz.
+"""Writes an engine pack: a `.tar.gz` with one folder, in which `manifest.json` is the first file.
 
 `engine/devices/packs` reads it.
 """
@@ -23,9 +23,11 @@ _READ_BYTES = 1 << 20
 def write_pack(
     recipe: Recipe, files: Sequence[Path], engine: str, folder: Path, sign: Callable[[bytes], bytes] = bytes
 ) -> Path:
-    """Write the pack made of `files`, the backend's library first, into `folder`; return its path.
+    """Write the pack with `files` into `folder`; return its path.
 
-    `engine` is the version of llama-cpp-python that it was built from. `sign`: returns the signed manifest (JSON).
+    `files`: the backend's library first.
+    `engine`: version of llama-cpp-python whose sources the backend was built from.
+    `sign`: receives the manifest (JSON) and returns the signed one.
     """
     manifest = {
         "version": 1,
@@ -55,7 +57,7 @@ def write_pack(
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
-    """Add a file of root's and of no time: two builds of the same are the same."""
+    """Add a file that belongs to root and has the modification time 0, so that equal builds make equal packs."""
     member = tarfile.TarInfo(name)
     member.size, member.mode, member.uname, member.gname = len(data), mode, "root", "root"
     tar.addfile(member, io.BytesIO(data))

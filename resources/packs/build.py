@@ -1,8 +1,8 @@
-"""`python -m resources.packs.build NAME --source GGML --engine VERSION --out FOLDER`: one backend built as a pack.
+"""`python -m resources.packs.build NAME --source GGML --engine VERSION --out FOLDER`: builds one backend as a pack.
 
-`GGML` is the folder vendor/llama.cpp/ggml of llama-cpp-python's source, of the version that the engine has. `make.py
-pack` finds it and calls this; where there is no network it can be carried and this be called by hand. Needs cmake and a
-C++ compiler, ninja where it is there, and what `needs.find_fault` names.
+`GGML` is the folder vendor/llama.cpp/ggml in the sources of llama-cpp-python, of the engine's version. `make.py pack`
+finds it and calls this module. On a machine without a network the folder can be copied and this module called directly.
+Needs cmake, a C++ compiler, optionally ninja, and what `needs.find_fault` names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resources.setup.machine import find_compiler
 
 PROJECT = Path(__file__).resolve().parent
 Run = Callable[[Sequence[str], Mapping[str, str]], None]
-"""Runs a command of the build in an environment; raises where it fails."""
+"""Runs a build command with environment variables. Raises an exception if the command fails."""
 
 
 def build_pack(
@@ -39,7 +39,12 @@ def build_pack(
     architectures: str = "",
     sign: Callable[[bytes], bytes] = bytes,
 ) -> Path:
-    """Build the pack in the folder `scratch` and return the archive, which is in `out`. `sign`: as in `write_pack`."""
+    """Build the pack in the folder `scratch`, write the archive into `out`, and return its path.
+
+    `engine`: version of llama-cpp-python whose sources are in `source`.
+    `architectures`: cards to build for, as in CMake's variable; empty: ggml's default.
+    `sign`: receives the manifest (JSON) and returns the signed one.
+    """
     environ = dict(os.environ)
     nvcc = find_nvcc(environ) if recipe.name == "cuda" else None
     if nvcc is not None:

@@ -1,4 +1,4 @@
-"""`make.py pack`: one backend built as a pack for the bundle's engine, with what this needs fetched or named before."""
+"""`make.py pack`: checks and fetches what the build of an engine pack needs, then builds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from resources.setup.steps import call, say
 
 
 def run_pack(arguments: Sequence[str]) -> int:
-    """Build a backend as a pack for the bundle's engine, in `dist/`. One that was interrupted goes on where it was."""
+    """Build a backend as a pack for the bundle's engine, in `dist/`. An interrupted build is continued."""
     parser = argparse.ArgumentParser(prog="make.py pack", allow_abbrev=False)
     parser.add_argument("name", choices=RECIPES, help="the backend")
     parser.add_argument("--architectures", default="", help='of the cards, as CMake has them: "75;86;90"')
@@ -62,7 +62,7 @@ def run_pack(arguments: Sequence[str]) -> int:
 
 
 def sign_manifest(python: str, manifest: bytes) -> bytes:
-    """Return the manifest signed with the key of this computer. `python` has the program's packages."""
+    """Return the manifest signed with this computer's key. `python`: interpreter with the packages of the program."""
     done = subprocess.run([python, "-m", "app.packs"], input=manifest, cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
         raise SetupError(f"The pack could not be signed: {done.stderr.decode(errors='replace').strip()}", 1)
@@ -70,7 +70,7 @@ def sign_manifest(python: str, manifest: bytes) -> bytes:
 
 
 def require_build_tools() -> None:
-    """Have cmake and ninja on the path: the system's, else their wheels in .venv."""
+    """Make cmake and ninja available in PATH: the system's, or else wheels installed in .venv."""
     missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
     if missing:
         install_tools = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]

@@ -1,6 +1,6 @@
-"""Parts of CUDA that a toolkit may lack: cuBLAS, which NVIDIA has as a wheel too, and what to link for the driver.
+"""Parts that an installed CUDA toolkit may lack: cuBLAS, also published as a wheel, and a driver library to link with.
 
-The wheel is looked for in .venv. Nothing of either is in a pack: whoever uses one has NVIDIA's.
+The wheel is searched for in .venv. A pack contains neither: its users have NVIDIA's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CALLED = "cuMemCreate"
 
 @dataclass(frozen=True)
 class Cublas:
-    """cuBLAS as the wheel has it: its headers and its libraries, for one major version of CUDA."""
+    """cuBLAS of NVIDIA's wheel: its folders of headers and libraries, and the major version of CUDA."""
 
     headers: Path
     libraries: Path
@@ -29,7 +29,7 @@ class Cublas:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What CMake is told, whose rules look in the toolkit alone."""
+        """CMake options for this cuBLAS. CMake itself searches only the toolkit."""
         return (
             f"-DCMAKE_CUDA_FLAGS=-I{self.headers}",
             f"-DCUDA_cublas_LIBRARY={self.libraries / f'libcublas.so.{self.major}'}",
@@ -38,18 +38,18 @@ class Cublas:
 
 
 def wheel_of(major: int, minor: int) -> str:
-    """Return the wheel for a toolkit of this version, as pip is told."""
+    """Return pip's requirement for the cuBLAS wheel of this toolkit version."""
     name = "nvidia-cublas" if major >= 13 else f"nvidia-cublas-cu{major}"
     return f"{name}=={major}.{minor}.*"
 
 
 def site_folders() -> tuple[Path, ...]:
-    """Return where .venv keeps packages."""
+    """Return the `site-packages` folders of .venv."""
     return tuple(sorted(VENV.glob("lib/python3*/site-packages")))
 
 
 def find_cublas(major: int, folders: Iterable[Path]) -> Cublas | None:
-    """Return the wheel's cuBLAS for this version of CUDA in `folders` of packages, None if none fits."""
+    """Return the wheel's cuBLAS of this CUDA version in the `site-packages` folders; None if there is none."""
     for folder in folders:
         for header in sorted(folder.glob("nvidia/*/include/cublas_v2.h")):
             found = Cublas(header.parent, header.parents[1] / "lib", major)
@@ -59,7 +59,10 @@ def find_cublas(major: int, folders: Iterable[Path]) -> Cublas | None:
 
 
 def knows_cublas(nvcc: str) -> bool:
-    """Say whether the compiler finds cuBLAS by itself. It alone knows where it looks: it may be a script or a link."""
+    """Return whether nvcc finds the headers of cuBLAS itself.
+
+    nvcc is run, since it may be a script or a link, so that its own folder says nothing about its search path.
+    """
     looked = subprocess.run(
         [nvcc, "-E", "-x", "cu", "-include", "cublas_v2.h", "/dev/null"], capture_output=True, check=False
     )
@@ -67,20 +70,20 @@ def knows_cublas(nvcc: str) -> bool:
 
 
 def toolkit_version(nvcc: str) -> tuple[int, int] | None:
-    """Return the toolkit's version, (13, 0) of 13.0.88; None where the compiler does not tell it."""
+    """Return major and minor version of the toolkit, such as (13, 0); None if nvcc does not print it."""
     match = re.match(r"(\d+)\.(\d+)", parse_nvcc_version(output_of([nvcc, "--version"]) or ""))
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def toolkit_folder(nvcc: str) -> Path | None:
-    """Return the toolkit's folder as its compiler tells it, None where it does not."""
+    """Return the toolkit's folder as nvcc prints it; None if it does not."""
     told = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=False)
     match = re.search(r"^#\$ TOP=(.+)$", told.stderr, re.MULTILINE)
     return Path(match.group(1).strip()) if match else None
 
 
 def missing_parts(nvcc: str, scratch: Path, compiler: str) -> list[str]:
-    """Return what CMake is told of those parts that the toolkit lacks; `scratch` takes what has to be made."""
+    """Return the CMake options for parts that the toolkit lacks. `scratch`: folder for a generated driver library."""
     options: list[str] = []
     version = None if knows_cublas(nvcc) else toolkit_version(nvcc)
     if version is not None and (cublas := find_cublas(version[0], site_folders())):
@@ -92,9 +95,10 @@ def missing_parts(nvcc: str, scratch: Path, compiler: str) -> list[str]:
 
 
 def write_driver_library(folder: Path, compiler: str) -> Path:
-    """Compile a library that is called as the driver's: what is linked with it asks for the driver.
+    """Compile a stand-in with the name of the driver's library; return its path.
 
-    It has one function of the driver's that ggml calls, as a linker leaves out libraries that nothing is found in.
+    A backend linked with it loads the real driver at run time. It contains one driver function that ggml calls, since a
+    linker drops libraries of which nothing is used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so"

@@ -1,4 +1,4 @@
-"""What building a pack needs of a machine, and what a library that was built needs of the next one."""
+"""Requirements of a pack: what the machine that builds it needs, and what the built library needs at run time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from resources.vulkan import needs as vulkan
 _EVERYWHERE = re.compile(
     r"(libggml-base|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libgomp|ld-linux-x86-64)\.so"
 )
-"""What the engine itself needs, or is."""
+"""Libraries that the engine itself needs or contains, so that a pack need not list them."""
 
 
 def find_nvcc(environ: Mapping[str, str]) -> str | None:
-    """Return CUDA's compiler: what CUDACXX, CUDA_HOME or CUDA_PATH name, on the path, or where NVIDIA puts it."""
+    """Return the path of nvcc; None if there is none.
+
+    It is searched for in CUDACXX, CUDA_HOME, CUDA_PATH, PATH and NVIDIA's default folder, in this order.
+    """
     homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     places = [environ.get("CUDACXX"), *(str(Path(home, "bin", "nvcc")) for home in homes)]
     places += [shutil.which("nvcc", path=environ.get("PATH")), "/usr/local/cuda/bin/nvcc"]
@@ -29,7 +32,7 @@ def find_nvcc(environ: Mapping[str, str]) -> str | None:
 
 
 def find_fault(backend: str, environ: Mapping[str, str]) -> str | None:
-    """Return in one sentence what is missing here to build a pack for `backend`, None if nothing is."""
+    """Return a sentence about what is missing to build a pack for `backend`; None if nothing is."""
     if backend == "vulkan":
         return vulkan.find_fault(vulkan.look(environ))
     if backend == "cuda":
@@ -56,24 +59,24 @@ def _cuda_fault(nvcc: str | None) -> str | None:
 
 
 def compiler_flags(backend: str, environ: Mapping[str, str]) -> list[str]:
-    """Return what the C++ compiler has to be given besides: for Vulkan headers that do not declare layer settings."""
+    """Return additional flags for the C++ compiler: with Vulkan headers that lack VK_EXT_layer_settings, an include."""
     if backend != "vulkan" or not vulkan.lacks_layer_settings(vulkan.look(environ)):
         return []
     return ["-include", shlex.quote(str(vulkan.LAYER_SETTINGS))]
 
 
 def linked_libraries(library: Path) -> list[str]:
-    """Return the shared libraries that `library` itself is linked with, and not what those need."""
+    """Return the shared libraries that `library` is directly linked with."""
     return re.findall(r"\(NEEDED\).*\[([^]]+)\]", _readelf("-d", library))
 
 
 def needed_libraries(library: Path) -> tuple[str, ...]:
-    """Return the shared libraries that `library` needs besides those of every system."""
+    """Return the shared libraries that `library` is linked with, except those that the engine needs anyway."""
     return tuple(sorted(name for name in linked_libraries(library) if not _EVERYWHERE.match(name)))
 
 
 def needed_glibc(library: Path) -> str:
-    """Return the least version of glibc that `library` needs, as "2.34"."""
+    """Return the oldest version of glibc that `library` runs with, such as "2.34"."""
     versions = re.findall(r"\bGLIBC_(\d+(?:\.\d+)+)", _readelf("-V", library))
     return max(versions, key=lambda version: tuple(map(int, version.split("."))), default="")
 

@@ -1,4 +1,4 @@
-"""What CMake is told for each backend that can be a pack, and what a computer needs to build and to use it."""
+"""CMake options of each backend that can be built as a pack, and what a computer needs to use the pack."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ PORTABLE = (
     # Linux's word for a library's own folder; macOS has another, and Windows needs none.
     "-DCMAKE_INSTALL_RPATH=$ORIGIN",
 )
-"""The engine that packs are for: CPU (one library for each kind of processor from SSE4.2 on) and RPC, loaded when it
-runs."""
+"""CMake options of the engine that packs are for. Its backends are loaded at run time.
+
+They are RPC, and one CPU library for each generation of processors from SSE4.2 on.
+"""
 LEFT_OUT = ("ggml-cpu-sapphirerapids", "ggml-cpu-cannonlake", "ggml-cpu-cooperlake")
-"""Parts of that build that are not shipped. With AMX, llama.cpp dies (`resources/setup/compiler_flags.py`: where). The
-others are for one notebook's processor and for servers of four sockets; the library before theirs serves them."""
+"""CPU libraries of that build that are not shipped.
+
+llama.cpp crashes in the one with AMX (`resources/setup/compiler_flags.py`). The others are for one notebook processor
+and for servers with four sockets; the next older library serves these.
+"""
 _MODULE = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
@@ -36,8 +41,12 @@ _MODULE = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """`backend` as people call it; `words`: what a computer needs to use the pack; `architectures`: CMake's name of
-    the cards that it is built for, empty where it is the same for all."""
+    """How one backend is built as a pack.
+
+    `backend`: its name in texts.
+    `words`: what a computer needs to use the pack, as a text.
+    `architectures`: CMake's variable for the cards to build for; empty if one build is for all cards.
+    """
 
     name: str
     backend: str
@@ -47,12 +56,12 @@ class Recipe:
 
     @property
     def target(self) -> str:
-        """CMake's name for it."""
+        """CMake's target of the backend."""
         return f"ggml-{self.name}"
 
     @property
     def library(self) -> str:
-        """The file that is built."""
+        """File name of the built library."""
         return f"lib{self.target}.so"
 
 
@@ -80,8 +89,11 @@ RECIPES = {
 
 
 def configure_options(recipe: Recipe, architectures: str, flags: Sequence[str]) -> tuple[str, ...]:
-    """Return what CMake is told to build one pack; `architectures` are CMake's, such as "75;90" (empty: ggml's choice,
-    which is most of those that are in use), `flags` more for the C++ compiler."""
+    """Return the CMake options to build one pack.
+
+    `architectures`: cards to build for, in CMake's form, such as "75;90"; empty: ggml's default, most cards in use.
+    `flags`: additional flags for the C++ compiler.
+    """
     options = [*_MODULE, *recipe.options]
     if architectures:
         options.append(f"-D{recipe.architectures}={architectures}")

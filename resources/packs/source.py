@@ -1,4 +1,7 @@
-"""ggml's source, out of llama-cpp-python's source package: kept, since packs are of the engine's version."""
+"""ggml's sources from the source package of llama-cpp-python, kept in the user's cache folder.
+
+A pack must be built from the sources of the engine's version.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ _INSIDE = ("vendor", "llama.cpp", "ggml")
 
 
 def find_source(cache: Path, version: str) -> Path | None:
-    """Return the folder of ggml's source that is kept in `cache`, None if there is none."""
+    """Return the folder of ggml's sources in `cache`; None if they are not there."""
     folder = cache / "sources" / version / "ggml"
     return folder if (folder / "CMakeLists.txt").is_file() else None
 
 
 def fetch_ggml(cache: Path, version: str, python: str) -> Path | None:
-    """Have `python`'s pip download the source package and keep ggml's part of it; None where pip could not."""
+    """Download the source package with pip, and return its ggml folder in `cache`; None if the download fails."""
     kept = cache / "sources" / version
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="source-", dir=kept.parent) as scratch:
@@ -34,7 +37,7 @@ def fetch_ggml(cache: Path, version: str, python: str) -> Path | None:
 
 
 def _unpack_ggml(archive: Path, folder: Path) -> None:
-    """Write what is below NAME/vendor/llama.cpp/ggml in the package to `folder`/ggml."""
+    """Extract NAME/vendor/llama.cpp/ggml of the package to `folder`/ggml."""
     with tarfile.open(archive) as tar:
         for member in tar:
             _, *inside = member.name.split("/")

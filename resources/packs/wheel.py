@@ -1,4 +1,4 @@
-"""Leaving parts of a built wheel out: what a build makes and nobody is to have."""
+"""Removes libraries from a built wheel that are not to be shipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def leave_out(wheel: Path, names: Iterable[str]) -> None:
-    """Write the wheel anew without the libraries called `names`, in whatever folder, and without them in its RECORD."""
+    """Rewrite the wheel without the libraries called `names`, in any folder, and without their lines in RECORD."""
     unwanted = tuple(names)
 
     def stays(path: str) -> bool:

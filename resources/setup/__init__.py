@@ -1,5 +1,5 @@
-"""What `make.py` does: from a fresh clone to a window, a test run, an application. Standard library only.
+"""Set-up of a clone, with only the standard library: environment, engine, demo model. `make.py` uses it.
 
-It runs on a bare Python before anything is installed. `whole.py` has the steps in their order, each of which is a
-module of its own; `places.py` says where things are, `build_plan.py` which engine is built.
+It runs before anything is installed. `whole.py` has the steps in their order; each is a module of its own. `places.py`
+has the paths, `build_plan.py` decides how the engine is built.
 """

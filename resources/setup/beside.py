@@ -1,4 +1,4 @@
-"""An engine beside the one that is set up: another build, found first by what is started from here."""
+"""Uses another build of the engine than the installed one, for the processes that are started afterwards."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from resources.setup.stamp import read_stamp
 from resources.vulkan import needs as vulkan
 
 CUDA_HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
-"""NVIDIA's headers as packages for Python: the tests of the CUDA engine compile cards that only count with them."""
+"""NVIDIA's headers as Python packages. The CUDA tests compile their stand-in for NVIDIA's libraries with them."""
 CUDA_WHEEL_VARIABLE = "LAYERDECK_CUDA_WHEEL"
 """Path of a llama-cpp-python wheel with CUDA, for a machine without the toolkit. Its CUDA major version must be 13."""
 
 
 def use_engine(backend: str) -> str:
-    """Make everything that is started from here find the engine built for `backend`; return the backend's name."""
+    """Put the engine built for `backend` first in PYTHONPATH; return the backend's name."""
     if backend == "vulkan" and has_debian_packages():
         require_packages([*vulkan.look(os.environ).packages, VULKAN_TEST_DRIVER])
     if backend == "cuda":

@@ -1,4 +1,4 @@
-"""A long build as a child: progress on the terminal, its output in a log, and why it failed."""
+"""Runs a long build as a child: progress on the terminal, output in a log file, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ TAIL_LINES = 30
 
 
 def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-    """Run a long build with progress; its output goes to `log`, and the end of it to the terminal on failure."""
+    """Run a build with progress on the terminal; its output goes to the file `log`.
+
+    Raises:
+        SetupError: the build failed. The text has the last lines of output, the cause and the remedy.
+    """
     progress = Progress(sys.stdout)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +69,7 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
 
 
 def stop_build(process: subprocess.Popen[str]) -> None:
-    """End a build with the compilers it started."""
+    """Terminate a build with the compilers that it started."""
     if sys.platform == "win32":
         process.terminate()
     else:

@@ -1,4 +1,4 @@
-"""Which engine is built here, and how."""
+"""Decides for which backend and with which CMake options the engine is built."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from resources.vulkan import needs as vulkan
 
 ENGINE = "llama-cpp-python"
 BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal", "portable")
-"""`portable` is the bundle's engine: for any processor, with packs for cards (`resources/packs`). The others are
-built for the machine they are built on."""
+"""Values of `--backend`.
+
+`portable` is the bundle's engine: for any processor, with packs for cards (`resources/packs`). All others are built for
+this machine only.
+"""
 
 
 @dataclass(frozen=True)
 class Build:
-    """One way of building the engine."""
+    """Everything that a build of the engine depends on."""
 
     version: str
     backend: str
@@ -37,13 +40,16 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of the folder in the cache: the same for builds that may stand in for each other."""
+        """Name of its folder in the cache. Builds with equal keys are interchangeable."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return f"{self.version}-{self.backend}-{digest[:16]}"
 
 
 def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
-    """Decide how the engine is built on this machine."""
+    """Decide how the engine is built on this machine; return the build, and the CUDA toolkit if one was found.
+
+    `requested`: one of `BACKENDS`. `extra`: the user's CMAKE_ARGS.
+    """
     cuda = find_cuda() if requested in ("auto", "cuda") else None
     backend = choose_backend(requested, sys.platform, cuda)
     toolkit = f"{cuda.version} for {','.join(cuda.capabilities)}" if cuda and backend == "cuda" else ""
@@ -59,7 +65,13 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
 
 
 def choose_backend(requested: str, system: str, cuda: Cuda | None) -> str:
-    """Return the backend to build for, from LAYERDECK_BACKEND and what is there."""
+    """Return the backend to build for.
+
+    "auto" means Metal on macOS, CUDA if a card and the toolkit are there, else the CPU.
+
+    Raises:
+        SetupError: the requested backend is unknown or cannot be built here.
+    """
     if requested not in BACKENDS:
         raise SetupError(f'LAYERDECK_BACKEND is "{requested}"; it may be {", ".join(BACKENDS)}.')
     if requested == "cuda" and cuda is None:
@@ -77,7 +89,10 @@ def choose_backend(requested: str, system: str, cuda: Cuda | None) -> str:
 
 
 def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
-    """Return the CMake options for `backend`; `extra` is the user's own CMAKE_ARGS and comes last, so that it wins."""
+    """Return the CMake options for `backend`.
+
+    `extra`: the user's CMAKE_ARGS, which come last and so take precedence.
+    """
     options = ["-DGGML_RPC=ON"]
     if backend == "cuda":
         options += ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"]
@@ -91,7 +106,11 @@ def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
 
 
 def require_vulkan() -> vulkan.Found:
-    """Return what a build with Vulkan finds here; without all of it there is no sense in beginning one."""
+    """Return what a build with Vulkan finds on this machine.
+
+    Raises:
+        SetupError: something that the build needs is missing.
+    """
     found = vulkan.look(os.environ)
     if fault := vulkan.find_fault(found):
         raise SetupError(fault)
@@ -101,12 +120,12 @@ def require_vulkan() -> vulkan.Found:
 
 
 def engine_version() -> str:
-    """Return the engine's version."""
+    """Return the version of llama-cpp-python that pyproject.toml pins."""
     return pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def pinned_version(package: str, pyproject: str) -> str:
-    """Return the version that the text of pyproject.toml pins `package` to."""
+    """Return the version to which `pyproject` (the text of pyproject.toml) pins `package`."""
     match = re.search(rf'"{re.escape(package)}==([^"]+)"', pyproject)
     if match is None:
         raise SetupError(f"pyproject.toml does not pin {package} with ==.", exit_code=1)

@@ -1,4 +1,4 @@
-"""Flags for the compilers of the engine: what they are not to use, and what they are given besides the user's own."""
+"""Compiler flags for the engine: without AMX, and with declarations that old Vulkan headers lack."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from resources.setup.steps import output_of
 from resources.vulkan import needs as vulkan
 
 FLAG_VARIABLES = {"CC": ("CFLAGS", "CMAKE_C_FLAGS"), "CXX": ("CXXFLAGS", "CMAKE_CXX_FLAGS")}
-"""Where the flags of a language's compiler stand in the environment, and what CMake calls them."""
+"""For each compiler variable the environment variable with its flags, and CMake's variable for them."""
 
 
 def amx_switches(flags: str) -> tuple[str, ...]:
-    """Return the compiler's switches that leave out AMX, the matrix unit of newer Xeons, where `flags` have it.
+    """Return the compiler switches that disable AMX, the matrix unit of newer Xeons; none if the CPU lacks it.
 
-    llama.cpp compiled with it loads a model and then dies at `ldtilecfg` in ggml_backend_amx_mul_mat
-    (llama.cpp#20824, seen with GCC 12); without it the same model answers, and takes no second copy of its weights.
+    `flags`: instruction sets of the CPU. llama.cpp compiled with AMX loads a model and then crashes at `ldtilecfg` in
+    ggml_backend_amx_mul_mat (llama.cpp#20824, seen with GCC 12). Without it the same model answers, and its weights are
+    not copied a second time.
     """
     return tuple(f"-mno-{flag.replace('_', '-')}" for flag in flags.split() if flag.startswith("amx_"))
 
 
 def accepted_switches(compiler: str | None, switches: Iterable[str]) -> list[str]:
-    """Return those of `switches` that `compiler` knows. One that it does not know stands for nothing it could use."""
+    """Return the `switches` that `compiler` accepts. A compiler that rejects a switch does not use its feature."""
     command = [*shlex.split(compiler or ""), "-E", "-x", "c", os.devnull]
     return [switch for switch in switches if compiler and output_of([*command, switch]) is not None]
 
 
 def add_compiler_flags(options: Sequence[str], name: str, flags: Sequence[str], inherited: str) -> tuple[str, ...]:
-    """Return CMake `options` in which the variable `name` begins with `flags`: the user's own come last and win.
+    """Return CMake options in which `flags` come first in the variable `name`.
 
-    Theirs are in the last of `options` that sets `name`, else they are the `inherited` ones of the environment, which
-    CMake would not look at any more.
+    The user's own flags come after them, and so take precedence. They are in the last of `options` that sets `name`, or
+    else in `inherited`, the flags of the environment. CMake ignores the latter once the variable is set, so they are
+    added here.
     """
     if not flags:
         return tuple(options)
@@ -48,7 +50,7 @@ def add_compiler_flags(options: Sequence[str], name: str, flags: Sequence[str], 
 
 
 def leave_out(switches: Sequence[str], options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return CMake `options` with the `switches` that the C and the C++ compiler know, for those two."""
+    """Return CMake options with the `switches` that the C compiler and the C++ compiler accept."""
     for compiler, (variable, name) in FLAG_VARIABLES.items():
         accepted = accepted_switches(find_compiler(compiler), switches)
         options = add_compiler_flags(options, name, accepted, os.environ.get(variable, ""))
@@ -56,7 +58,10 @@ def leave_out(switches: Sequence[str], options: tuple[str, ...]) -> tuple[str, .
 
 
 def declare_layer_settings(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return CMake `options` with what older Vulkan headers do not declare; a wheel's key does not depend on it."""
+    """Return CMake options that include the declarations which older Vulkan headers lack.
+
+    The key of the build does not depend on them.
+    """
     if not vulkan.lacks_layer_settings(vulkan.look(os.environ)):
         return options
     flags = ["-include", shlex.quote(str(vulkan.LAYER_SETTINGS))]

@@ -1,4 +1,4 @@
-"""The CUDA toolkit and the cards of this machine."""
+"""Finds the CUDA toolkit and the NVIDIA cards of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resources.setup.steps import output_of
 
 @dataclass(frozen=True)
 class Cuda:
-    """A CUDA toolkit and the compute capabilities of the cards present."""
+    """An installed CUDA toolkit, and the compute capabilities of the cards."""
 
     nvcc: str
     version: str
@@ -21,7 +21,10 @@ class Cuda:
 
 
 def find_cuda() -> Cuda | None:
-    """Return the toolkit and the cards, None unless there are both: a toolkit alone makes an engine nobody can use."""
+    """Return the toolkit and the cards; None unless both are there.
+
+    An engine built with a toolkit alone is of no use.
+    """
     cards = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
     if not cards or not cards.strip():
         return None

@@ -1,4 +1,4 @@
-"""Packages of the system, by Debian's names: installed where we are root, else named in one line to copy."""
+"""System packages by Debian's names: installed if we are root, otherwise the command is printed."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ QT_PACKAGES = (
     "libxkbcommon-x11-0",
     "libxkbcommon0",
 )
-"""What the libraries and the xcb platform plugin in PySide6-Essentials link to and do not bring along."""
+"""Packages that the libraries and the xcb plugin of PySide6-Essentials need and do not contain."""
 TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
-"""End-to-end tests drive the real window by mouse in an X server of their own."""
+"""For the end-to-end tests, which drive the real window with a mouse on an X server of their own."""
 BUNDLE_PACKAGES = (
     "appstream",
     "binutils",
@@ -57,13 +57,13 @@ BUNDLE_PACKAGES = (
     "shared-mime-info",
     "xdg-utils",
 )
-"""What the application is made with and checked by, on Debian."""
+"""Debian packages that build and check the bundle."""
 VULKAN_TEST_DRIVER = "mesa-vulkan-drivers"
-"""Has llvmpipe, a Vulkan device that needs no card."""
+"""Contains llvmpipe, a Vulkan device that needs no card."""
 
 
 def has_debian_packages() -> bool:
-    """Say whether packages can be looked up and installed by Debian's names."""
+    """Return whether this system has dpkg-query and apt-get."""
     return sys.platform == "linux" and bool(shutil.which("dpkg-query") and shutil.which("apt-get"))
 
 
@@ -77,9 +77,10 @@ def wanted_packages(*, tests: bool, backend: str, has_compiler: bool, has_venv: 
 
 
 def missing_packages(wanted: Iterable[str], installed: str) -> list[str]:
-    """Return those of `wanted` that dpkg's list does not have, a line of it being "status|package|provides".
+    """Return the `wanted` packages that are not installed.
 
-    Newer Debian releases renamed some of them (libglib2.0-0t64), and provide the old name.
+    `installed`: output of dpkg-query, with lines "status|package|provides". Newer Debian releases renamed some packages
+    (libglib2.0-0t64); they provide the old name.
     """
     present: set[str] = set()
     for line in installed.splitlines():
@@ -90,14 +91,22 @@ def missing_packages(wanted: Iterable[str], installed: str) -> list[str]:
 
 
 def require_packages(wanted: Iterable[str]) -> None:
-    """Install those Debian packages of `wanted` that are missing, or name them."""
+    """Install those of `wanted` that are missing.
+
+    Raises:
+        SetupError: we are not root (the text has the command), or apt-get failed.
+    """
     listed = output_of(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Provides}\n"]) or ""
     if missing := missing_packages(wanted, listed):
         install_packages(missing)
 
 
 def install_packages(packages: Sequence[str]) -> None:
-    """Install with apt-get where we are root, else end with the one line to copy."""
+    """Install packages with apt-get.
+
+    Raises:
+        SetupError: we are not root (the text has the command), or apt-get failed.
+    """
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
         line = f"sudo apt-get update && sudo {shlex.join(command)}"

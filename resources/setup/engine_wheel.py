@@ -1,4 +1,4 @@
-"""The engine's wheel: built once for a machine, kept in the user's cache."""
+"""Builds the engine's wheel, once for each build, and keeps it in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from resources.setup.times import format_duration, keep_time, read_times, told_d
 
 
 def require_wheel(build: Build, cuda: Cuda | None) -> Path:
-    """Return the engine's wheel from the cache, building it first if it is not there."""
+    """Return the path of the engine's wheel in the cache. It is built first if it is not there."""
     cache = cache_folder(sys.platform, os.environ, Path.home())
     folder = cache / "wheels" / build.key
     if wheel := wheel_in(folder):
@@ -58,7 +58,7 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
 
 
 def build_wheel(build: Build, cuda: Cuda | None, scratch: BuildFolder, target: Path, log: Path) -> None:
-    """Build the wheel into `target`. The folder for temporary files is ours: the build tree is large."""
+    """Build the wheel into `target`. Temporary files go into `scratch`, since they need much space."""
     python = venv_program("python")
     if not scratch.source.exists():
         fetch_source(python, build.version, scratch.source, scratch.temporary, log)
@@ -80,7 +80,7 @@ def build_wheel(build: Build, cuda: Cuda | None, scratch: BuildFolder, target: P
 
 
 def fetch_source(python: Path, version: str, folder: Path, scratch: Path, log: Path) -> None:
-    """Unpack the engine's source into `folder`, whole or not at all, by way of the folder `scratch`."""
+    """Download the engine's sources and put them in `folder` in one step. `scratch`: folder for the download."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary", ENGINE]
     command += ["--dest", str(scratch), f"{ENGINE}=={version}"]
     run_logged(command, {**os.environ, "TMPDIR": str(scratch)}, log)

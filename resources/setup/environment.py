@@ -1,4 +1,4 @@
-"""The virtual environment: made, filled, and its modules compiled."""
+"""The virtual environment .venv: created, filled with packages, and its modules compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN_TO_PIP = ("what pip said is above", "start again; if it ends the same, r
 
 
 def require_venv() -> None:
-    """Create .venv, anew if it is broken or of another Python."""
+    """Create .venv if it is missing, incomplete or of another Python version."""
     wanted = "{}.{}".format(*sys.version_info[:2])
     script = "import sys; print('{}.{}'.format(*sys.version_info[:2]))"
     found = output_of([str(venv_program("python")), "-c", script])
@@ -50,7 +50,7 @@ def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
 
 
 def install_packages(packages: Sequence[str]) -> None:
-    """Install further packages into .venv, unless they are there."""
+    """Install packages into .venv that are not there yet."""
     if not try_uv(["pip", "install", "--python", str(venv_program("python")), *packages]):
         call_pip([*_pip_install(), *packages])
 
@@ -60,7 +60,11 @@ def _pip_install() -> list[str]:
 
 
 def call_pip(command: Sequence[str]) -> None:
-    """Run pip; its failure ends the set-up with what it said, the cause and the remedy."""
+    """Run pip.
+
+    Raises:
+        SetupError: pip failed. The text has its output, the cause and the remedy.
+    """
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
@@ -71,13 +75,16 @@ def call_pip(command: Sequence[str]) -> None:
 
 
 def compile_modules() -> None:
-    """Compile our modules once for all processes: many start, and some environments let none keep what it compiles."""
+    """Compile our modules to bytecode once.
+
+    Many processes start, and in some environments they are not allowed to write bytecode themselves.
+    """
     command = [str(venv_program("python")), "-m", "compileall", "-q", *FOLDERS]
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)  # what is wrong shows where it is used
 
 
 def check_engine() -> None:
-    """Have a new engine check itself on this machine's devices: what it cannot do is not used, and nothing stops."""
+    """Let a new engine test itself on this machine's devices. Features that fail are not used; the set-up goes on."""
     say("Checking what of the engine works on this machine, once for each build")
     command = [str(venv_program("layerdeck-cli")), "doctor", "--engine"]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)

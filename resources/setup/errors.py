@@ -1,10 +1,10 @@
-"""How a set-up ends that cannot go on."""
+"""The exception that ends a set-up."""
 
 from __future__ import annotations
 
 
 class SetupError(Exception):
-    """Set-up cannot go on; the text says why and what to do."""
+    """The set-up cannot continue. The text names the reason and the remedy."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Why a build of the engine failed, by its log, and what helps."""
+"""Finds cause and remedy of a failed build of the engine in its log."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ FAILURES = (
     ),
     (r"Permission denied", "a file or folder cannot be written", "give this user the right to, and start again"),
 )
-"""What a log has when a build failed, why that is, and what helps; the first that is found counts."""
+"""Text in the log, cause and remedy. The first entry whose text is found is used."""
 UNKNOWN = ("the log says why", "start again; if it ends the same, LAYERDECK_BACKEND=cpu needs the least")
 
 
 def explain(log: str, unknown: tuple[str, str] = UNKNOWN) -> tuple[str, str]:
-    """Return why the build with this log failed, and what to do; `unknown` where that cannot be seen."""
+    """Return cause and remedy of a failed build with this log; `unknown` if no known text is found."""
     for pattern, cause, remedy in FAILURES:
         if re.search(pattern, log):
             return cause, remedy

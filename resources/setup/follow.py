@@ -1,4 +1,4 @@
-"""`make.py follow`: another version of the engine in an environment of its own, and what it moves in the zoo."""
+"""`make.py follow`: builds another version of the engine, records the zoo with it, and prints the differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resources.setup.whole import set_up
 
 
 def run_follow(arguments: Sequence[str]) -> int:
-    """Build another version of the engine beside ours, record the zoo with it and print what moved."""
+    """Build another version of the engine in its own environment, record the zoo with it, and print what changed."""
     if not arguments or not re.fullmatch(r"\d+(\.\w+)+", arguments[0]):
         raise SetupError(f"Say which version of {ENGINE}: make.py follow 0.3.40 [MODEL ...] [--keep].")
     set_up(tests=True)

@@ -1,7 +1,7 @@
-"""The folder that an engine is built in: kept where a build is stopped, so that the next one goes on from its objects.
+"""Build folder of the engine. An interrupted build leaves it, so that the next build reuses its object files.
 
-scikit-build-core has CMake configure such a folder anew, and ninja's own log says which objects are there and whole.
-For that the source has to lie where it lay before, so it is in the folder as well.
+scikit-build-core lets CMake configure such a folder again, and ninja's log knows which objects are complete. The paths
+of the sources must stay the same for that, so the sources are in the folder too.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ PREFIX = "unfinished-"
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """Where to build: the unpacked `source` (there or not), its `objects`, and what is for this run alone."""
+    """Folders of one build. `goes_on`: whether an earlier build left object files there."""
 
     path: Path
     goes_on: bool
 
     @property
     def source(self) -> Path:
-        """The engine's source."""
+        """Sources of the engine; need not exist."""
         return self.path / "source"
 
     @property
     def objects(self) -> Path:
-        """CMake's folder."""
+        """CMake's build folder."""
         return self.path / "objects"
 
     @property
     def temporary(self) -> Path:
-        """Files of this run, removed before the next."""
+        """Temporary files of one run, removed before the next one."""
         return self.path / "temporary"
 
 
 @contextmanager
 def build_folder(parent: Path, key: str) -> Iterator[BuildFolder]:
-    """Yield the folder in `parent` for the build that is called `key`; another one where that is in use.
+    """Yield the folder in `parent` for the build `key`; a temporary folder if another process uses it.
 
-    Left by an interrupt or a kill it stays; after a whole build it goes, and so does one that failed though it went on
-    from earlier objects: they may be the cause. What builds of other keys left is removed.
+    It stays after an interrupt, a kill, or the first failure. It is removed after a success, and after a failure of a
+    continued build, since the older objects may be the cause. Folders of other keys are removed unless they are in use.
     """
     parent.mkdir(parents=True, exist_ok=True)
     with (parent / f"{PREFIX}{key}.lock").open("a+b") as lock:
@@ -67,14 +67,14 @@ def build_folder(parent: Path, key: str) -> Iterator[BuildFolder]:
 
 
 def _fresh(folder: BuildFolder) -> BuildFolder:
-    """Make the folder, and empty what is for one run."""
+    """Create the folder, with an empty folder for temporary files."""
     shutil.rmtree(folder.temporary, ignore_errors=True)
     folder.temporary.mkdir(parents=True)
     return folder
 
 
 def _remove_others(parent: Path, own: Path) -> None:
-    """Remove what stopped builds with other options left, but for those that run."""
+    """Remove the folders of interrupted builds with other keys, unless they are in use."""
     for path in parent.glob(f"{PREFIX}*"):
         if path.is_dir() and path != own:
             with path.with_name(f"{path.name}.lock").open("a+b") as lock:
@@ -83,7 +83,7 @@ def _remove_others(parent: Path, own: Path) -> None:
 
 
 def _take(lock: IO[bytes]) -> bool:
-    """Lock a file until it is closed, however this process ends; return whether nobody else has it."""
+    """Try to lock a file until it is closed or this process ends; return whether it was free."""
     try:
         if sys.platform == "win32":
             import msvcrt

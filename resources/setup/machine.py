@@ -1,4 +1,4 @@
-"""What of this machine a built engine depends on."""
+"""The properties of this machine on which a built engine depends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything about a machine that a built engine depends on."""
+    """Everything about a machine on which a built engine depends."""
 
     system: str
     architecture: str
@@ -28,7 +28,7 @@ class Machine:
 
 
 def find_machine() -> Machine:
-    """Look at this machine."""
+    """Return the properties of this machine."""
     return Machine(
         system=sys.platform,
         architecture=platform.machine(),
@@ -39,7 +39,7 @@ def find_machine() -> Machine:
 
 
 def find_compiler(variable: str = "CXX") -> str | None:
-    """Return the compiler that CMake will take, for C++ or (variable CC) for C; None if there is none."""
+    """Return the compiler that CMake will use; None if there is none. `variable`: "CXX" for C++, "CC" for C."""
     if variable in os.environ:
         return os.environ[variable]
     names = COMPILERS[variable][:: -1 if sys.platform == "darwin" else 1]
@@ -47,9 +47,9 @@ def find_compiler(variable: str = "CXX") -> str | None:
 
 
 def find_visual_studio() -> str | None:
-    """Return the folder of Visual Studio, or of its build tools, with C++; None if there is none.
+    """Return the folder of Visual Studio or its build tools with C++; None if there is none.
 
-    Its installer brings the program that knows, always to the same place, and CMake asks that too.
+    `vswhere.exe` is asked, as CMake does. Its installer always puts it into the same folder.
     """
     folder = os.environ.get("PROGRAMFILES(X86)", "")
     asked = str(Path(folder, "Microsoft Visual Studio", "Installer", "vswhere.exe"))
@@ -58,13 +58,13 @@ def find_visual_studio() -> str | None:
 
 
 def has_compiler(system: str) -> bool:
-    """Say whether there is something that compiles C++ on this machine."""
+    """Return whether this machine has a C++ compiler."""
     # On Windows CMake finds Visual Studio without the path.
     return find_compiler() is not None or (system == "win32" and find_visual_studio() is not None)
 
 
 def compiler_version() -> str:
-    """Return name and version of the C++ compiler. On Windows CMake finds Visual Studio without our help."""
+    """Return name and version of the C++ compiler; on Windows always "msvc"."""
     if sys.platform == "win32":
         return "msvc"
     compiler = find_compiler()
@@ -73,7 +73,7 @@ def compiler_version() -> str:
 
 
 def cpu_digest() -> str:
-    """Return a digest of what this CPU can do: ggml is compiled for exactly this CPU."""
+    """Return a digest of this CPU's instruction sets, since ggml is compiled for exactly this CPU."""
     if sys.platform == "darwin":
         text = output_of(["sysctl", "-n", "machdep.cpu.brand_string"]) or ""
     else:
@@ -82,7 +82,7 @@ def cpu_digest() -> str:
 
 
 def instruction_sets() -> str:
-    """Return the instruction sets of this CPU, nothing where the system has no list of them to read."""
+    """Return the instruction sets of this CPU, separated by spaces; empty on systems other than Linux."""
     if sys.platform != "linux":
         return ""
     return parse_cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))

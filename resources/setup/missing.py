@@ -1,4 +1,4 @@
-"""What a set-up needs and a machine lacks, where packages cannot be installed from here."""
+"""Checks for requirements that the set-up cannot install itself."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NEEDED_BYTES = 1_000_000_000
-"""On the clone's disk: .venv takes 420 MB, the rest is for the build while it runs."""
+"""Free disk space that a set-up needs: 420 MB for .venv, the rest during the build."""
 COMPILERS = {"darwin": "run xcode-select --install", "win32": "install the Visual Studio Build Tools with C++"}
-"""How to have one, by system."""
+"""How to install a C++ compiler, by `sys.platform`."""
 
 
 def compiler_remedy(system: str) -> str:
-    """Return how to have a compiler on `system` (as `sys.platform` calls it)."""
+    """Return how to install a C++ compiler. `system`: as `sys.platform`."""
     return COMPILERS.get(system, "install g++ or clang++")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that is not there, with what to do about it."""
+    """A missing requirement, and how to get it."""
 
     what: str
     remedy: str
@@ -34,7 +34,7 @@ def find_missing(
     free_bytes: int,
     which: Callable[[str], str | None] = shutil.which,
 ) -> list[Missing]:
-    """Return all that is missing, so that nobody hears of one thing after another."""
+    """Return all missing requirements, so that they can be reported at once."""
     missing = []
     if not has_compiler:
         missing.append(Missing("a C++ compiler", compiler_remedy(system)))
@@ -49,6 +49,6 @@ def find_missing(
 
 
 def sentence(missing: Sequence[Missing]) -> str:
-    """Return what to tell people: a line each, and that nothing was built."""
+    """Return the message for people: a line for each missing requirement."""
     lines = [f"  {each.what}: {each.remedy}" for each in missing]
     return "\n".join(["These are missing, and nothing was built yet:", *lines, "Then start again."])

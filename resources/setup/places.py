@@ -1,4 +1,4 @@
-"""Where things are: the clone, its environment, what is kept for this user."""
+"""Paths of the clone, of its virtual environment, and of the user's cache folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 UNFINISHED = ROOT / "build" / "venv-unfinished"
-"""Is there while .venv is written to. Not in it: what clears it would take the mark along."""
+"""Exists while .venv is being written. It is outside of .venv, so that clearing .venv does not remove it."""
 FOLDERS = ("app", "benchmarks", "engine", "resources", "tests", "widgets")
 
 
@@ -30,7 +30,7 @@ def cache_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
 
 
 def model_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
-    """Return where the window looks for the demo model: in its own cache, which on Windows is a folder further down."""
+    """Return the folder in which the window looks for the demo model; on Windows a subfolder of the cache folder."""
     base = cache_folder(system, environ, home)
     return (base / "Cache" if system == "win32" else base) / "models"
 

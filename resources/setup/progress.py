@@ -1,4 +1,4 @@
-"""How a long build goes, told while it runs."""
+"""Shows the progress of a long build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPORT_INTERVAL_S = 15.0
 
 
 class Progress:
-    """Says how a long build goes: one rewritten line on a terminal, else a line every 15 seconds."""
+    """Prints the progress of a build: one rewritten line on a terminal, otherwise a line every 15 seconds."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
@@ -21,14 +21,14 @@ class Progress:
         self._state = "preparing"
 
     def see(self, line: str) -> None:
-        """Take in a line of the build's output."""
+        """Read the progress from a line of the build's output."""
         if match := re.search(r"\[\s*(\d+)/(\d+)\]", line):
             self._state = f"{match.group(1)} of {match.group(2)} steps"
         elif match := re.search(r"\[\s*(\d+)%\]", line):
             self._state = f"{match.group(1)} %"
 
     def tick(self) -> None:
-        """Show where the build is, if it is time to."""
+        """Print the progress if it is due."""
         now_s = time.monotonic()
         text = f"  llama.cpp: {self._state}, {format_duration(now_s - self._started_s)}"
         if self._out.isatty():
@@ -39,6 +39,6 @@ class Progress:
         self._out.flush()
 
     def end(self) -> None:
-        """Finish the line."""
+        """End the line on the terminal."""
         if self._out.isatty():
             self._out.write("\n")

@@ -1,4 +1,4 @@
-"""What a finished set-up noted in .venv, and whether it is the one that is wanted now."""
+"""The stamp that a finished set-up writes into .venv, and whether it is up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAMP = VENV / "layerdeck-setup.json"
 
 
 def read_stamp() -> dict[str, str]:
-    """Return what the last finished set-up noted, nothing if there was none."""
+    """Return the content of the stamp; empty if no set-up was finished."""
     try:
         stamp = json.loads(STAMP.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -25,14 +25,14 @@ def read_stamp() -> dict[str, str]:
 def setup_digest(
     pyproject: bytes, place: Path, python: str, backend: str, cmake_args: str, switches: Sequence[str]
 ) -> str:
-    """Return a digest of what the virtual environment depends on and can be had without starting a program.
+    """Return a digest of the inputs of a set-up, as far as they are known without starting a program.
 
-    The `switches` that leave something out of the engine are among it: an engine that was built before we knew is old.
+    `switches`: compiler switches that disable features (`amx_switches`); an engine built without them is outdated.
     """
     inputs = [pyproject.decode(), str(place), python, backend, cmake_args, DEMO_WHEEL_SHA256, *switches]
     return hashlib.sha256("\0".join(inputs).encode()).hexdigest()
 
 
 def is_set_up(stamp: Mapping[str, str], digest: str, *, tests: bool) -> bool:
-    """Say whether the set-up that left `stamp` is the one wanted now."""
+    """Return whether the set-up of this stamp is up to date. `tests`: whether the packages for tests are needed."""
     return stamp.get("digest") == digest and (not tests or stamp.get("tests") == "yes")

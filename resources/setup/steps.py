@@ -1,4 +1,4 @@
-"""What a set-up says and starts."""
+"""Output of the set-up, and calls of other programs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from resources.setup.places import ROOT
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal."""
+    """Print a line for the person at the terminal."""
     print(text, flush=True)
 
 
 def call(command: Sequence[str], failed: str) -> None:
-    """Run a step of the set-up; its failure ends the set-up."""
+    """Run a command of the set-up.
+
+    Raises:
+        SetupError: the command failed. `failed`: the text.
+    """
     if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode != 0:
         raise SetupError(failed, exit_code=1)
 
 
 def output_of(command: Sequence[str]) -> str | None:
-    """Return what `command` prints, None if it does not exist or fails."""
+    """Return the output of `command`; None if it does not exist or fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60, check=False

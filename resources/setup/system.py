@@ -1,4 +1,4 @@
-"""What the system has to have before anything is built: installed, or all that is missing is named at once."""
+"""Checks the system before anything is built: installs missing packages, or names all that is missing at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from resources.setup.uv import find_uv
 from resources.vulkan import needs as vulkan
 
 QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
-"""Names to look for where there is no Debian package database."""
+"""Libraries that Qt needs, searched for on systems without Debian's packages."""
 
 
 def require_system(*, tests: bool, backend: str) -> None:
-    """Install or name the system packages that are missing."""
+    """Install the missing system packages.
+
+    Raises:
+        SetupError: something is missing that cannot be installed from here.
+    """
     has_compiler = machine.has_compiler(sys.platform)
     has_venv = importlib.util.find_spec("ensurepip") is not None or find_uv() is not None
     if backend == "vulkan" and (fault := vulkan.find_old_headers(vulkan.look(os.environ))):
@@ -36,7 +40,11 @@ def require_system(*, tests: bool, backend: str) -> None:
 
 
 def refuse_missing(backend: str, *, has_compiler: bool, has_venv: bool) -> None:
-    """End before anything is built where something is missing that no package of Debian's would bring."""
+    """Check the requirements that no Debian package provides.
+
+    Raises:
+        SetupError: one is missing.
+    """
     on_debian = has_debian_packages()
     missing = find_missing(
         sys.platform,
@@ -50,7 +58,7 @@ def refuse_missing(backend: str, *, has_compiler: bool, has_venv: bool) -> None:
 
 
 def name_missing_libraries(*, tests: bool) -> None:
-    """Say which libraries or programs seem to be missing where we do not know the package names."""
+    """Print libraries and programs that seem to be missing, on systems whose package names we do not know."""
     missing = [f"lib{name}" for name in QT_LIBRARIES if ctypes.util.find_library(name) is None]
     missing += [name for name in ("Xvfb", "xdotool", "openbox") if tests and shutil.which(name) is None]
     if missing:

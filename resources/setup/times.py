@@ -1,4 +1,4 @@
-"""How long builds of the engine take on this machine: measured by the last ones, kept beside their wheels."""
+"""Durations of engine builds: measured by earlier builds on this machine, otherwise estimated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 FILE = "build-times.json"
 BUILD_CORE_SECONDS = {"cuda": 3000, "hip": 3000, "vulkan": 900, "portable": 700}
-"""Processor seconds of a build beyond those of a plain one, where none was measured here."""
+"""Estimated core-seconds of a build in addition to a CPU-only one, by backend."""
 PLAIN_CORE_SECONDS = 400
 
 
 def read_times(cache: Path) -> dict[str, float]:
-    """Return the seconds that builds took on this machine, by backend; nothing where none was measured."""
+    """Return the measured seconds of builds on this machine, by backend."""
     try:
         kept = json.loads((cache / FILE).read_text(encoding="utf-8"))
         return {str(backend): float(seconds) for backend, seconds in kept.items()}
@@ -23,25 +23,28 @@ def read_times(cache: Path) -> dict[str, float]:
 
 
 def keep_time(cache: Path, backend: str, seconds: float) -> None:
-    """Note what a build took here; where that cannot be written the next one is told an estimate."""
+    """Write the duration of a build. An error is ignored; the next build then prints an estimate."""
     with contextlib.suppress(OSError):
         times = {**read_times(cache), backend: round(seconds, 1)}
         (cache / FILE).write_text(json.dumps(times) + "\n", encoding="utf-8")
 
 
 def format_duration(seconds: float) -> str:
-    """Return "3 min 5 s"."""
+    """Return a duration such as "3 min 5 s"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def expected_seconds(backend: str, cores: int) -> int:
-    """Return about how long a build takes where none was measured."""
+    """Return the estimated duration of a build on so many cores."""
     return (PLAIN_CORE_SECONDS + BUILD_CORE_SECONDS.get(backend, 0)) // max(1, cores)
 
 
 def told_duration(backend: str, cores: int, times: Mapping[str, float]) -> str:
-    """Return how long a build takes, for people: as it was measured, else by what a plain one took here."""
+    """Return the duration of a build as a text.
+
+    It is the measured one, otherwise the estimate, scaled by the measured duration of a CPU-only build if there is one.
+    """
     if backend in times:
         return f"{format_duration(times[backend])} the last time"
     expected = expected_seconds(backend, cores)

@@ -1,4 +1,4 @@
-"""A mark for what is being written: where it is found later, that was killed in the middle, and is made anew."""
+"""A marker file that exists while something is being written. If a later run finds it, the writing was interrupted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def being_written(mark: Path) -> Iterator[None]:
-    """Keep the file `mark` while the block runs. An interrupt or a kill leaves it; a step that failed has ended."""
+    """Keep the file `mark` while the block runs. Only an interrupt or a kill leaves it; an `Exception` removes it."""
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     try:

@@ -1,4 +1,4 @@
-"""uv, which makes environments and installs in a fraction of the time, where it is there."""
+"""uv, a faster replacement of venv and pip, used if it is installed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from resources.setup.steps import say
 
 
 def find_uv() -> str | None:
-    """Return the program uv, which makes environments and installs in a fraction of the time; None without it."""
+    """Return the path of uv; None if it is not installed."""
     return shutil.which("uv")
 
 
 def try_uv(words: Sequence[str]) -> bool:
-    """Run uv with `words` where it is there; return whether that went well. Where it does not, pip does the same."""
+    """Run uv with these arguments; return whether it succeeded. False without uv: the caller then uses venv or pip."""
     uv = find_uv()
     if uv is None:
         return False

@@ -1,4 +1,4 @@
-"""The whole set-up: what is missing is done, what is there stays."""
+"""The whole set-up: does the missing steps, and leaves finished ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from resources.setup.unfinished import being_written
 
 
 def set_up(*, tests: bool, force: bool = False) -> None:
-    """Do what is missing until Layerdeck (and its tests) can run."""
+    """Do the missing steps until Layerdeck can run.
+
+    `tests`: also those for its tests. `force`: also if the stamp is up to date.
+    """
     stamp = read_stamp()
     # A choice holds for later calls until another is made: plain `run` after `LAYERDECK_BACKEND=vulkan make.py setup`.
     requested = os.environ.get("LAYERDECK_BACKEND") or stamp.get("backend") or "auto"

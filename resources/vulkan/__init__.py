@@ -1,1 +1,1 @@
-"""What an engine with the Vulkan backend is built with."""
+"""Headers and checks for building the engine with Vulkan."""

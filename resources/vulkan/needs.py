@@ -1,7 +1,7 @@
-"""What a build of the engine with Vulkan needs of a machine, looked for before ten minutes are spent on it.
+"""Checks the requirements of a Vulkan build before it starts, since a failure would come only after ten minutes.
 
-It looks where CMake does: in the LunarG SDK that VULKAN_SDK names, then in the system's folders. make.py uses this
-before anything is installed, so that it stands on the standard library alone.
+It searches the folders that CMake searches: the LunarG SDK named by VULKAN_SDK, then the system's. make.py uses it
+before anything is installed, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEAST_HEADERS = 230
-"""First 1.3 headers with VK_EXT_device_fault, the youngest extension that ggml-vulkan.cpp takes for granted, but for
-layer settings. Ubuntu 22.04 has 204."""
+"""First 1.3 headers with VK_EXT_device_fault, the newest extension that ggml-vulkan.cpp needs besides layer settings.
+
+Ubuntu 22.04 has 204.
+"""
 LAYER_SETTINGS_HEADERS = 272
-"""First headers with VK_EXT_layer_settings. Debian 12 has 239: those are given `LAYER_SETTINGS`."""
+"""First headers with VK_EXT_layer_settings. For older ones, such as Debian 12's 239, `LAYER_SETTINGS` is included."""
 LAYER_SETTINGS = Path(__file__).with_name("layer_settings.h")
 
 SDK_REMEDY = "take LunarG's Vulkan SDK and let VULKAN_SDK name it"
@@ -29,8 +31,11 @@ _CONFIGURATION = "SPIRV-HeadersConfig.cmake"
 
 @dataclass(frozen=True)
 class Found:
-    """What is there. `headers` is the third number of the headers' version ("239" of 1.3.239; later minor versions
-    go on counting), None without headers; `packages` are Debian's names of what is missing."""
+    """The requirements of a Vulkan build that were found.
+
+    `headers`: patch number of the headers' version (239 of 1.3.239); None without headers. It keeps growing over minor
+    versions.
+    """
 
     headers: int | None
     headers_folder: Path | None
@@ -40,7 +45,7 @@ class Found:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Debian packages of what is missing. Headers that are too old are of a system that has no newer ones."""
+        """Debian packages of what is missing. Headers that are too old do not count: their system has no newer ones."""
         wanted = {
             "glslc": self.glslc,
             "libvulkan-dev": self.headers is not None and self.loader,
@@ -50,7 +55,7 @@ class Found:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is missing, in words."""
+        """Names of what is missing, for texts."""
         wanted = {
             "the Vulkan headers": self.headers is not None,
             "the Vulkan loader's library": self.loader,
@@ -61,7 +66,10 @@ class Found:
 
 
 def look(environ: Mapping[str, str], system: str = sys.platform, folders: Sequence[Path] | None = None) -> Found:
-    """Look for what a build needs; `folders` are those that the system keeps such things in."""
+    """Search for the requirements of a Vulkan build.
+
+    `folders`: system folders to search; None: the defaults of `system`.
+    """
     if folders is None:
         folders = [Path(folder) for folder in SYSTEM_FOLDERS.get(system, ())]
     sdk = [Path(environ["VULKAN_SDK"])] if environ.get("VULKAN_SDK") else []
@@ -83,7 +91,7 @@ def _has_any(places: Sequence[Path], folders: Sequence[str], names: Sequence[str
 
 
 def read_version(header: Path) -> int | None:
-    """Return VK_HEADER_VERSION of a vulkan_core.h, None if it does not tell."""
+    """Return VK_HEADER_VERSION of a vulkan_core.h; None if it cannot be read."""
     try:
         text = header.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -93,7 +101,7 @@ def read_version(header: Path) -> int | None:
 
 
 def find_fault(found: Found) -> str | None:
-    """Return in one sentence why the engine cannot be built with Vulkan here and what to do; None if it can."""
+    """Return a sentence with the reason why a Vulkan build is impossible here, and the remedy; None if possible."""
     if fault := find_old_headers(found):
         return fault
     if not found.missing:
@@ -106,7 +114,7 @@ def find_fault(found: Found) -> str | None:
 
 
 def find_old_headers(found: Found) -> str | None:
-    """Return why the headers that are there are of no use and what to do; None if they will do, or there are none."""
+    """Return a sentence with the remedy if the installed Vulkan headers are too old; None otherwise."""
     if found.headers is None or found.headers >= LEAST_HEADERS:
         return None
     return (
@@ -116,12 +124,12 @@ def find_old_headers(found: Found) -> str | None:
 
 
 def lacks_layer_settings(found: Found) -> bool:
-    """Return whether the compiler has to be given `LAYER_SETTINGS`."""
+    """Return whether the headers are so old that `LAYER_SETTINGS` must be included."""
     return found.headers is not None and found.headers < LAYER_SETTINGS_HEADERS
 
 
 def has_driver(environ: Mapping[str, str], folders: Sequence[str] = _DRIVERS) -> bool:
-    """Return whether the Linux loader would find the description of any driver."""
+    """Return whether the Vulkan loader on Linux would find a description of any driver."""
     if environ.get("VK_DRIVER_FILES") or environ.get("VK_ICD_FILENAMES"):
         return True
     return any(Path(folder).is_dir() and any(Path(folder).iterdir()) for folder in folders)

@@ -1,1 +1,1 @@
-"""The application for Windows: installer and signing. Written from the makers' manuals, not run yet."""
+"""The application for Windows: installer and signing. Written from the manuals, untested."""

@@ -1,7 +1,7 @@
-"""Fixtures of the window. Its parts compute forecasts at once and in full, so that a test can look in the next line.
+"""Fixtures of the window. Its parts compute forecasts at once and completely, so that tests need not wait for them.
 
-On a busy machine what took long would else come a little later, or be left to the engine: a search for garbage in a
-process with many tests' objects takes its half a second too. `models/test_forecaster.py` tries what the first changes.
+Otherwise a slow forecast on a busy machine would be computed later, or left to the engine; a garbage collection with
+the objects of many tests takes half a second. `models/test_forecaster.py` tests the real behaviour.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Garbage collections of commands."""
+"""Garbage collection during commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings, bug reports, background work and the questions of the rig dialogs."""
+"""Settings, bug reports, background work, and the questions of the rig dialogs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written can be read: the contrast of every pair of colours that the stylesheet and the palette make."""
+"""Contrast of every pair of text and background colours in stylesheet and palette."""
 
 from __future__ import annotations
 

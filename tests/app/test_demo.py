@@ -1,4 +1,4 @@
-"""Which demo model the window and `layerdeck-cli demo` take, and that set-up and app mean the same file."""
+"""The demo model: the file that set-up, window and `layerdeck-cli demo` use, its questions and sampler settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which language the window speaks."""
+"""The choice of the window's language."""
 
 from __future__ import annotations
 

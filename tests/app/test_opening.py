@@ -1,4 +1,4 @@
-"""The start of the window: it is shown when it is whole, unless it was closed before."""
+"""The start of the window: it is shown when complete, unless it was closed before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one executable of the bundle is window, command line or child, as it is called."""
+"""The bundle's one executable runs as window, command line or child, depending on its name and arguments."""
 
 from __future__ import annotations
 

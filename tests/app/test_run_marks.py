@@ -1,4 +1,4 @@
-"""Windows that ended without closing: noticed once, told without names, and never the ones that run."""
+"""Windows that ended without closing: reported once at the next start; running windows are not reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second start hands its files to the first window, whatever else speaks to it."""
+"""A second start passes its files to the first window; other messages to the window are refused."""
 
 from __future__ import annotations
 

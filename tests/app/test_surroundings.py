@@ -1,4 +1,4 @@
-"""Places of the environment that are none."""
+"""Environment variables that name unusable folders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The bundle that these tests use: made by `python3 make.py bundle`, they say so where it is not there.
+"""The bundle under test, made by `python3 make.py bundle`. Without it the tests fail with that command.
 
-With LAYERDECK_TESTED_BUNDLE in the environment it is the one in that folder, as after unpacking a tarball elsewhere.
+LAYERDECK_TESTED_BUNDLE names another folder with a bundle, such as an unpacked tarball.
 """
 
 from __future__ import annotations

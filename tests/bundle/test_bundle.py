@@ -1,4 +1,4 @@
-"""The bundle by itself: nothing of the system's Python, no PATH, its own children, its own window."""
+"""The bundle alone: without the system's Python and without PATH, with its own children and window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the bundle: every module and file of ours, every library that our code imports, children that start."""
+"""Contents of the bundle: all our modules and files, all imported libraries, and children that start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Vulkan pack in the bundle, on Mesa's llvmpipe, after `make.py bundle` and `make.py pack vulkan`."""
+"""The Vulkan pack in the bundle, on Mesa's llvmpipe. Needs `make.py bundle` and `make.py pack vulkan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen that the window's tests share, one per file."""
+"""The virtual screen that the window tests of a file share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chat` as people and programs use it: with the real engine, a database of its own, stops, kills and restarts."""
+"""`chat` with the real engine and a database of its own: answers, stops, kills and restarts."""
 
 from __future__ import annotations
 

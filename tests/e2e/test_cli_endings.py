@@ -1,4 +1,4 @@
-"""How a load on the command line ends when something goes wrong under way: once, with a reason, and leaving nothing."""
+"""Loads on the command line that fail under way: exactly one ending with a reason, and no process left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job on the command line: a lab rig, the demo model, layouts across workers and the CPU, real loads."""
+"""The main use of the command line: lab rig, demo model, layouts across workers and CPU, real loads."""
 
 from __future__ import annotations
 

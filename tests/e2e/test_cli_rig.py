@@ -1,4 +1,4 @@
-"""`rig lab` and `rig serve` as processes: what they say, what ends them, and that no worker stays behind."""
+"""`rig lab` and `rig serve` as processes: output, endings, and no left-over workers."""
 
 from __future__ import annotations
 

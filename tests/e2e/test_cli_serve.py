@@ -1,4 +1,4 @@
-"""`serve` as people run it: a process of its own, its events, its refusals and its end."""
+"""`serve` in a process of its own: events, refusals and ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job in the real window: place by mouse, load, run out of memory, chat, lose a child, quit."""
+"""The main use of the real window: place layers by mouse, load, run out of memory, chat, lose a child, quit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chatting in the real window: conversations outlive the window's process, and have the window to themselves."""
+"""Conversations in the real window survive a kill: their messages, and their saved KV state."""
 
 from __future__ import annotations
 

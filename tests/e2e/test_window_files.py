@@ -1,4 +1,4 @@
-"""Files in the real window: dropped on any part of it, bad ones, and what a restart remembers."""
+"""Files in the real window: dropped on any part of it, unreadable ones, rig files, and a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""People who do not wait: everything at the wrong moment, in the real window, and it stays usable."""
+"""Actions at wrong moments in the real window: it stays usable."""
 
 from __future__ import annotations
 

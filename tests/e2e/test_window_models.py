@@ -1,4 +1,4 @@
-"""Two models in the real window: beside each other, in each other's way, switched between, gone with the window."""
+"""Two models in the real window: loaded together, competing for memory, switched, and ended with the window."""
 
 from __future__ import annotations
 

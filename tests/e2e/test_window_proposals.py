@@ -1,4 +1,4 @@
-"""A load that runs out of memory in the real window: the first proposal is one click, loads, and can be undone."""
+"""A load that runs out of memory in the real window: one click applies the first proposal, it loads, undo works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that speaks, in two clicks: the demo that the set-up fetched, on its lab, asked one of its questions."""
+"""The demo model on a lab rig in the real window: two clicks, and an answer to a sample question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split mode tensor in the real window: chosen by a click, with shares, loaded on lab workers, and back."""
+"""Split mode tensor in the real window: chosen by a click, with shares, loaded on lab workers, and left again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stepping back in the real window: turned on in the menu, a load that does not fit finds another layout."""
+"""Stepping back in the real window: enabled in the menu, a load that does not fit uses another layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m tests.handbook.pictures`: makes the handbook's pictures anew, from the real window with the demo model.
+"""Makes the handbook's pictures again, from the real window: `python -m tests.handbook.pictures`.
 
-The window has a home of its own in a temporary folder and is not seen: Qt's offscreen platform draws it. Needs the demo
-model that the set-up fetches. Takes a minute or two: a lab rig starts, a model is loaded, and it answers.
+The window has a temporary home folder and Qt's offscreen platform. Needs the demo model that the set-up fetches. Takes
+a minute or two: a lab rig starts, a model is loaded, and it answers.
 """
 
 from __future__ import annotations

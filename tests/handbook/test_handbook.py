@@ -1,4 +1,4 @@
-"""The handbook: whole, small, true to the window's own names, and opened at the page about what has the keyboard."""
+"""The handbook: complete, small, with the window's own names, and opened at the page of the focused widget."""
 
 from __future__ import annotations
 

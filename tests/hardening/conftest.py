@@ -1,4 +1,4 @@
-"""What the hardening tests share."""
+"""Fixtures that the hardening tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers that no arithmetic foresaw: what it does not know is left to the engine, in bounded time."""
+"""Headers that our arithmetic does not cover: left to a probe, in bounded time."""
 
 from __future__ import annotations
 

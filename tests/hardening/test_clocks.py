@@ -1,4 +1,4 @@
-"""The clock of the system is set, or jumps: durations never come from it, whatever it says."""
+"""The system clock is set or jumps: durations do not depend on it."""
 
 from __future__ import annotations
 

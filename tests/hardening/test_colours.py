@@ -1,4 +1,4 @@
-"""Code of an answer: the model chooses the language and the words, and the window waits for the lexer."""
+"""Code blocks in answers: the model chooses language and content, and the syntax highlighter is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child that has given up most of its rights still answers: its template is rendered, its model is read."""
+"""A confined child still answers: it reads its model and renders its chat template."""
 
 from __future__ import annotations
 

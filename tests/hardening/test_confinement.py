@@ -1,4 +1,4 @@
-"""What a child gives up, tried from inside of one."""
+"""Rights that a child gives up, tried from inside the child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How children end: in the log with all that helps later, and with the sentence that fits."""
+"""Endings of children: the log has what is needed for a diagnosis, and the message names the right cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file that we write, on disks with a fault: the old file or the new one, whole, and a sentence for a failure."""
+"""Every file that we write, on faulty disks: the old or the new content, complete, and an error for a failure."""
 
 from __future__ import annotations
 

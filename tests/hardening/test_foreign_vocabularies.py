@@ -1,4 +1,4 @@
-"""Model files that keep the engine busy without end, or end it: bounded, and told as the file's fault."""
+"""Model files that make the engine loop or crash: bounded, and reported as a fault of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that fills while people talk: what was said stays readable, and is written once there is room again."""
+"""A disk that becomes full during a chat: messages stay readable, and are written once there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars and schemas of strangers: refused in one sentence, and the model stays; what takes too long is ended."""
+"""Untrusted grammars and schemas: refused with one error while the model stays loaded; slow ones are ended."""
 
 from __future__ import annotations
 

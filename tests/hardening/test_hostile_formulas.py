@@ -1,4 +1,4 @@
-"""Formulas made to explode: each is drawn, or shown as its words, within a time, and none is too large."""
+"""Formulas made to expand without end: drawn or shown as text within a time limit, and never too large."""
 
 from __future__ import annotations
 

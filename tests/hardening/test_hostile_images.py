@@ -1,4 +1,4 @@
-"""Images made wrong in many ways: each ends in plain pixels or in a sentence, and nothing dies but the child."""
+"""Malformed images of many kinds: each gives plain pixels or an error, and only the child may crash."""
 
 from __future__ import annotations
 

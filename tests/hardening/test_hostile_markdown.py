@@ -1,4 +1,4 @@
-"""Answers that are made to take for ever: formulas, lines and tables without end are bounded before Qt sees them."""
+"""Answers made to block the window: endless formulas, lines and tables are bounded before Qt gets them."""
 
 from __future__ import annotations
 

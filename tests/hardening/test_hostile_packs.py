@@ -1,4 +1,4 @@
-"""Archives that are to be engine packs come from anywhere: none writes outside its folder, or more than it says."""
+"""Malformed archives of engine packs: none writes outside of its folder, or more than it declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PDF files made to break whoever reads them: text or one sentence, within the limits of the child that reads."""
+"""Malformed PDF files: text or one error, within the limits of the child that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RPC servers that greet us well and then turn on the engine: one sentence that names the endpoint, in bounded time."""
+"""RPC servers that greet correctly and then misbehave: one error that names the endpoint, in bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sounds made wrong in many ways: each ends in plain samples or in a sentence, and nothing dies but the child."""
+"""Malformed sounds of many kinds: each gives plain samples or an error, and only the child may crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rigs with many workers of which most say nothing: one limit for all of them, and a sentence that names them."""
+"""Rigs with many workers that do not answer: one time limit for all, and one error that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that are not ours are shown as they are: Qt takes what looks like markup for it, and fetches its images."""
+"""Untrusted texts in tool tips and tables are shown literally: Qt would render markup, and load its images."""
 
 from __future__ import annotations
 

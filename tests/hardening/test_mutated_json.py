@@ -1,4 +1,4 @@
-"""Every JSON file that we read, with values, keys and lists changed: what it says, or one sentence."""
+"""Every JSON file that we read, with changed values, keys and lists: its content, or one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers with anything changed, put to the engine itself: it answers or ends, and either is told in a sentence."""
+"""Randomly changed headers in a probe by the real engine: an answer, or a crash that is reported with one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept between runs, and what other programs and the hub left: damaged anywhere, it is read or told about."""
+"""Our stored files and those of other programs, damaged at random places: read, or reported with an error."""
 
 from __future__ import annotations
 

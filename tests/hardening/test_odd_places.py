@@ -1,4 +1,4 @@
-"""Homes and folders of the environment that are none: window and command line start, work and say so in a sentence."""
+"""Unusable home folders and environment variables: window and command line start, work, and show a notice."""
 
 from __future__ import annotations
 

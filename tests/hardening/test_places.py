@@ -1,4 +1,4 @@
-"""Places that the window needs and cannot have: it starts without them and says so."""
+"""Folders that the window needs and cannot use: it starts without them and shows a notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data folder on a file system that cannot be written: what can be read is read, and what is not kept is said."""
+"""The data folder on a read-only file system: files are read, and a notice says what is not stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of rights, tried from every thread of a real child of each kind, after its first request."""
+"""The table of rights, tried by every thread of a real child of each kind, after its first request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that give a byte now and then, anywhere in their answer: each wait ends with the words of a stuck line."""
+"""Servers that send a byte now and then, at any place of their answer: each wait ends with an error."""
 
 from __future__ import annotations
 

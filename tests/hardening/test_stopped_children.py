@@ -1,4 +1,4 @@
-"""Children that are stopped, are taken over or leave others behind: nobody waits for ever, or keeps all words."""
+"""Children that are stopped, taken over, or leave processes: no wait is endless, and output is bounded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every kind of child, struck by every signal at its start, in the middle and at its end.
+"""Every kind of child, hit by every signal: at its start, in the middle and at its end.
 
-Whoever waits for it gets its answer or one sentence, in bounded time, and nothing is left behind.
+Its parent gets the answer or one error in bounded time, and no process is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Foreign text on its way to people: nothing in it steers, hides or floods."""
+"""Untrusted texts shown to people: control characters are removed, and the length is bounded."""
 
 from __future__ import annotations
 

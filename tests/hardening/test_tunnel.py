@@ -1,4 +1,4 @@
-"""The listener against whoever can reach it: garbage, silence, crowds, and paired machines that turn."""
+"""The tunnel's listener under attack: invalid bytes, silent and many callers, and paired machines that misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real workers that turn while a model is loaded or answers: one ending that names the endpoint, in bounded memory."""
+"""Workers that begin to misbehave during a load or answer: one error that names the endpoint, bounded memory."""
 
 from __future__ import annotations
 

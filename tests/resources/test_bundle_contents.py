@@ -1,4 +1,4 @@
-"""What the bundle does with equal files, and what its table says."""
+"""The bundle's links for equal files, and its size table."""
 
 from __future__ import annotations
 

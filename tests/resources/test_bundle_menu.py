@@ -1,4 +1,4 @@
-"""The script that adds the unpacked tarball to the menu: started from there, whatever its folder is called."""
+"""The script that adds the unpacked tarball to the menu, run from folders of any name."""
 
 from __future__ import annotations
 

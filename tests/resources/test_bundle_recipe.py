@@ -1,4 +1,4 @@
-"""The recipe of the bundle against the tree and what is installed: what is missing in it is seen without building."""
+"""The bundle's recipe, compared with the source tree and the installed packages, without a build."""
 
 from __future__ import annotations
 

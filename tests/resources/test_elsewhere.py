@@ -1,4 +1,4 @@
-"""What macOS and Windows are told, as far as it can be looked at here: whole, and nothing is taken over unasked."""
+"""Recipes for macOS and Windows, as far as Linux can check them: complete, and no file type is taken over unasked."""
 
 from __future__ import annotations
 

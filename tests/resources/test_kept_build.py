@@ -1,4 +1,4 @@
-"""The folder of a stopped build is found again by the same build, and by nobody else."""
+"""The folder of an interrupted build: found again by the same build, and by no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every text that the window shows goes through `engine.base.language`, and catalogues are checked against the code."""
+"""Texts of the window all go through `engine.base.language`, and the catalogues agree with the code."""
 
 from __future__ import annotations
 

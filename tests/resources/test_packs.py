@@ -1,4 +1,4 @@
-"""How packs are built: what is missing is said first, and what is written is what the program reads."""
+"""Building packs: missing requirements are reported first, and the program reads the built pack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A build of the engine: told while it runs, explained where it fails, kept in the cache once it is there."""
+"""A build of the engine: its progress, the explanation of a failure, and the wheel in the cache."""
 
 from __future__ import annotations
 

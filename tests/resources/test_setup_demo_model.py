@@ -1,4 +1,4 @@
-"""The demo model: fetched once as it is pinned, and nothing stops without it."""
+"""Fetching the demo model: once, with the pinned hash; a failure does not end the set-up."""
 
 from __future__ import annotations
 

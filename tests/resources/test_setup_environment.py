@@ -1,4 +1,4 @@
-"""The virtual environment: when there is nothing to do, how it is made and filled."""
+"""The virtual environment: when it is up to date, how it is created and filled."""
 
 from __future__ import annotations
 

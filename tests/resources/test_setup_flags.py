@@ -1,4 +1,4 @@
-"""What the compilers of the engine are told, and what of a processor counts."""
+"""Compiler flags of the engine, and the instruction sets of a CPU."""
 
 from __future__ import annotations
 

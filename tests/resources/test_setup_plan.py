@@ -1,4 +1,4 @@
-"""Which engine is built: what is chosen, which options it gets, which builds may stand in for each other."""
+"""The planned build of the engine: backend, CMake options, and which builds are interchangeable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the system is missing, and how it is told."""
+"""Missing system packages, and the message about them."""
 
 from __future__ import annotations
 

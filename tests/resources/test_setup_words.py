@@ -1,4 +1,4 @@
-"""What a set-up says: all that is missing at once, times as measured here, and why a build failed."""
+"""Messages of the set-up: all missing requirements at once, measured durations, causes of a failed build."""
 
 from __future__ import annotations
 

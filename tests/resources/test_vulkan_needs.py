@@ -1,4 +1,4 @@
-"""What a build with Vulkan needs, looked for in folders made here: nothing is built."""
+"""Requirements of a Vulkan build, searched for in made-up folders, without a build."""
 
 from __future__ import annotations
 

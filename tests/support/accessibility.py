@@ -1,4 +1,4 @@
-"""Walks through what Qt tells screen readers."""
+"""Walks through the accessibility tree that Qt gives to screen readers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ CONTROLS = frozenset(
         _Role.Tree,
     }
 )
-"""Roles of what somebody looks for or works with: each has to say what it is."""
+"""Roles of controls. Each control must have a name or description."""
 
 
 def interface_of(thing: QObject) -> QAccessibleInterface:
-    """Return what Qt tells of `thing`."""
+    """Return the accessibility interface of an object."""
     interface = QAccessible.queryAccessibleInterface(thing)
     assert interface is not None
     return interface
 
 
 def walk(interface: QAccessibleInterface) -> Iterator[QAccessibleInterface]:
-    """Go through `interface` and all below it that is to be seen."""
+    """Yield `interface` and all visible interfaces below it."""
     if interface.state().invisible:
         return
     yield interface
@@ -56,10 +56,9 @@ def name_of(interface: QAccessibleInterface) -> str:
 
 
 def _is_told(interface: QAccessibleInterface) -> bool:
-    """Return whether a screen reader says what a control is for.
+    """Return whether a control has a name for screen readers.
 
-    Of a box to choose from Qt gives out what is chosen as its name, on some systems: there it is the label beside it,
-    or its description.
+    For a combo box its description or a related label counts: on some systems Qt gives the chosen entry as its name.
     """
     if interface.role() is not _Role.ComboBox:
         return bool(name_of(interface).strip())
@@ -67,7 +66,7 @@ def _is_told(interface: QAccessibleInterface) -> bool:
 
 
 def nameless(root: QObject) -> list[str]:
-    """Return the controls under `root` that do not say what they are: role, class and the class around it."""
+    """Return the controls under `root` without a name, each as role, class and class of its parent."""
     found = []
     for each in walk(interface_of(root)):
         state = each.state()
@@ -78,7 +77,7 @@ def nameless(root: QObject) -> list[str]:
 
 
 def _is_part(interface: QAccessibleInterface) -> bool:
-    """Return whether it is a piece that Qt makes of a control with a name: the line of a box, the list it opens."""
+    """Return whether it belongs to a combo box or a spin box, such as its line edit or its list."""
     parent = interface.parent()
     while parent is not None:
         if parent.role() in (_Role.ComboBox, _Role.SpinBox):

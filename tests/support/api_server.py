@@ -1,4 +1,4 @@
-"""An API server in this process, with small models on the CPU; and requests to it, with a client or as bytes."""
+"""An API server in this process with small models on the CPU, and requests to it, as JSON or as raw bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from engine.runtime.session.load_order import LoadOrder
 from tests.support.patience import DEADLINE_S
 
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=256, n_ubatch=256, n_seq_max=4, threads=1, threads_batch=1)
-"""Four requests at once, each with 512 tokens."""
+"""Four slots with 512 tokens each."""
 
 
 def cpu_rig() -> Rig:
@@ -38,19 +38,19 @@ def cpu_rig() -> Rig:
 
 
 def entry_of(path: Path) -> ModelEntry:
-    """Return a model by its file."""
+    """Return the server's entry of a model file."""
     return ModelEntry(id=path.stem, path=path, names=(path.name,))
 
 
 def plan_on_cpu(entry: ModelEntry, rig: Rig, context: ContextSettings = CONTEXT) -> LoadOrder:
-    """Return the load of a model on the host."""
+    """Return the order to load a model on the CPU."""
     memory = ModelMemory(read_model(entry.path))
     return LoadOrder(Plan(memory, rig, Edit(initial_layout(memory, rig, context), context)))
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -62,7 +62,7 @@ class Reply:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object; there is nothing else in the body."""
+        """The error object of the body, which must contain nothing else."""
         document = self.document
         assert list(document) == ["error"], document
         assert {"message", "type", "param", "code"} <= set(document["error"])
@@ -70,7 +70,10 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """The events of a stream, read strictly: comments apart, each is one line of data and an empty line."""
+        """The server-sent events of the body, parsed strictly: each is one data line and an empty line.
+
+        Comments are skipped.
+        """
         assert self.headers["content-type"] == "text/event-stream"
         text = self.body.decode()
         assert text.endswith("\n\n")
@@ -88,7 +91,7 @@ class Reply:
 
 @dataclass(slots=True)
 class RunningServer:
-    """A server and the way to it."""
+    """A running API server, with the requests that tests send to it."""
 
     server: ApiServer
     headers: dict[str, str] = field(default_factory=dict)
@@ -104,7 +107,7 @@ class RunningServer:
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
-        """Send a request and return what came back, whole."""
+        """Send a request and return the complete response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         try:
             connection.request(method, path, body=body, headers={**self.headers, **(headers or {})})
@@ -114,29 +117,29 @@ class RunningServer:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Reply:
-        """Ask for a path."""
+        """Send a GET request."""
         return self.request("GET", path, headers=headers)
 
     def post(self, path: str, document: Any, headers: dict[str, str] | None = None) -> Reply:
-        """Send JSON, or bytes as they are."""
+        """Send a POST request. `document`: is encoded as JSON, except bytes."""
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
         return self.request("POST", path, body, headers)
 
     def warm(self, *models: str) -> None:
-        """Have these models loaded, with all their processes: what a test starts must not outlive it."""
+        """Load these models before the test starts, so that the leak check does not count their processes."""
         for model in models:
             asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
             assert self.post("/v1/chat/completions", asked).status == 200
 
     @property
     def ended(self) -> tuple[RequestEntry, ...]:
-        """The requests that have ended. A client may have an answer a moment before its request has."""
+        """The requests that have ended. A request may end a moment after its client has received the answer."""
         while self.server.journal.under_way:
             pass
         return self.server.journal.ended
 
     def raw(self) -> socket.socket:
-        """Return a connection for bytes of any kind."""
+        """Return a TCP connection to the server."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
 
 
@@ -151,7 +154,7 @@ def running(
     journal: Journal | None = None,
     learn: Callable[[ComputingNeed], None] = lambda _need: None,
 ) -> Iterator[RunningServer]:
-    """Have a server that offers these models, each loaded when it is asked for."""
+    """Run a server that offers these models. Each is loaded at its first request."""
     pool = ModelPool(PoolParts(lambda: entries, rig, plan, learn=learn), keep_alive_s=keep_alive_s)
     server = ApiServer(
         Address(port=0), access or Access(), pool, version="test", journal=journal if journal is not None else Journal()

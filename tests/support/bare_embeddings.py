@@ -1,8 +1,8 @@
-"""The engine's own embeddings of some tokens: a child that calls llama.cpp with nothing of ours around.
+"""Embeddings of given tokens by llama.cpp alone, in a child, as the reference of embedding tests.
 
     python -m tests.support.bare_embeddings MODEL '[[1, 2], [3]]'
 
-Prints one JSON line with a vector for each list, as `llama_get_embeddings_seq` gives it.
+Prints one JSON line with the vector of each token list, from `llama_get_embeddings_seq`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def bare_embeddings(path: Path, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Run the child."""
+    """Run the child; return a vector for each token list."""
     command = [sys.executable, "-m", __name__, str(path), json.dumps([list(text) for text in texts])]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     vectors: list[list[float]] = json.loads(done.stdout)
@@ -24,7 +24,7 @@ def bare_embeddings(path: Path, texts: Sequence[Sequence[int]]) -> list[list[flo
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Print the vectors of the token lists in the arguments."""
     from llama_cpp import llama_cpp as low
 
     path, texts = sys.argv[1:]

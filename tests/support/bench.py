@@ -1,4 +1,4 @@
-"""A stand-in for loaded layouts and device readings in tests of the benchmark: speeds come from a table."""
+"""Stand-ins for loads and device readings in tests of the speed comparison; their speeds are given by the test."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ PRESET = Preset("test", 5, 100, 32)
 
 @dataclass
 class FakeSubject:
-    """Loads any plan. `speed`: tokens per second of a plan in its n-th answer. `texts`: what a plan answers.
+    """Stand-in for a session that loads plans and answers prompts.
 
-    `fails`: called with a plan before each load or answer; returns a sentence if it is to fail.
+    `speed`: returns tokens per second of a plan in its n-th answer.
+    `texts`: returns the text that a plan answers.
+    `fails`: called before each load or answer; returns an error message, or an empty text for success.
+    `cancel_after`: number of answers after which the comparison is cancelled.
     """
 
     speed: Callable[[Plan, int], float]
@@ -66,7 +69,7 @@ class FakeSubject:
 
 @dataclass
 class FakeWatch:
-    """Returns these windows one after another, then empty ones."""
+    """Stand-in for the readings during a measurement: returns `windows` one after another, then empty ones."""
 
     windows: list[Window] = field(default_factory=list)
 
@@ -78,7 +81,7 @@ class FakeWatch:
 
 @dataclass
 class FakePredictor:
-    """Predicts by a function, and records what it learns."""
+    """Predicts seconds by a function of the plan, and records the plans that it learns from."""
 
     predict: Callable[[Plan], float | None] = lambda _plan: None
     learnt: list[Plan] = field(default_factory=list)
@@ -95,7 +98,7 @@ class FakePredictor:
 
 
 def measured(name: str, rates: Sequence[float], *, against: str = "", depth: int = 0, text: str = "same") -> Measured:
-    """Return a layout with a sample for each generation speed; prompts are ten times as fast."""
+    """Return a measured layout with a sample for each generation speed. Prompt speeds are ten times as high."""
     samples = tuple(
         Sample(
             round=at,
@@ -112,7 +115,7 @@ def measured(name: str, rates: Sequence[float], *, against: str = "", depth: int
 
 
 def results_of(*layouts: Measured, model: str = "m") -> BenchResults:
-    """Return results with comparisons."""
+    """Return results of these layouts, with their comparisons."""
     return with_comparisons(
         BenchResults(
             layerdeck="0.1",

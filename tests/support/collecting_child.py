@@ -1,7 +1,7 @@
-"""A model child that collects garbage before every call of llama.cpp, and writes over memory that Python has freed.
+"""A model child that collects garbage and overwrites freed memory before every call of llama.cpp.
 
-`python -m tests.support.collecting_child [NAME]`: with a name from `DROPS`, it also lets go of that buffer or callback
-as soon as llama.cpp has its address. A child that keeps everything works as usual; one that drops something does not.
+`python -m tests.support.collecting_child [NAME]`: a name from `DROPS` also releases that buffer or callback as soon as
+llama.cpp has its address. A child that keeps its buffers works as usual; one that released one crashes or fails.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from engine.runtime.child.native import bindings
 
 DROPS = ("devices", "split", "overrides", "log callback", "projector callback")
 FREED_EXIT_CODE = 99
-"""Exit status if llama.cpp calls a callback that Python has freed, and whose place another one has taken."""
+"""Exit code if llama.cpp calls a callback that Python has freed and another one has replaced."""
 _SIZES = range(16, 513, 16)
-"""Sizes of the blocks that Python's allocator hands out again, in bytes; larger ones go back to malloc."""
+"""Sizes in bytes of the blocks that Python's allocator reuses; larger ones are returned to malloc."""
 _EACH = 16
 
 
 class _Overwriter:
-    """Collects garbage, then takes freed blocks and callbacks and fills them with other content."""
+    """Collects garbage, then allocates the freed blocks and callbacks again and fills them with other content."""
 
     def __init__(self) -> None:
         self._prototype = ctypes.CFUNCTYPE(None)
@@ -42,7 +42,7 @@ class _Overwriter:
 
 
 class _CollectingLibrary:
-    """The module of C functions; each call of one collects first."""
+    """The module with llama.cpp's C functions, in which each call runs the overwriter first."""
 
     def __init__(self, low: Any) -> None:
         self._low, self._overwriter = low, _Overwriter()
@@ -60,7 +60,7 @@ class _CollectingLibrary:
 
 
 def _drop(name: str) -> None:
-    """Replace the code that keeps a buffer by code that does not."""
+    """Patch the code that keeps a buffer or callback alive, so that it does not."""
     match name:
         case "devices" | "split" | "overrides":
             made = model_loader.ModelParameters.__init__

@@ -1,4 +1,4 @@
-"""Running the command line: to its end, step by step, or in this process where only its answers matter."""
+"""Runs the command line: to its end, line by line, or in this process if only its output matters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDINGS = ("done", "loaded", "out_of_memory", "failed", "crashed", "cancelled")
 
 
 def program() -> tuple[str, ...]:
-    """Return how the command line is started."""
+    """Return the arguments that start `layerdeck-cli`: of this checkout, or of the bundle under test."""
     bundle = os.environ.get(BUNDLE_VARIABLE)
     if bundle:
         return (str(Path(bundle, "layerdeck-cli")),)
@@ -43,7 +43,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command left behind. Nothing but documents or events may be in `out` when it was asked for JSON."""
+    """Exit code and output of a finished command. With `--json`, `out` must contain only documents or events."""
 
     code: int
     out: str
@@ -51,14 +51,14 @@ class Answer:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The one document on standard output."""
+        """The only document on standard output."""
         document = json.loads(self.out)
         assert isinstance(document, dict)
         return document
 
     @property
     def error(self) -> dict[str, Any]:
-        """What the one error document says."""
+        """The error object of the only document on standard output."""
         document = self.document
         assert list(document) == ["error"]
         assert list(document["error"])[:2] == ["kind", "message"]
@@ -66,23 +66,24 @@ class Answer:
 
     @property
     def events(self) -> list[Event]:
-        """The events, each on its line; the last one is the only ending but for a `loaded` before generation."""
+        """The events on standard output, one in each line. Their endings are checked."""
         events = [parse_event(line) for line in self.out.splitlines()]
         check_endings(events)
         return events
 
 
 def parse_event(line: str) -> Event:
-    """Return the event on `line`; its first key is `event`."""
+    """Return the event in a line. Its first key must be `event`."""
     event = json.loads(line)
     assert next(iter(event)) == "event", line
     return dict(event)
 
 
 def check_endings(events: Sequence[Event]) -> None:
-    """Fail unless there is exactly one ending, at the end; `loaded` may come before when a generation follows.
+    """Fail unless the events have exactly one ending, as the last event.
 
-    It comes again if memory ran out in an answer that goes on in another layout.
+    `loaded` may come before it if an answer follows, and again if the answer ran out of memory and continues in another
+    layout.
     """
     endings = [event["event"] for event in events if event["event"] in ENDINGS]
     assert events[-1]["event"] == endings[-1], events[-1]
@@ -93,7 +94,7 @@ def check_endings(events: Sequence[Event]) -> None:
 
 
 def run_cli(*words: str | Path, env: dict[str, str] | None = None, stdout: Any = subprocess.PIPE) -> Answer:
-    """Run a command as a process of its own, to its end."""
+    """Run a command in a process of its own until it ends."""
     done = subprocess.run(
         [*program(), *map(str, words)],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE_S,
@@ -103,7 +104,7 @@ def run_cli(*words: str | Path, env: dict[str, str] | None = None, stdout: Any =
 
 
 def run_here(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
-    """Run a command in this process, which saves its start; signals, log levels and packs to load are put back."""
+    """Run a command in this process, which is faster. Signal handlers, log level and PACKS_VARIABLE are restored."""
     log = logging.getLogger("layerdeck")
     before = [(number, signal.getsignal(number)) for number in _SIGNALS]
     level = log.level
@@ -122,7 +123,7 @@ def run_here(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
 
 
 def spawn_cli(*words: str | Path) -> subprocess.Popen[bytes]:
-    """Start a command with pipes for its output, for the caller to read, wait for and close."""
+    """Start a command with pipes for its output. The caller reads them, waits and closes them."""
     return subprocess.Popen(
         [*program(), *map(str, words)],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -130,7 +131,7 @@ def spawn_cli(*words: str | Path) -> subprocess.Popen[bytes]:
 
 
 class RunningCommand:
-    """A command that runs beside the test, read line by line."""
+    """A command that runs in a process of its own; its output is read line by line."""
 
     def __init__(self, words: Sequence[str | Path]) -> None:
         self.process = spawn_cli(*words)
@@ -144,19 +145,19 @@ class RunningCommand:
 
     @property
     def err(self) -> str:
-        """What standard error has said; whole after `finish`."""
+        """The output on standard error so far; complete after `finish`."""
         return "".join(self._errors)
 
     def line(self) -> str | None:
-        """Return the next line of standard output, None at its end."""
+        """Return the next line of standard output; None at its end."""
         return self._lines.get(timeout=DEADLINE_S)
 
     def error_line(self) -> str | None:
-        """Return the next line of standard error, None at its end."""
+        """Return the next line of standard error; None at its end."""
         return self._error_lines.get(timeout=DEADLINE_S)
 
     def event(self) -> Event | None:
-        """Return the next event, None when there are no more."""
+        """Return the next event; None at the end of the output."""
         line = self.line()
         if line is None:
             return None
@@ -164,14 +165,14 @@ class RunningCommand:
         return self.events[-1]
 
     def wait_for_event(self, kind: str, **fields: object) -> Event:
-        """Read on to an event of this kind with these fields."""
+        """Read events up to one of this kind with these fields, and return it."""
         while (event := self.event()) is not None:
             if event["event"] == kind and all(event[key] == value for key, value in fields.items()):
                 return event
         raise AssertionError(f"no {kind} {fields} in {self.events}; {self.err}")
 
     def document(self) -> dict[str, Any]:
-        """Read one indented document."""
+        """Read and return one document, which may span several lines."""
         lines = []
         while (line := self.line()) is not None:
             lines.append(line)
@@ -180,7 +181,7 @@ class RunningCommand:
         raise AssertionError(f"no document in {lines}; {self.err}")
 
     def children(self) -> list[psutil.Process]:
-        """Return the processes that the command has started and that run."""
+        """Return the running processes that the command has started."""
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return found
 
@@ -213,7 +214,7 @@ class RunningCommand:
 
 @contextmanager
 def start_cli(*words: str | Path) -> Iterator[RunningCommand]:
-    """Start a command; what is left of it at the end of the block is killed."""
+    """Start a command; if it still runs at the end of the context, it is killed with its children."""
     command = RunningCommand(words)
     try:
         yield command
@@ -227,13 +228,13 @@ def start_cli(*words: str | Path) -> Iterator[RunningCommand]:
 
 
 def all_gone(processes: Sequence[psutil.Process]) -> bool:
-    """Wait for the end of `processes`, which need not be children of ours."""
+    """Wait for the end of processes, which need not be our children; return whether all have ended."""
     _, alive = psutil.wait_procs(processes, timeout=DEADLINE_S)
     return not alive
 
 
 def role_of(process: psutil.Process) -> str:
-    """Return what the last word of its command line says it is for; empty for one that has just ended."""
+    """Return the last word of a process's command line, which names its purpose; empty if it has just ended."""
     try:
         return str(process.cmdline()[-1])
     except (psutil.Error, IndexError):

@@ -1,4 +1,4 @@
-"""A real worker to talk to: one request, the messages up to its answer, and an end that is waited for."""
+"""A real model child for tests: sends a request, and returns the message that answers it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.patience import DEADLINE_S
 
 
 class ChildEndedError(AssertionError):
-    """The worker ended where an answer was due."""
+    """The child ended before it answered."""
 
     def __init__(self, outcome: ProcessOutcome) -> None:
         super().__init__(f"the child ended: {outcome}")
@@ -22,7 +22,7 @@ class ChildEndedError(AssertionError):
 
 
 class Conversation:
-    """A worker as a context manager. `heard` are the messages before the last answer: progress and pieces."""
+    """A model child as a context manager. `heard`: progress messages and pieces before the last answer."""
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[AnyMessage | ProcessOutcome] = queue.SimpleQueue()
@@ -42,21 +42,31 @@ class Conversation:
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
+        """The child's process id."""
         assert self._child.pid is not None
         return self._child.pid
 
     def send(self, request: AnyRequest) -> None:
-        """Send without waiting."""
+        """Send a request without waiting for the answer."""
         self._child.send(request)
 
     def ask(self, request: AnyRequest, timeout_s: float = DEADLINE_S) -> AnyMessage:
-        """Send and return the answer; fails when the child ends instead or says nothing for too long."""
+        """Send a request and return the answer.
+
+        Raises:
+            ChildEndedError: the child ended before it answered.
+            queue.Empty: no answer within `timeout_s`.
+        """
         self.send(request)
         return self.answer(timeout_s)
 
     def answer(self, timeout_s: float = DEADLINE_S) -> AnyMessage:
-        """Return the next message that ends a request."""
+        """Return the next message that is neither progress nor a piece.
+
+        Raises:
+            ChildEndedError: the child ended before it answered.
+            queue.Empty: no answer within `timeout_s`.
+        """
         self.heard = []
         deadline_s = time.monotonic() + timeout_s
         while True:

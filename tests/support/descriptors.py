@@ -1,4 +1,4 @@
-"""A process with so many open files that further ones have numbers that `select` does not take."""
+"""Opens many files, so that new descriptors have numbers too large for `select`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 SELECT_LIMIT = 1024
-"""`FD_SETSIZE` of every system that has one."""
+"""`FD_SETSIZE` of all systems that have it."""
 
 
 @contextmanager
 def many_files() -> Iterator[None]:
-    """So many open files that all further ones have numbers that `select` does not take."""
+    """Keep files open until the end of the context, so that new descriptors have numbers too large for `select`."""
     resource = pytest.importorskip("resource", reason="Windows has no such limit, and other numbers")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))

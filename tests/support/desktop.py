@@ -1,4 +1,4 @@
-"""A virtual screen with a window manager, a real mouse and keyboard, and the program on it."""
+"""The program on a virtual screen, with a window manager, a real mouse and a real keyboard."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ STANDING = {
     "report": "load_report.badge_text",
     "load button": "settings_bar.load_buttons.load_button.toolTip",
 }
-"""What is told of a window in which nothing happens any more, by where it is found."""
+"""Texts of the window for the message of a test whose wait failed, by name: the path for `window_host`."""
 TOOLS = ("Xvfb", "xdotool", "openbox")
 
 
 class Desktop:
-    """One X server. Everything started here is ended here, each by its own process."""
+    """A virtual screen (X server), with mouse and keyboard through xdotool."""
 
     def __init__(self, display: str) -> None:
         self.environment = {**os.environ, "DISPLAY": display, "QT_QPA_PLATFORM": "xcb"}
 
     def mouse(self, *words: object) -> None:
-        """Run xdotool with `words`."""
+        """Run xdotool with these arguments."""
         subprocess.run(["xdotool", *map(str, words)], env=self.environment, check=True, timeout=DEADLINE_S)
 
     def click(self, x: int, y: int, *, button: int = 1) -> None:
@@ -42,7 +42,7 @@ class Desktop:
         self.mouse("mousemove", x, y, "click", button)
 
     def drag(self, start: tuple[int, int], end: tuple[int, int], *, steps: int = 8) -> None:
-        """Press at `start`, move to `end` in steps, release."""
+        """Press the button at `start`, move to `end` in `steps` steps, and release it."""
         self.mouse("mousemove", "--sync", *start, "mousedown", 1)
         for step in range(1, steps + 1):
             x = start[0] + (end[0] - start[0]) * step // steps
@@ -57,7 +57,7 @@ class Desktop:
         self.mouse("key", *keys)
 
     def picture(self, path: Path) -> None:
-        """Save the whole screen, where ImageMagick is there."""
+        """Save an image of the whole screen, if ImageMagick is installed."""
         if shutil.which("import"):
             subprocess.run(
                 ["import", "-window", "root", str(path)], env=self.environment, check=True, timeout=DEADLINE_S
@@ -65,7 +65,7 @@ class Desktop:
 
 
 class Window:
-    """The program's window, asked through `window_host`."""
+    """The program's window in a process of its own, questioned through `window_host`."""
 
     def __init__(self, process: subprocess.Popen[str], desktop: Desktop, home: Path) -> None:
         self.process = process
@@ -73,7 +73,11 @@ class Window:
         self._home = home
 
     def ask(self, question: str, path: str = "") -> Any:
-        """Return the answer to one question of `window_host`."""
+        """Return the answer of `window_host` to a question.
+
+        Raises:
+            AssertionError: the window ended, or the question failed.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({question: path}) + "\n")
@@ -87,7 +91,7 @@ class Window:
         return answer
 
     def wait_for(self, what: str, condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-        """Wait until `condition` holds; the deadline's message names `what`."""
+        """Wait until `condition` holds. `what`: named in the error message after the deadline."""
         end = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > end:
@@ -97,7 +101,7 @@ class Window:
                 self.process.wait(POLL_S)
 
     def _how_it_stands(self) -> str:
-        """What the window shows and the end of its log, for the message of a test that waited in vain."""
+        """Return state and texts of the window and the end of its log, for the message of a test whose wait failed."""
         said = {name: self.ask("text", path) for name, path in STANDING.items()}
         ends = [log.read_text("utf-8")[-LOG_END_CHARACTERS:] for log in self._home.rglob("layerdeck.log")]
         return f"the window is {self.ask('state')} and says {said}; the log ends with:\n{''.join(ends)}"
@@ -108,7 +112,7 @@ class Window:
         self.desktop.click(x + width // 2, y + height // 2)
 
     def drag_layers(self, layer: int, source: str, target: str) -> None:
-        """Drag a block from one lane to another."""
+        """Drag a layer from one lane to another."""
         start = self.ask("layer", f"{layer}@{source}")
         end = self.ask("layer", f"{layer}@{target}")
         self.desktop.drag((start[0], start[1]), (end[0], end[1]))
@@ -116,7 +120,7 @@ class Window:
 
 @contextlib.contextmanager
 def open_desktop(size: str = "1280x800") -> Iterator[Desktop]:
-    """Start an X server on a free display, and a window manager."""
+    """Start an X server on a free display, with a window manager. Both are ended at the end of the context."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise RuntimeError(f"{', '.join(missing)} missing: `python3 make.py test` installs what the tests need")
@@ -150,7 +154,7 @@ def open_desktop(size: str = "1280x800") -> Iterator[Desktop]:
 def open_window(
     desktop: Desktop, home: Path, *, theme: str = "dark", model: Path | None = None, rig: Path | None = None
 ) -> Iterator[Window]:
-    """Run the program with `home` as its user's folder; closed by SIGTERM at the end if it still runs."""
+    """Run the program with `home` as home folder. If it still runs at the end of the context, it gets SIGTERM."""
     environment = {**desktop.environment, "HOME": str(home)}
     for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         environment[variable] = str(home / variable.lower())

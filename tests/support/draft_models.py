@@ -1,4 +1,4 @@
-"""Small models that are sure of their next token, and draft models that agree with them more or less."""
+"""Small models with a clearly most probable next token, and draft models that propose it more or less often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.model.demo.llama_writer import LlamaShape, Matrix, byte_vocabulary, 
 from tests.support.vocabularies import control_ids
 
 _SPREAD = 24
-"""Factor of the output weights. With it the most probable token mostly has more than half of the probability."""
+"""Factor of the output weights. With it the most probable token usually has a probability of more than one half."""
 
 
 def write_sure_llama(
@@ -20,8 +20,8 @@ def write_sure_llama(
 ) -> Path:
     """Write a model of F32 weights that depend only on the tensors' names; return `path`.
 
-    `noise`: how far the weights differ from those of the model without noise, as a share of them. A model with a
-    little of it, or with fewer layers, is a draft model that is right now and then.
+    `noise`: relative distance of the weights from those of the model without noise. A model with a little noise, or
+    with fewer layers, is a draft model whose tokens are accepted now and then.
     """
     vocabulary = byte_vocabulary(n_vocab)
 

@@ -1,4 +1,4 @@
-"""A small window from which a real mouse drags one file: `python -m tests.support.drag_source PATH`."""
+"""A small window from which a test drags one file with the real mouse: `python -m tests.support.drag_source PATH`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE_PX = 40
 
 
 class DragSource(QLabel):
-    """Lies on top of the screen's corner; says "ready" once it is there."""
+    """Window above all others in the corner of the screen. Prints "ready" when it is shown."""
 
     def __init__(self, path: str) -> None:
         super().__init__("file")
@@ -30,13 +30,13 @@ class DragSource(QLabel):
 
 
 def say(word: str) -> None:
-    """Tell the test what happened."""
+    """Print a word for the test that waits for it."""
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Show the window until the process is ended."""
+    """Show the window until the process is killed."""
     application = QApplication(sys.argv[:1])
     source = DragSource(sys.argv[1])
     source.show()

@@ -1,4 +1,4 @@
-"""A pointer over a layout editor, and its keyboard."""
+"""Mouse and keyboard events for a layout editor in a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE = Qt.KeyboardModifier.NoModifier
 
 
 class Hand:
-    """A pointer over one editor and its keyboard, and everything that the editor has said."""
+    """Sends mouse and keyboard events to one editor. `said`: moves and ends of moves that the editor has reported."""
 
     def __init__(self, editor: LayoutEditor) -> None:
         self.editor = editor
@@ -69,7 +69,7 @@ class Hand:
         return self.editor.view.mapFromScene(QPointF(x, y))
 
     def layer(self, layer: int, lane: int | None = None) -> QPoint:
-        """Return the middle of a layer's block, in its own lane or another one."""
+        """Return the centre of a layer's block in the viewport. `lane`: another lane than the layer's own."""
         left, right = self.shown.track.span(layer, layer)
         lane = self.shown.lane_of_layer(layer) if lane is None else lane
         # Off the middle: the dots of the handles are there.
@@ -80,7 +80,7 @@ class Hand:
         return self.at(place.x, place.dot_y)
 
     def edge(self, layer: int) -> int:
-        """Return the x, in the viewport, of the left edge of a layer."""
+        """Return the x coordinate of a layer's left edge in the viewport."""
         return self.at(self.shown.track.edges[layer], 0).x()
 
 

@@ -1,4 +1,4 @@
-"""A way of building the engine, for tests of the set-up that build none."""
+"""A planned build of the engine, for tests of the set-up that do not build it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama.cpp makes of the parameters that it is given."""
+"""llama.cpp's arithmetic for placing layers, for comparison with ours."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from engine.planning.layout.engine_parameters import EngineParameters
 
 
 def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...]:
-    """Return where llama.cpp puts layers 0..n_layers-1 and the output layer (last), by its own float32 arithmetic.
+    """Return the devices that llama.cpp chooses for layers 0 to n_layers-1 and the output layer, in float32 arithmetic.
 
-    Follows `llama_model_base::load_tensors` for mode layer, and for mode none with one device, which comes to the same.
+    Follows `llama_model_base::load_tensors` in mode layer. Mode none with one device gives the same result.
     """
     positions = n_layers + 1
     offloaded = min(parameters.n_gpu_layers, positions) if parameters.devices else 0

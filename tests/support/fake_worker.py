@@ -1,6 +1,6 @@
-"""A child that speaks the protocol and misbehaves on demand: `python fake_worker.py MODE [ARGUMENT]`.
+"""Stand-in for the model child that misbehaves on request: `python fake_worker.py MODE [ARGUMENT]`.
 
-It stands in for the engine where a test needs a failure at an exact moment.
+Tests use it for failures that must happen at an exact moment.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ _decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 
 
 def fake_worker_argv(mode: str, argument: str = "") -> list[str]:
-    """Return the command of a fake worker in `mode`."""
+    """Return the command that starts the stand-in in `mode`."""
     return [sys.executable, "-I", str(Path(__file__).resolve()), mode, argument]
 
 
 class FakeWorker:
-    """Answers requests as a worker would, except where its mode says otherwise."""
+    """Answers requests as the model child does, except for what its mode changes."""
 
     def __init__(self, mode: str, argument: str) -> None:
         self.mode = mode
@@ -81,9 +81,9 @@ class FakeWorker:
         self.requests: queue.SimpleQueue[AnyRequest | None] = queue.SimpleQueue()
         self.stopped = threading.Event()
         self.line_bytes: dict[int, int] = {}
-        """How long the line of each request on the model was."""
+        """Bytes of the line of each request on the model, by request number."""
         self.ends: dict[int, threading.Event] = {}
-        """Set for each request on the model that was asked to end."""
+        """By request number: set when the parent asks to end the request."""
 
     def run(self) -> None:
         if self.mode in ("stubborn", "stubborn_generate"):
@@ -160,7 +160,7 @@ class FakeWorker:
         self._wait_for_ever()
 
     def _load_late(self) -> None:
-        """Takes no notice of being stopped and reports success."""
+        """Ignore a request to stop, and report success afterwards."""
         self.stopped.wait()
         say(_loaded())
 
@@ -229,7 +229,7 @@ class FakeWorker:
         say(Failure(kind="model_file", message="The file is no model."))
 
     def _load_failure_once(self) -> None:
-        """Fails unless the file named by the argument is there, and writes it."""
+        """Fail if the file named by the argument does not exist, and create it; otherwise succeed."""
         marker = Path(self.argument)
         if marker.exists():
             say(_loaded())
@@ -238,9 +238,10 @@ class FakeWorker:
             self._load_failure()
 
     def _load_tensor_api(self) -> None:
-        """Fails as ggml-metal does where its matrix kernels do not compile with Metal's tensor API, and loads without.
+        """Fail like ggml-metal when its kernels do not compile with Metal's tensor API.
 
-        The argument: "abort" to crash then, "always" to fail without the tensor API too.
+        If that API is disabled, the load succeeds. The argument "abort" crashes in place of the failure. With "always"
+        the load fails without the API too.
         """
         if "GGML_METAL_TENSOR_DISABLE" in os.environ and self.argument != "always":
             say(_loaded())
@@ -306,14 +307,14 @@ class FakeWorker:
 
 
 def say(message: Message) -> None:
-    """Write one message; the end of our reader ends us."""
+    """Write one message to standard output. If the parent has closed the pipe, the process ends."""
     data = msgspec.json.encode(message) + b"\n"
     while data:
         data = data[os.write(1, data) :]
 
 
 def _devices(endpoints: Iterable[str]) -> Iterator[GgmlDevice]:
-    """A card, an accelerator and the processor, then two devices at each endpoint."""
+    """Yield a card, an accelerator and the CPU, then two devices for each endpoint."""
     yield GgmlDevice(
         name="CUDA0",
         description="Fast card",

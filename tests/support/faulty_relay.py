@@ -18,11 +18,14 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Fault(StrEnum):
-    """What a relay can do to its connections.
+    """What a relay does to its connections.
 
-    `DROP`: reset the open connections. `CLOSE`: end the open connections regularly. `GONE`: reset the open connections,
-    and refuse new ones. `SILENT`: forward nothing more; connections stay open, and new ones get no answer.
-    `FLIP`: flip one bit of the bytes that are forwarded. `INSERT`: forward 16 bytes that nobody sent.
+    `DROP`: reset the open connections.
+    `CLOSE`: end the open connections regularly.
+    `GONE`: reset the open connections, and refuse new ones.
+    `SILENT`: forward nothing more. Connections stay open, and new ones get no answer.
+    `FLIP`: flip one bit of the forwarded bytes.
+    `INSERT`: add 16 bytes to the forwarded ones.
     `SLOW`: forward at 1 Mbit/s.
     """
 
@@ -36,10 +39,10 @@ class Fault(StrEnum):
 
 
 class Relay:
-    """Forwards connections at `endpoint` to a port of this machine. It runs an event loop in a thread of its own.
+    """Forwards connections at `endpoint` to a port of this machine, in an event loop in its own thread.
 
-    `delay_s`: seconds that each direction takes longer.
-    `bytes_per_second`: rate of each direction of a connection, None: unlimited.
+    `delay_s`: delay of each direction in seconds.
+    `bytes_per_second`: rate of each direction of a connection; None: unlimited.
     """
 
     def __init__(self, port: int, *, delay_s: float = 0.0, bytes_per_second: float | None = None) -> None:
@@ -53,7 +56,7 @@ class Relay:
         self._silent = self._gone = False
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._transports: list[asyncio.WriteTransport] = []
-        """Transports of all connections, also of those that close: bytes that nobody reads keep them open."""
+        """Transports of all connections, also of closing ones, which stay open while their bytes are not read."""
         self._may_pass = asyncio.Event()
         self._may_pass.set()
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -77,12 +80,12 @@ class Relay:
         return f"127.0.0.1:{self.port}"
 
     def arm(self, fault: Fault, after_bytes: int = 0) -> None:
-        """Let `fault` happen after so many more forwarded bytes; `struck` is set then. 0: at once."""
+        """Cause `fault` after `after_bytes` more forwarded bytes; with 0 at once. `struck` is set when it occurs."""
         self.struck.clear()
         self._call(lambda: self._arm(fault, after_bytes))
 
     def heal(self) -> None:
-        """End faults that last, and reset the connections that were silent."""
+        """End lasting faults, and reset the connections that were silent."""
         self._call(self._heal)
 
     def close(self) -> None:
@@ -190,7 +193,7 @@ class Relay:
                 each.close()
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Forward one direction. Bytes on the way are queued, so that a delay does not limit the rate."""
+        """Forward one direction. Bytes are queued, so that the delay does not limit the rate."""
         on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
         sending = asyncio.create_task(self._send(on_the_way, sink))
         try:
@@ -220,7 +223,7 @@ class Relay:
             await sink.drain()
 
     def _changed(self, data: bytes) -> bytes:
-        """Count forwarded bytes, let a fault happen when it is due, and return the bytes to forward."""
+        """Count the bytes, cause a fault that is due, and return the bytes to forward."""
         at_bytes, before = self._at_bytes, self.passed_bytes
         self.passed_bytes += len(data)
         if at_bytes is None or self.passed_bytes <= at_bytes:

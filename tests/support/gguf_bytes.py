@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, so that tests can write what no writer would."""
+"""Builds GGUF files byte by byte, so that tests can write files that no library writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F32_TENSOR = 0
 
 
 def text(value: str | bytes) -> bytes:
-    """Return a string with its length in front."""
+    """Return a GGUF string: its length, then its bytes."""
     encoded = value.encode() if isinstance(value, str) else value
     return pack("<Q", len(encoded)) + encoded
 
@@ -36,7 +36,7 @@ def text_array(values: Sequence[str | bytes], *, count: int | None = None) -> by
 
 @dataclass
 class Tensor:
-    """A row of the tensor table; `offset` None is where it belongs."""
+    """A row of the tensor table. `offset`: None for the right one."""
 
     name: str | bytes
     shape: tuple[int, ...] = (32,)
@@ -65,9 +65,9 @@ def default_tensors() -> list[Tensor]:
 
 @dataclass
 class GgufBytes:
-    """A small valid file (all tensors F32); tests change one thing.
+    """A small valid GGUF file with F32 tensors, in which tests change single values.
 
-    `n_pairs` and `n_tensors` override the true counts.
+    `n_pairs` and `n_tensors` replace the counts in the header.
     """
 
     magic: bytes = b"GGUF"

@@ -1,7 +1,7 @@
-"""A hub on 127.0.0.1 for tests: search, trees, cards and files with ranges, and all that goes wrong with these.
+"""A Hugging Face hub on 127.0.0.1 for tests: search, file trees, cards, files with ranges, and faults.
 
-`HubServer` speaks what huggingface_hub and llama.cpp ask of a hub. Files are answered with a redirect to a signed link
-on another path, as the hub does. A `Fault` is what happens to the next requests for bytes instead.
+`HubServer` answers the requests of huggingface_hub and llama.cpp. A file request is redirected to a signed link, as on
+the real hub. A `Fault` changes the answer to the next request for a file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 PIECE_BYTES = 16 * 1024
-"""What is sent at a time; with the send buffer it bounds what a line holds that nobody has read."""
+"""Bytes sent at a time. With the send buffer this limits the unread bytes of a connection."""
 COMMIT = "c" * 40
 XET_PATH = "/xet"
-"""Where a hub has files in pieces; nothing is there."""
+"""Path of the hub's Xet storage. This server answers nothing there."""
 _LOOK_S = 0.05
 _DRIP_BYTES = 10
 FaultKind = Literal[
@@ -36,11 +36,18 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request for bytes, `after_bytes` of it. `target` of a redirect; `wait_s`: Retry-After.
+    """A fault of the answer to a request for a file, after `after_bytes` of it.
 
-    cut: the line ends; stall: nothing more comes; corrupt: a byte is another one; short, long: the length is another
-    one; drip: 200 bytes a second; no_ranges: 200 and everything; range_refused: 416; busy: 429; broken: 503;
-    expired: 403 of a signed link.
+    cut: the connection ends.
+    stall: nothing more is sent.
+    corrupt: a byte is changed.
+    short, long: the length is wrong.
+    drip: 200 bytes per second.
+    no_ranges: status 200 with the whole file.
+    range_refused, busy, broken, expired: status 416, 429, 503, and 403 of a signed link.
+    redirect: to `target`.
+
+    `wait_s`: value of the header Retry-After; None: without it.
     """
 
     kind: FaultKind
@@ -51,9 +58,11 @@ class Fault:
 
 @dataclass
 class Repo:
-    """A repository: `files` (bytes, or a `Path`) by path, which may change while it serves; `gated` wants the token.
+    """A repository of the hub.
 
-    A file on the disk is for headers of large models: it has holes for weights, and a made-up hash.
+    `files`: content by path, bytes or a `Path`. May change while the server runs. A `Path` is for headers of large
+    models: the file has holes for weights, and its hash is made up.
+    `gated`: requests need the token.
     """
 
     name: str
@@ -69,7 +78,7 @@ class Repo:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request as it came."""
+    """A request that the server received."""
 
     path: str
     range: str | None
@@ -77,7 +86,7 @@ class Asked:
 
 
 class HubServer:
-    """The server while it runs: `url` is for `HF_ENDPOINT`; `asked` what was asked, `sent` which bytes went out."""
+    """The running server. `url`: for HF_ENDPOINT. `asked`: the received requests."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -85,14 +94,14 @@ class HubServer:
         self.faults: deque[Fault] = deque()
         self.asked: list[Asked] = []
         self.sent: list[tuple[str, int, int]] = []
-        """File path, first byte, end, in the order in which answers ended."""
+        """Sent ranges as (path, first byte, end), in the order in which the answers ended."""
         self.at_bytes: Callable[[int], None] | None = None
-        """Called with the bytes that one answer has sent so far, before each piece."""
+        """Called before each piece with the number of bytes that the answer has sent so far."""
         self.closing = threading.Event()
         self.change: Callable[[object], bytes] | None = None
-        """What is sent in the place of a document of the hub's API."""
+        """Returns the body to send in place of a document of the hub's API; None: no change."""
         self.plain: dict[str, bytes] = {}
-        """Files of a server that is no hub: /plain/NAME."""
+        """Files of an ordinary web server, by name, at /plain/NAME."""
         self.plain_etag: str | None = '"first"'
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self
@@ -113,7 +122,7 @@ class HubServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End every answer and wait for it."""
+        """End all answers, and wait for their threads."""
         self.closing.set()
         self._server.shutdown()
         self._thread.join()
@@ -125,7 +134,7 @@ class HubServer:
 
 @contextmanager
 def hub_server(*repos: Repo) -> Iterator[HubServer]:
-    """A hub with `repos` that has ended afterwards."""
+    """Yield a hub with these repositories; it is closed at the end of the context."""
     server = HubServer()
     for repo in repos:
         server.add(repo)
@@ -158,7 +167,7 @@ class _Server(ThreadingHTTPServer):
     hub: HubServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is what tests are about."""
+        """Print nothing: tests break connections on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -339,14 +348,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data[at : at + _DRIP_BYTES])
 
     def _say_nothing(self) -> None:
-        """Keep the line open until the other side leaves it, or the server closes."""
+        """Keep the connection open without an answer until the client or the server closes it."""
         while not self.hub.closing.is_set() and not select.select([self.connection], [], [], _LOOK_S)[0]:
             pass
 
     # ------------------------------------------------------------------ faults
 
     def _next_fault(self, *kinds: FaultKind) -> Fault | None:
-        """Take the next fault, where it is one of `kinds`; without kinds one of those that are not the hub's own."""
+        """Remove and return the next fault if it is one of `kinds`; None otherwise.
+
+        Without `kinds` any fault but a redirect counts.
+        """
         faults = self.hub.faults
         if faults and (faults[0].kind in kinds if kinds else faults[0].kind != "redirect"):
             return faults.popleft()

@@ -1,4 +1,4 @@
-"""A conversation as it is kept: a question with a file, an answer with all that belongs to one, and an edit."""
+"""A conversation with all that the database stores: a question with a file, a full answer, and an edited question."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ ANSWER = Message(
 
 
 def kept_tree() -> MessageTree:
-    """Return its branches: the first question was changed, and has no answer as it is now."""
+    """Return its message tree. The first question was edited, and the edited version has no answer."""
     return edited(tree_of((QUESTION, ANSWER), "a"), "q", "What else?", created_ms=8)

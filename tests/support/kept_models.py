@@ -1,4 +1,4 @@
-"""Small models of many architectures: a kept header, random weights, and a vocabulary that reads any text."""
+"""Small models of many architectures: a recorded header, random weights, and a vocabulary for any text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHER_KEYS = ("GGUF.", "tokenizer.", "general.", "quantize.")
 
 
 def write_kept_model(path: Path, name: str, *, seed: int = 1) -> Path:
-    """Write the model of `tests/zoo/headers` with this name so that llama.cpp generates with it; return `path`."""
+    """Write a model that llama.cpp can generate with, from the recorded header `name` of `tests/zoo`; return `path`."""
     header = gzip.decompress((FOLDER / "headers" / f"{name}.gguf.head.gz").read_bytes())
     hollow = write_with_hole(path.with_suffix(".hollow"), header, len(header) + _ROOM_BYTES)
     kept = gguf.GGUFReader(hollow)

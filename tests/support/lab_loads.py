@@ -1,4 +1,4 @@
-"""Automatic layouts on random lab rigs, loaded for real: what was called fitting has to load."""
+"""Real loads of automatic layouts on random lab rigs. A layout that was forecast to fit must load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.session_log import SessionLog
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One strategy for one model on some workers of a lab."""
+    """The automatic layout of one model by one strategy, on some workers of a lab rig."""
 
     strategy: str
     memory: ModelMemory
@@ -51,14 +51,14 @@ def write_models(folder: Path) -> tuple[ModelMemory, ...]:
 
 
 def random_caps(random_numbers: random.Random) -> list[int]:
-    """Return the caps of one to four workers, from hardly a layer to all of a model."""
+    """Return the memory caps of one to four workers, from a single layer to the whole model."""
     return [random_numbers.randint(6, 72) * MIB for _ in range(random_numbers.randint(1, 4))]
 
 
 def random_trials(
     lab: Rig, models: Sequence[ModelMemory], random_numbers: random.Random, count: int
 ) -> Iterator[Trial]:
-    """Yield `count` trials: some of the workers in any order, with margins, settings and constraints of any kind."""
+    """Yield `count` trials, with a random selection of workers, margins, settings and constraints."""
     for _ in range(count):
         workers = random_numbers.sample(lab.devices, random_numbers.randint(1, len(lab.devices)))
         margins = [random_numbers.choice((0, 0, random_numbers.randint(0, 8) * MIB)) for _ in workers]
@@ -83,7 +83,7 @@ def random_trials(
 
 
 def load(trial: Trial) -> AnyEvent:
-    """Load the layout for real and free it again; return how the load ended."""
+    """Load the layout of a trial and unload it; return the ending of the load."""
     order = order_of(trial.memory, trial.rig, trial.result.layout, trial.result.context)
     with SessionLog() as log:
         log.session.load(order)
@@ -95,7 +95,7 @@ def load(trial: Trial) -> AnyEvent:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of all trials; `failures` are those that were called fitting and did not load."""
+    """Counts of all trials. `failures`: layouts that were forecast to fit but did not load."""
 
     loaded: int
     not_fitting: int
@@ -103,7 +103,7 @@ class Tally:
 
 
 def run_trials(caps: Sequence[int], models: Sequence[ModelMemory], random_numbers: random.Random, count: int) -> Tally:
-    """Start a lab of workers with these caps, and load every layout that is called fitting."""
+    """Start a lab rig with these caps, and load each layout that is forecast to fit."""
     tally = Tally(0, 0, [])
     with LabRig(caps) as lab:
         for trial in random_trials(lab.rig, models, random_numbers, count):

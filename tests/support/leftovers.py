@@ -1,7 +1,7 @@
-"""What a test leaves behind: child processes and threads, noted before and looked for after it.
+"""Finds child processes and threads that a test leaves running.
 
-QThreads are not looked for: nothing here makes one. The search for them by `gc.get_objects` broke other threads:
-CPython cannot finish a tuple to which there is a reference already (SystemError in tupleobject.c).
+QThreads are not searched for, since our code makes none. A search for them by `gc.get_objects` broke other threads:
+CPython cannot finish a tuple to which there is already a reference (SystemError in tupleobject.c).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import psutil
 
 GRACE_S = 60.0
-"""What is ending when the test ends is given this long: a busy machine takes seconds to end a child."""
+"""Time for processes and threads that are ending when the test ends. On a busy machine a child takes seconds."""
 
 _TASKS = Path("/proc/self/task")
 _started_at: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
@@ -27,7 +27,7 @@ _started_at: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
 
 @contextmanager
 def record_thread_starts() -> Iterator[None]:
-    """Note where each thread is started, so that a leftover can be told by its origin."""
+    """Record the place in the code that starts each thread, for the message about a left-over thread."""
     start = threading.Thread.start
 
     def noting_start(thread: threading.Thread) -> None:
@@ -42,14 +42,14 @@ def record_thread_starts() -> Iterator[None]:
 
 
 class Watch:
-    """Notes what runs when it is made; `leftovers` names what was added since and is still there."""
+    """Records what runs when it is made. `leftovers` returns what was started since and still runs."""
 
     def __init__(self) -> None:
         self._children = set(_children())
         self._threads = set(threading.enumerate())
 
     def leftovers(self, grace_s: float = GRACE_S) -> list[str]:
-        """Return a line for each leftover, none if all is gone within the grace. Leftover processes are killed."""
+        """Return a line for each process or thread that still runs after `grace_s`. Left-over processes are killed."""
         deadline_s = time.monotonic() + grace_s
         return [*self._leftover_children(deadline_s), *self._leftover_threads(deadline_s)]
 
@@ -63,7 +63,7 @@ class Watch:
         return lines
 
     def _is_known(self, child: psutil.Process) -> bool:
-        """Whether a process was there before, or belongs to one that was and goes with it."""
+        """Return whether a process, or one of its ancestors, ran before the test."""
         try:
             return bool(self._children & {child, *child.parents()})
         except psutil.Error:
@@ -95,7 +95,7 @@ def _command_line(process: psutil.Process) -> str:
 
 
 def _has_no_children() -> bool:
-    """Say whether the system tells for certain that there are none."""
+    """Return whether the system reports that this process has no children; False also if it cannot tell."""
     try:
         return not any((task / "children").read_bytes() for task in _TASKS.iterdir())
     except OSError:
@@ -107,7 +107,7 @@ def _remaining(deadline_s: float) -> float:
 
 
 def _caller(frame: FrameType) -> str:
-    """Return the innermost place of our own code at `frame`, in short."""
+    """Return file and line of the innermost frame in our own code."""
     root = str(Path(__file__).resolve().parents[2])
     stack = traceback.extract_stack(frame)
     place = next((entry for entry in reversed(stack) if entry.filename.startswith(root)), stack[-1])

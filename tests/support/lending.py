@@ -1,4 +1,4 @@
-"""A machine that lends its devices through the tunnel, within this process, and another one that borrows them."""
+"""A machine in this process that lends its devices through the tunnel, and a machine that borrows them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CAP_BYTES = 64 * MIB
 
 
 class Served:
-    """A machine that serves from the start of its context until `stop`, or the end of that.
+    """A machine that lends devices from the start of its context until `stop` or the end of the context.
 
-    `lendings`: devices that it lends; None: its CPU.
-    `problem`: why it ended by itself; empty if it did not.
+    `lendings`: the lent devices; None: its CPU.
+    `problem`: why the lending ended by itself; empty if it did not.
     """
 
     def __init__(self, folder: Path, lendings: Sequence[Lending] | None = None) -> None:
@@ -54,12 +54,12 @@ class Served:
         return f"127.0.0.1:{self.serving.port}"
 
     def stop(self) -> None:
-        """End worker and listener, and wait for that."""
+        """End workers and listener, and wait until they have ended."""
         self._until.set()
         self._thread.join(DEADLINE_S)
 
     def wait_for_end(self) -> None:
-        """Wait until it has ended by itself."""
+        """Wait until the lending has ended by itself."""
         self._thread.join(DEADLINE_S)
 
     def _take_uses(self, uses: tuple[Use, ...]) -> None:
@@ -82,9 +82,9 @@ class Served:
 
 @contextmanager
 def reached(served: Served, folder: Path, endpoint: str = "") -> Iterator[Rig]:
-    """Yield this machine with the workers of the other one, behind a tunnel.
+    """Yield the rig of a borrowing machine with the lent devices, which it reaches through a tunnel.
 
-    `endpoint`: address (host:port) of a relay to the other machine; empty: its own.
+    `endpoint`: address (host:port) of a relay in front of the lending machine; empty: the machine itself.
     """
     laptop = Home(folder)
     pairing = pair_with(endpoint or served.endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)

@@ -1,4 +1,4 @@
-"""What llama.cpp's own fit put on devices of known sizes (`tests/zoo/fit`), as rigs and layouts of ours."""
+"""Recorded results of llama.cpp's own fit on devices of given sizes (`tests/zoo/fit`), as our rigs and layouts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from tests.zoo.record import DEFAULTS
 
 FIT_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (FOLDER / "fit").iterdir()))
 _HOST_BYTES = 1 << 44
-"""llama.cpp's fit takes the host's memory for unlimited."""
+"""Memory of the host, which llama.cpp's fit regards as unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitCase:
-    """One rig that llama.cpp's fit was asked for. `layout` is None where it found none; `placed_bytes` are weights
-    and caches that the engine then counts on devices."""
+    """One rig for which llama.cpp's fit was recorded.
+
+    `layout`: None if the fit found none.
+    `placed_bytes`: weights and KV caches that llama.cpp then placed on devices other than the host.
+    """
 
     model: ModelFile
     rig: Rig
@@ -34,7 +37,7 @@ class FitCase:
 
 
 def fit_cases(name: str) -> Iterator[FitCase]:
-    """Yield what was recorded for one model."""
+    """Yield the recorded cases of one model."""
     model = truth_model(name)
     for raw in json.loads(gzip.decompress((FOLDER / "fit" / f"{name}.json.gz").read_bytes())):
         yield _case(model, raw)

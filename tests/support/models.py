@@ -1,4 +1,4 @@
-"""Small models for tests: some that llama.cpp loads and decodes, some with a true header and a hole for weights."""
+"""Small models for tests: some that llama.cpp loads and decodes, others with a full-size header and no weights."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def write_header_only(
     architecture: str = "llama",
     extra_metadata: ExtraMetadata | None = None,
 ) -> Path:
-    """Write a model of true size whose weights are a hole (a few MB on disk); return `path`.
+    """Write a model with full-size tensors whose weights are a hole (a few MB on disk); return `path`.
 
-    It serves everything that reads the header only; decoding it is pointless.
+    It is for code that reads only the header. Decoding it makes no sense.
     """
     shape = LlamaShape(
         n_layers, n_embd, n_head, n_head_kv, n_ff, n_ctx_train, n_expert, n_expert_used, tied, rope_factors
@@ -125,9 +125,9 @@ def _random_weights(vocabulary: Vocabulary, seed: int) -> WeightSource:
 
 
 def write_tiny_encoder(path: Path, *, n_embd: int = 32, pooling: gguf.PoolingType | None = None) -> Path:
-    """Write a model of the bert architecture, which makes embeddings and no text; return `path`.
+    """Write a model of the architecture bert, which makes embeddings and no text; return `path`.
 
-    Its weights are all the same, or random where it says how it pools.
+    `pooling`: None leaves the key out. The weights are then all equal, otherwise random.
     """
     generator = np.random.default_rng(7)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581hello", "\u2581there"]

@@ -1,4 +1,4 @@
-"""Small models with MTP heads, which agree with their heads more or less."""
+"""Small models with MTP heads whose proposals are right more or less often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_TRUNK = 4
 _N_EMBD, _N_FF, _N_HEAD, _N_KV, _HEAD = 64, 128, 2, 1, 32
 _STATE, _GROUPS, _RANK, _KERNEL = 16, 2, 4, 4
 _SPREAD = 24
-"""As in `draft_models`."""
+"""Factor of the output weights. With it the most probable token usually has a probability of more than one half."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -52,7 +52,7 @@ def write_mtp_model(
 ) -> Path:
     """Write a model with `n_heads` MTP heads and F32 weights; return `path`. Other architectures have experts.
 
-    `noise`: weight of what the layers compute. With 0 the next token depends on the last one only, and the head is
+    `noise`: weight of what the layers compute. With 0 the next token depends only on the last one, and the head is
     always right; with 0.03 it is right now and then.
     `echoes`: whether the head sees only the hidden state of the token before the last. It then proposes that token, if
     the model is tied and has no noise.

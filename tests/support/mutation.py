@@ -1,4 +1,4 @@
-"""Documents made wrong in ways that keep their structure: GGUF headers and JSON, by the numbers of a `Random`."""
+"""Random changes of GGUF headers and JSON documents that keep their structure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNMENT = 32
 
 @dataclass
 class Pair:
-    """A key with its value as it stands in the file, its type in front."""
+    """A key of the metadata, with its type and value as bytes of the file."""
 
     key: bytes
     value: bytes
@@ -37,11 +37,11 @@ class Row:
     shape: tuple[int, ...]
     kind: int
     offset: int = 0
-    """Negative: it is to be wrong, and this; else where the row belongs."""
+    """Set by `Header.encode`. A negative one is written as its absolute value instead, which is a wrong offset."""
 
 
 class Header:
-    """A header in its parts, to be changed and written again."""
+    """A parsed GGUF header that can be changed and encoded again."""
 
     def __init__(self, data: bytes) -> None:
         _, self.version, n_tensors, n_pairs = _FIXED.unpack_from(data)
@@ -61,10 +61,10 @@ class Header:
             place += 4 + 8 * n_dims + 12
         self.more_pairs = self.more_rows = 0
         self.size_bytes = 0
-        """Of all weights, as `encode` has placed them."""
+        """Size of all weights; set by `encode`."""
 
     def encode(self) -> bytes:
-        """Return the header with the weights where they belong, for all rows that say so."""
+        """Return the bytes of the header, with the right offsets except for rows with a negative one."""
         place = 0
         for row in self.rows:
             row.offset = place if row.offset >= 0 else -row.offset
@@ -79,7 +79,7 @@ class Header:
 
 
 def change_values(path: Path, values: Mapping[str, bytes]) -> Path:
-    """Replace values of a model's header, type included, and leave its weights; return `path`."""
+    """Replace values of a model's metadata (type and value as bytes) and keep its weights; return `path`."""
     data = path.read_bytes()
     header = Header(data)
     weights = data[_padded(len(header.encode())) :]
@@ -95,13 +95,13 @@ def _padded(size: int) -> int:
 
 
 def mutate_header(header: Header, numbers: random.Random) -> str:
-    """Change one thing; return what was done."""
+    """Make one random change to the header; return a description of it."""
     change = numbers.choice(_HEADER_CHANGES)
     return f"{change.__name__.strip('_')} {change(header, numbers)}"
 
 
 def _other_number(header: Header, numbers: random.Random) -> str:
-    """The hyper-parameters are what the arithmetic stands on: most changes are made there."""
+    """Replace a number of the metadata. Most changes are of this kind, since the memory arithmetic depends on them."""
     pair = numbers.choice([pair for pair in header.pairs if pair.value[0] in _FORMATS] or header.pairs)
     kind = pair.value[0]
     if kind in _FORMATS:
@@ -137,7 +137,7 @@ def _doubled_key(header: Header, numbers: random.Random) -> str:
 
 
 def _missing_kind(header: Header, numbers: random.Random) -> str:
-    """All tensors of a kind, in whatever layer."""
+    """Remove all tensors of one kind, in all layers."""
     stem = _stem(numbers.choice(header.rows).name)
     header.rows = [row for row in header.rows if _stem(row.name) != stem]
     return repr(stem)
@@ -169,7 +169,7 @@ def _other_tensor(header: Header, numbers: random.Random) -> str:
 
 
 def _other_shapes(header: Header, numbers: random.Random) -> str:
-    """All tensors of a kind with one extent changed, as another hyper-parameter would have it."""
+    """Change one extent of all tensors of one kind, as another hyper-parameter would."""
     stem, extent = _stem(numbers.choice(header.rows).name), numbers.choice(ODD_NUMBERS[1:])
     for row in header.rows:
         if _stem(row.name) == stem and row.shape:
@@ -189,7 +189,7 @@ _HEADER_CHANGES: tuple[Callable[[Header, random.Random], str], ...] = (
 
 
 def _size_bytes(row: Row) -> int:
-    """Return the bytes of a tensor; of a type that nobody knows, none."""
+    """Return the size of a tensor in bytes; 0 if its type is unknown."""
     try:
         per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(row.kind)]
     except (KeyError, ValueError):
@@ -232,7 +232,7 @@ def _value_end(data: bytes, place: int) -> int:
 
 
 def mutate_json(document: Any, numbers: random.Random) -> Any:
-    """Return `document` with one value, key or list changed, somewhere in it."""
+    """Return a copy of `document` with one value, key or list changed at a random place."""
     if isinstance(document, dict) and document and numbers.random() < 0.85:
         key = numbers.choice(list(document))
         changed = dict(document)

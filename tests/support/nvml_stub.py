@@ -1,4 +1,4 @@
-"""Builds the library with NVML's ABI and runs Python with it in NVML's place."""
+"""Builds a stand-in for NVIDIA's library NVML, and runs Python with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def build_nvml_stub(folder: Path) -> Path:
-    """Compile the library into `folder` and return its path."""
+    """Compile the stand-in into `folder`; return its path."""
     library = folder / LIBRARY_NAME
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
     subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True, timeout=60)
@@ -22,7 +22,7 @@ def build_nvml_stub(folder: Path) -> Path:
 
 
 def run_with_nvml(library: Path | None, script: str, *, mode: str = "") -> str:
-    """Run `script` in a child whose loader finds `library` (or nothing, in the folder given), return what it prints."""
+    """Run a Python script in a child that loads `library` as NVML, or none if it is None; return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NVML_STUB")}
     environment |= {"NVML_STUB_MODE": mode, "PYTHONPATH": str(REPOSITORY)}
     if library is not None:

@@ -1,4 +1,4 @@
-"""Plans and orders to load them, and a small made-up model for tests in which no engine looks at the file."""
+"""Builders for plans and load orders, and a made-up model for tests in which the engine does not read the file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def made_up_model(path: Path = Path("made-up.gguf")) -> ModelFile:
 
 
 def holding(model: str, size_bytes: int) -> Holding:
-    """Return what a loaded model holds of a device; models of different names are different files."""
+    """Return the memory that a loaded model holds on a device. Models with different names are different files."""
     return Holding(model, size_bytes, file_key(model))
 
 
 def file_key(name: str) -> FileIdentity:
-    """Return the key of a model's file by its name."""
+    """Return the identity of a model file with this name."""
     return FileIdentity(((1, hash(name), 0, 0),))
 
 

@@ -1,4 +1,4 @@
-"""Engine packs for tests: a tiny library, compiled here, with its manifest, as a folder or as an archive."""
+"""Engine packs for tests, as a folder or an archive: a tiny library compiled here, with its manifest."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CRASHES = "__attribute__((constructor)) static void begin(void) { __builtin_trap
 IS_NO_BACKEND = "int nothing;"
 NEEDS_WHAT_IS_NOT_THERE = "void not_anywhere(void); void begin(void) { not_anywhere(); }"
 IS_ANOTHER_INTERFACE = "static int registry[64] = {9999}; void *ggml_backend_init(void) { return registry; }"
-"""Its registry says that it was written for version 9999 of ggml's interface."""
+"""C code of a backend whose registry has version 9999 of ggml's interface."""
 
 
 @contextmanager
 def no_packs() -> Iterator[None]:
-    """None are there before, and none stay: tests of a process share a home."""
+    """Remove all packs before and after the context, since the tests of a process share a home folder."""
 
     def clear() -> None:
         shutil.rmtree(packs_path(), ignore_errors=True)
@@ -52,7 +52,7 @@ def compiled(code: str, folder: Path) -> bytes:
 
 
 def manifest_of(name: str, files: Mapping[str, bytes], /, **changed: object) -> dict[str, object]:
-    """Return the manifest of a pack with these files, the first of them its library; `changed` keys are as given."""
+    """Return the manifest of a pack with these files, its library first. `changed`: keys with other values."""
     listed = {file: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()}
     return {
         "version": 1,
@@ -68,7 +68,7 @@ def manifest_of(name: str, files: Mapping[str, bytes], /, **changed: object) -> 
 
 
 def write_archive(path: Path, members: Iterable[tuple[str | tarfile.TarInfo, bytes]]) -> Path:
-    """Write a .tar.gz of these members in their order."""
+    """Write a .tar.gz with these members, in this order."""
     with tarfile.open(path, "w:gz") as tar:
         for named, data in members:
             member = tarfile.TarInfo(named) if isinstance(named, str) else named
@@ -90,7 +90,7 @@ def write_pack(path: Path, name: str, data: bytes = b"library", **changed: objec
 def write_signed_pack(
     path: Path, name: str, keys: PackKeys, data: bytes = b"library", changed: Mapping[str, object] | None = None
 ) -> Path:
-    """Write the archive of a pack that `keys` sign; `changed` keys of the manifest are changed after that."""
+    """Write the archive of a pack signed with `keys`. `changed`: keys of the manifest that change after signing."""
     files = {f"libggml-{name}.so": data}
     manifest = keys.sign(parse_manifest(json.dumps(manifest_of(name, files)).encode()))
     written = json.dumps({**msgspec.to_builtins(manifest), **(changed or {})}).encode()

@@ -1,4 +1,4 @@
-"""How long tests wait for what should happen: far beyond what it takes, on a busy machine too; only a hang meets it."""
+"""Deadline of waits in tests. It is far longer than any wait takes, so only a hang reaches it."""
 
 DEADLINE_S = 120.0
 DEADLINE_MS = round(DEADLINE_S * 1000)

@@ -1,4 +1,4 @@
-"""pytest-qt's bot, which gives up after 5 seconds by itself, with the patience of this project."""
+"""pytest-qt's bot with this project's deadline in place of 5 seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.patience import DEADLINE_MS
 
 
 class PatientBot(QtBot):
-    """Waits until the deadline whatever a test says, but where it only looks whether something has happened."""
+    """Waits until the project's deadline, whatever timeout a test gives. A timeout of 0 still checks only once."""
 
     def waitSignal(self, signal: Any, *, timeout: int = DEADLINE_MS, **options: Any) -> Any:
         return super().waitSignal(signal, timeout=_patient_ms(timeout), **options)

@@ -1,4 +1,4 @@
-"""Images for tests, written by the library that reads them, and as what they are asked with."""
+"""Images for tests, encoded with Pillow, as files and as requests contain them."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def picture(seed: int = 1, size: tuple[int, int] = SIZE, form: str = "PNG") -> b
 
 
 def image_file(data: bytes, size: tuple[int, int] = SIZE) -> ImageFile:
-    """Return an image as a model is asked with it."""
+    """Return an image as it is sent in a request to a model."""
     return ImageFile(sha256=hashlib.sha256(data).hexdigest(), width_px=size[0], height_px=size[1], data=data)

@@ -1,4 +1,4 @@
-"""Builders of `Preview` values for tests of widgets: plausible models on plausible rigs, without an engine."""
+"""Builders of `Preview` values for widget tests: plausible models and rigs, without an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def make_gpu(device_id: str, total_gib: float, *, name: str = "RTX 3090", used_gib: float = 0.4) -> Device:
-    """Return a card of which other programs hold `used_gib`."""
+    """Return a card on which other programs use `used_gib`."""
     total_bytes = int(total_gib * GIB)
     return Device(
         id=device_id,
@@ -31,7 +31,7 @@ def make_gpu(device_id: str, total_gib: float, *, name: str = "RTX 3090", used_g
 
 
 def make_rig(*devices: Device, host_gib: int = 64) -> Rig:
-    """Return a rig of `devices` and a host of which a third is in use."""
+    """Return a rig with these devices, and a host with a third of its memory in use."""
     host = make_host("Ryzen 7, RAM", host_gib * GIB, host_gib * GIB * 2 // 3)
     return Rig(devices=devices, host=host)
 
@@ -44,14 +44,14 @@ def dense_layers(count: int, *, attention_mib: int = 40, ffn_mib: int = 90, kv_m
 
 
 def moe_layers(count: int, *, expert_mib: int = 300, kv_mib: int = 32) -> tuple[LayerBytes, ...]:
-    """Return layers with experts, the first of them dense and small as many models have it."""
+    """Return layers with experts. The first one is dense and small, as in many models."""
     first = LayerBytes(0, 20 * MIB, 60 * MIB, 0, MIB // 64, kv_mib * MIB)
     rest = (LayerBytes(i, 20 * MIB, 0, expert_mib * MIB, MIB // 64, kv_mib * MIB) for i in range(1, count))
     return (first, *rest)
 
 
 def make_layout(n_layers: int, runs: Sequence[tuple[str, int]], **fields: object) -> Layout:
-    """Return a layout of (device, length) runs, with the output on the last run's device unless told otherwise."""
+    """Return a layout of (device, number of layers) runs. By default the output layer follows the last run."""
     made: list[Run] = []
     for device, length in runs:
         first = made[-1].last + 1 if made else 0
@@ -70,7 +70,10 @@ def rows_of(
     grade: Grade = Grade.ESTIMATED,
     extra_bytes: int = 0,
 ) -> tuple[DeviceRow, ...]:
-    """Return rows with the runs' weights and KV, and compute where there is anything. Experts overrides count."""
+    """Return the forecast row of each device: weights, KV cache, and compute buffers if it has weights.
+
+    Overrides of experts are applied, others are not.
+    """
     weights = dict.fromkeys(rig.ids, 0)
     kv = dict.fromkeys(rig.ids, 0)
     for run in layout.runs:
@@ -114,7 +117,7 @@ def make_preview(
     probe_only: str | None = None,
     context: ContextSettings | None = None,
 ) -> Preview:
-    """Return the preview of `layers` laid out on `rig`."""
+    """Return the preview of a model with these layers and this layout."""
     output_bytes = 400 * MIB
     return Preview(
         model_name=name,
@@ -128,18 +131,18 @@ def make_preview(
 
 
 def with_edit(preview: Preview, **changes: Any) -> Preview:
-    """Return `preview` of another edit; its rows stay."""
+    """Return the preview with a changed edit and unchanged rows."""
     return replace(preview, edit=replace(preview.edit, **changes))
 
 
 def with_layout(preview: Preview, layout: Layout) -> Preview:
-    """Return `preview` with another layout and its rows."""
+    """Return the preview with another layout, and with rows for it."""
     rows = rows_of(preview.rig, layout, preview.layers, output_bytes=preview.output_weights_bytes)
     return replace(with_edit(preview, layout=layout), report=replace(preview.report, rows=rows))
 
 
 def loaded_from(preview: Preview, *, extra_bytes: int = 24 * MIB) -> LoadedLayout:
-    """Return what is loaded after `preview` was, each device with `extra_bytes` more than was forecast."""
+    """Return the loaded layout of a preview. Each device holds `extra_bytes` more than was forecast."""
     measured = rows_of(
         preview.rig,
         preview.layout,
@@ -152,13 +155,13 @@ def loaded_from(preview: Preview, *, extra_bytes: int = 24 * MIB) -> LoadedLayou
 
 
 def dense_preview() -> Preview:
-    """Return 32 layers over two cards and the host."""
+    """Return the preview of 32 layers on two cards and the host."""
     rig = make_rig(make_gpu("CUDA0", 4), make_gpu("CUDA1", 3, name="RTX 3060"), host_gib=32)
     return make_preview(rig, make_layout(32, [("CUDA0", 16), ("CUDA1", 10), (CPU_ID, 6)]), dense_layers(32))
 
 
 def moe_preview() -> Preview:
-    """Return 48 layers with experts, those of the last eight overridden to the host, and an empty device."""
+    """Return the preview of 48 layers with experts, those of the last eight on the host, and an empty device."""
     rig = make_rig(
         make_gpu("CUDA0", 12), make_gpu("CUDA1", 6, name="RTX 3060"), make_gpu("RPC0", 8, name="attic", used_gib=0.1)
     )
@@ -172,7 +175,7 @@ def moe_preview() -> Preview:
 
 
 def wide_preview() -> Preview:
-    """Return 126 layers over eight devices."""
+    """Return the preview of 126 layers on eight devices."""
     cards = [make_gpu(f"CUDA{index}", 24 if index % 2 else 32, name=f"Card {index}") for index in range(7)]
     rig = make_rig(*cards, host_gib=256)
     runs = [(card.id, 16) for card in cards] + [(CPU_ID, 14)]
@@ -181,7 +184,7 @@ def wide_preview() -> Preview:
 
 
 def patchwork_preview() -> Preview:
-    """Return 45 layers in 15 runs over three devices."""
+    """Return the preview of 45 layers in 15 runs on three devices."""
     rig = make_rig(make_gpu("RPC0", 8, name="attic"), make_gpu("RPC1", 8, name="cellar"), host_gib=16)
     order = ["RPC0", CPU_ID, "RPC1"]
     return make_preview(rig, make_layout(45, [(order[i % 3], 3) for i in range(15)]), dense_layers(45))

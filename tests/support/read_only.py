@@ -1,4 +1,4 @@
-"""Folders that cannot be written, for tests that run as any user: root may write to what is only marked so."""
+"""Read-only folders for tests that run as any user; mode bits would not stop root."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _AS_ROOT = ["unshare", "--mount"]
 
 
 def within_read_only(folder: Path, *command: str | Path) -> list[str]:
-    """Return a command that runs `command` where `folder` is on a read-only file system.
+    """Return a command that runs `command` with `folder` mounted read-only.
 
-    Skips the test if the system makes no such mount.
+    The test is skipped if the system does not allow such a mount.
     """
     if sys.platform != "linux":
         pytest.skip("only Linux has mounts of one process")

@@ -1,5 +1,7 @@
-"""A real model for tests in which weights matter: the demo model that answers, and what the engine's quantiser makes
-of it. Whoever has no network when the project is set up has neither; those tests are skipped then."""
+"""The demo model for tests that need real weights, also in other quantisations.
+
+The set-up fetches it. Without it those tests are skipped.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,21 @@ from tests.support.patience import DEADLINE_S
 _FETCHED: Final = model_folder(sys.platform, os.environ, Path.home()) / DEMO_MODEL
 
 _LONGEST_S = 10 * DEADLINE_S
-"""The quantiser searches for the best scales of IQ4, which takes a minute of both cores."""
+"""Time limit of the quantiser. Its search for the scales of IQ4 takes a minute on two cores."""
 
 
 def real_model() -> Path:
-    """Return the demo model that answers, or skip the test."""
+    """Return the path of the demo model, or skip the test."""
     if not _FETCHED.is_file() or _FETCHED.stat().st_size != DEMO_MODEL_BYTES:
         pytest.skip(f"{DEMO_MODEL} was not fetched; `make.py setup` does it where there is a network")
     return _FETCHED
 
 
 def quantised(folder: Path, file_type: str) -> Path:
-    """Return the real model in another type of weights. Rows of 576 elements are no whole blocks of the types whose
-    names end in K: there the quantiser takes the nearest other type."""
+    """Return the path of the demo model in another type of weights.
+
+    Its rows of 576 elements do not fit the blocks of K-quants; the quantiser then uses the nearest other type.
+    """
     target = folder / f"{file_type}.gguf"
     request = Quantise(path=str(real_model()), target=str(target), file_type=file_type)
     ask_child(request, Quantised, timeout_s=_LONGEST_S)

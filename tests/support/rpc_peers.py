@@ -1,4 +1,4 @@
-"""Small socket servers that are, or are not, what an RPC endpoint should be."""
+"""Small socket servers in place of RPC workers, correct ones and faulty ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 ANSWER = struct.pack("<QBBBB", 28, 7, 0, 0, 0) + bytes(24)
-"""What a server of protocol 7.0.0 answers to a hello."""
+"""Answer of a server with RPC protocol 7.0.0 to a hello."""
 HELLO_BYTES = 1 + 8 + 24
 
 
 @contextmanager
 def serve_peer(talk: Callable[[socket.socket], None], *, connections: int | None = None) -> Iterator[str]:
-    """Serve `talk` to one connection after another, yield the endpoint; after `connections` stop listening."""
+    """Call `talk` with one connection after another; yield the endpoint. After `connections` no more are accepted."""
     listener = socket.create_server(("127.0.0.1", 0))
     open_sockets: list[socket.socket] = []
 
@@ -50,15 +50,15 @@ FACTS = {
     11: struct.pack("<QQ", 1 << 30, 1 << 31),
     15: struct.pack("<I", 1),
 }
-"""What a server with one device answers by command: alignment, largest buffer, free and total memory, devices."""
+"""Answers of a server with one device, by command: alignment, largest buffer, free and total memory, device count."""
 
 
 def rpc_server(
     *, answers: int | None = None, answer: bytes = ANSWER, facts: Mapping[int, bytes] = FACTS
 ) -> AbstractContextManager[str]:
-    """Answer hellos and questions, one client at a time, until it hangs up; after `answers` clients refuse.
+    """Return a server that answers hellos and the commands in `facts`, one client at a time; others get no answer.
 
-    What `facts` does not have is never answered.
+    `answers`: number of clients after which connections are refused; None: never.
     """
 
     def talk(client: socket.socket) -> None:
@@ -70,7 +70,7 @@ def rpc_server(
 
 
 def answer_questions(client: socket.socket, facts: Mapping[int, bytes] = FACTS) -> None:
-    """Answer what comes after a hello, until the client hangs up."""
+    """Answer commands after the hello until the client closes the connection."""
     while header := receive(client, 9):
         command, size = struct.unpack("<BQ", header)
         receive(client, size)
@@ -79,7 +79,7 @@ def answer_questions(client: socket.socket, facts: Mapping[int, bytes] = FACTS) 
 
 
 def receive(client: socket.socket, size: int) -> bytes:
-    """Read exactly `size` bytes, or less when the peer hangs up."""
+    """Return `size` bytes, or fewer if the peer closes the connection."""
     data = b""
     while len(data) < size and (part := client.recv(size - len(data))):
         data += part

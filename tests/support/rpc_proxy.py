@@ -1,4 +1,4 @@
-"""A real worker behind a socket that lies: what it answers to one command is replaced from some moment on."""
+"""A proxy in front of a real RPC worker that replaces answers to chosen commands."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from itertools import count
 from tests.support.rpc_peers import receive
 
 ANSWERED = frozenset({0, 1, 2, 3, 7, 8, 9, 11, 13, 14, 15})
-"""The commands of protocol 7 that have an answer."""
+"""Commands of RPC protocol 7 that have an answer."""
 HEADER = struct.Struct("<BQ")
 Lie = Callable[[socket.socket, bytes], None]
-"""Is given the client and the true answer, without its length."""
+"""Called with the client's socket and the true answer without its length; sends the false answer."""
 Choose = Callable[[int, int], Lie | None]
 
 
 class Turning:
-    """`lie_to` is given the number of the connection and the command, and says what to answer; None: the truth."""
+    """The running proxy.
+
+    `lie_to` is called for each answer, with the numbers of the connection and of the command. It returns the function
+    that sends a false answer; None: the true one is sent.
+    """
 
     def __init__(self, worker: str, lie_to: Choose) -> None:
         host, port = worker.rsplit(":", 1)
@@ -85,7 +89,7 @@ class Turning:
 
 @contextmanager
 def turning(worker: str, lie_to: Choose) -> Iterator[str]:
-    """Serve what the worker at this endpoint serves, but for what there is a lie for; yield the endpoint."""
+    """Run a proxy in front of the worker at this endpoint; yield the proxy's endpoint."""
     proxy = Turning(worker, lie_to)
     try:
         yield proxy.endpoint

@@ -1,8 +1,8 @@
-"""How much a run does: everything with --all, else a part that touches every kind of thing; and on how many cores.
+"""Selects the tests of a run: all with `--all`, otherwise a part; and the number of test workers.
 
-Three means make a long test shorter in the everyday run: the marker `exhaustive` leaves it out, `some` and `examples`
-let it look at fewer cases, and in `LONG_FOLDERS` a test of many cases is run with some of them. None loosens what is
-asserted, and every test that has no such marker is run.
+Three means shorten the everyday run. The marker `exhaustive` deselects a test. `some` and `examples` give a test fewer
+cases. In `LONG_FOLDERS` a test with many cases runs with some of them. None of them loosens an assertion, and tests
+without these always run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 EXHAUSTIVE = "exhaustive"
 SHARE = 6
-"""One in so many cases is looked at in the everyday run."""
+"""The everyday run takes one case in `SHARE`."""
 LONG_FOLDERS = (
     "tests/app/cli/",
     "tests/app/window/test_auto_layout_menu.py",
@@ -35,33 +35,33 @@ LONG_FOLDERS = (
     "tests/hardening/",
     "tests/zoo/",
 )
-"""Where a case takes a process, a load or the forecasts of a whole model."""
+"""Folders in which each case needs a process, a load or the forecasts of a whole model."""
 MOST_CASES = 2
-"""A test with more cases than this, in those folders, is run with some of them."""
+"""In `LONG_FOLDERS` a test with more cases than this runs with some of them."""
 BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
-"""Names the folder of a bundle, whose command line is then the one that tests start as a process of its own."""
+"""Environment variable with the folder of a bundle. Tests then start that bundle's command line."""
 FILES_WORTH_WORKERS = 3
-"""A run of fewer test files than this is over before a second worker has begun."""
+"""A run with fewer test files than this ends before a second test worker has started."""
 
 
 class _Run:
-    """The run under way; test modules read it while they are imported."""
+    """Mode of this test run. Test modules read it when they are imported."""
 
     does_all = False
 
 
 def begin_run(*, does_all: bool) -> None:
-    """Note what is wanted, before any test module is imported."""
+    """Set the mode of this run, before any test module is imported."""
     _Run.does_all = does_all
 
 
 def examples(count: int) -> int:
-    """Return how many examples a property with `count` of them in the long run is to be tried with."""
+    """Return the number of hypothesis examples in this run for a test that has `count` with `--all`."""
     return count if _Run.does_all else max(count // SHARE, min(count, 10))
 
 
 def some(cases: Sequence[T], least: int = MOST_CASES) -> list[T]:
-    """Return all cases in the long run, else one in `SHARE`, spread evenly; `least` where there are so many."""
+    """Return all cases with `--all`, otherwise one in `SHARE`, spread evenly, but at least `least`."""
     if _Run.does_all:
         return list(cases)
     count = min(len(cases), max(least, -(-len(cases) // SHARE)))
@@ -69,13 +69,16 @@ def some(cases: Sequence[T], least: int = MOST_CASES) -> list[T]:
 
 
 def left_out(items: Iterable[pytest.Item], asked_for: Iterable[str]) -> list[pytest.Item]:
-    """Return the exhaustive ones of `items` that are not among the node ids `asked_for`."""
+    """Return the items marked as exhaustive that are not named by a node id in `asked_for`."""
     named = [argument for argument in asked_for if "::" in argument]
     return [item for item in items if item.get_closest_marker(EXHAUSTIVE) and not _is_named(item.nodeid, named)]
 
 
 def spare_cases(node_ids: Iterable[str], asked_for: Iterable[str]) -> set[str]:
-    """Return the cases that a short run leaves out, of tests in `LONG_FOLDERS` that are not among `asked_for`."""
+    """Return the cases of tests in `LONG_FOLDERS` that the everyday run deselects.
+
+    `asked_for`: arguments of pytest. Tests named by a node id are not deselected.
+    """
     named = [argument for argument in asked_for if "::" in argument]
     cases: dict[str, list[str]] = {}
     for node_id in node_ids:
@@ -85,14 +88,14 @@ def spare_cases(node_ids: Iterable[str], asked_for: Iterable[str]) -> set[str]:
 
 
 def _is_named(node_id: str, named: Iterable[str]) -> bool:
-    """Say whether an argument is `node_id` (from whatever folder it is seen), or that of all its parameters."""
+    """Return whether one of `named` is this node id, or the test of this case."""
     return any(f"/{name}".endswith((f"/{node_id}", f"/{node_id.partition('[')[0]}")) for name in named)
 
 
 def worker_count(arguments: Iterable[str], cores: int) -> int:
-    """Return how many workers run the tests in `arguments` (files, folders, node ids); 0: this process does.
+    """Return the number of test workers for these arguments (files, folders, node ids); 0: no worker process.
 
-    Three for two cores: workers wait for children and time limits for a third of their time.
+    It is three for two cores, since workers spend a third of their time waiting for children and time limits.
     """
     files = {argument.partition("::")[0] for argument in arguments}
     is_small = len(files) < FILES_WORTH_WORKERS and all(name.endswith(".py") for name in files)

@@ -1,4 +1,4 @@
-"""What a session told, kept in order, with waits on conditions instead of sleeps."""
+"""A session that records its events, with waits on conditions instead of sleeps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ LOOK_S = 0.05
 
 
 class SessionLog:
-    """A session with everything it told. `endings` leaves out what comes on the way; `on_event` gets all events.
+    """A session, and everything that it has reported.
 
-    `phases` are those of the snapshots, each once in a row.
+    `endings`: events without progress, tokens, attempts and fallbacks.
+    `on_event`: called with each event.
+    `phases`: phases of the snapshots, without repetitions.
     """
 
     def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
@@ -48,12 +50,12 @@ class SessionLog:
             ]
 
     def wait_for_endings(self, count: int) -> list[AnyEvent]:
-        """Wait until there are `count` endings and return them."""
+        """Wait for `count` endings, and return them."""
         self.wait_until(lambda: len(self.endings) >= count)
         return self.endings
 
     def wait_for_event(self, wanted: type[AnyEvent], **fields: object) -> AnyEvent:
-        """Wait for an event of this type with these fields and return the first."""
+        """Wait for an event of this type with these fields; return the first one."""
 
         def matches(event: AnyEvent) -> bool:
             return isinstance(event, wanted) and all(getattr(event, key) == value for key, value in fields.items())
@@ -62,11 +64,14 @@ class SessionLog:
         return next(event for event in self.events if matches(event))
 
     def wait_for_phase(self, phase: Phase) -> None:
-        """Wait until the session is in `phase` now."""
+        """Wait until the session is in `phase`."""
         self.wait_until(lambda: self.session.snapshot.phase is phase)
 
     def wait_until(self, condition: Callable[[], bool], *, quietly: bool = False) -> None:
-        """Wait until `condition`, looked at after all that is told, holds; `quietly` also looks without any."""
+        """Wait until `condition` holds.
+
+        It is checked after each report of the session; with `quietly` also in between.
+        """
         deadline_s = time.monotonic() + DEADLINE_S
         with self._condition:
             while not self._condition.wait_for(condition, LOOK_S if quietly else DEADLINE_S):

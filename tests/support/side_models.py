@@ -1,4 +1,4 @@
-"""Small files that go beside a model: LoRA adapters and projectors that llama.cpp loads."""
+"""Small LoRA adapters and projectors that llama.cpp loads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_tiny_lora(
     seed: int = 1,
     architecture: str | None = None,
 ) -> Path:
-    """Write an adapter that changes these weights of the layers (all, unless named) of `model`; return `path`."""
+    """Write an adapter that changes these weights of `model`; return `path`. `layers`: None for all."""
     generator = np.random.default_rng(seed)
     shapes = {tensor.name: tensor.shape for tensor in model.tensors}
     matrices: dict[str, npt.NDArray[np.float32]] = {}
@@ -44,7 +44,7 @@ def write_tiny_lora(
 
 
 def write_adapter(path: Path, architecture: str, matrices: Matrices, *, rank: int = 2, method: str = "lora") -> Path:
-    """Write any adapter, sensible or not; return `path`."""
+    """Write an adapter with these matrices, which need not fit any model; return `path`."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string("adapter.type", method)

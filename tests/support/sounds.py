@@ -1,4 +1,4 @@
-"""Sounds for tests, written as plainly as their formats allow, and as what they are asked with."""
+"""Sounds for tests, in the simplest form of each format, as files and as requests contain them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tone(seed: int = 1, length_ms: int = 400, rate: int = RATE, channels: int = 
 
 
 def float_wav(values: list[float], rate: int = RATE) -> bytes:
-    """Return a WAV file of these numbers, which need not be of any sense."""
+    """Return a WAV file with these samples, also with values that make no sense."""
     body = struct.pack(f"<{len(values)}f", *values)
     form = struct.pack("<HHIIHH", 3, 1, rate, 4 * rate, 4, 32)
     data = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body)) + body
@@ -37,12 +37,12 @@ def float_wav(values: list[float], rate: int = RATE) -> bytes:
 
 
 def silent_mp3(frames: int = 20) -> bytes:
-    """Return frames of MPEG-1 Layer III in which nothing is coded: 128 kbit/s, 44.1 kHz, two channels."""
+    """Return empty frames of MPEG-1 Layer III: 128 kbit/s, 44.1 kHz, two channels."""
     return (b"\xff\xfb\x90\x00" + bytes(_MP3_FRAME_BYTES - 4)) * frames
 
 
 def flac(seed: int = 1, length_ms: int = 400, rate: int = RATE) -> bytes:
-    """Return a FLAC file with one channel of 16 bits, none of it compressed."""
+    """Return an uncompressed FLAC file with one channel of 16 bits."""
     samples = _tones(seed, length_ms * rate // 1000, rate).astype(">i2")
     block = 4096
     parts = [samples[begin : begin + block] for begin in range(0, len(samples), block)]
@@ -52,7 +52,7 @@ def flac(seed: int = 1, length_ms: int = 400, rate: int = RATE) -> bytes:
 
 
 def sound_file(data: bytes, length_ms: int = 400) -> SoundFile:
-    """Return a sound as a model is asked with it."""
+    """Return a sound as it is sent in a request to a model."""
     return SoundFile(sha256=hashlib.sha256(data).hexdigest(), length_ms=length_ms, data=data)
 
 

@@ -1,4 +1,4 @@
-"""Stores of models as each program lays them out, filled with small real GGUF files."""
+"""Model stores of several programs (folders, Hugging Face cache, Ollama), filled with small real GGUF files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def model_bytes(
     tokenizer: str = "gpt2",
     part: tuple[int, int] | None = None,
 ) -> bytes:
-    """Return a model's file; `part` is (number from 0, count)."""
+    """Return the bytes of a model file. `part`: (number from 0, count) of a split file."""
     pairs: dict[str | bytes, bytes] = {
         "general.architecture": text_value(architecture),
         "general.name": text_value(name),
@@ -39,7 +39,7 @@ def model_bytes(
 
 
 def projector_bytes(*, n_embd: int = 32, sound: bool = False) -> bytes:
-    """Return a projector for models that are `n_embd` wide."""
+    """Return the bytes of a projector for models with `n_embd`."""
     kind = "audio" if sound else "vision"
     return GgufBytes(
         pairs={
@@ -65,7 +65,7 @@ def adapter_bytes(*, architecture: str = "llama", n_embd: int = 32) -> bytes:
 
 
 def put(path: Path, content: bytes) -> Path:
-    """Write a file, with its folders; return `path`."""
+    """Write a file and create its folders; return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -74,7 +74,10 @@ def put(path: Path, content: bytes) -> Path:
 def put_in_hub_cache(
     root: Path, repository: str, name: str, content: bytes, *, commit: str = "c0ffee", shared: bool = False
 ) -> Path:
-    """Put a file into a Hugging Face cache; `shared`: in the blob store of all repositories. Return the snapshot's."""
+    """Write a file into a Hugging Face cache; return its path in the snapshot.
+
+    `shared`: the content is in the blob store that all repositories share.
+    """
     folder = root / f"models--{repository.replace('/', '--')}"
     digest = sha256(content).hexdigest()
     blob = folder / "blobs" / digest
@@ -94,7 +97,10 @@ def put_in_hub_cache(
 
 
 def put_in_ollama(root: Path, name: str, layers: dict[str, bytes]) -> dict[str, Path]:
-    """Put a model into Ollama's store: `layers` by kind (model, projector, template ...). Return where each lies."""
+    """Write a model into Ollama's store; return the path of each layer.
+
+    `layers`: content by kind (model, projector, template and others).
+    """
     model, _, tag = name.partition(":")
     told, blobs = [], {}
     for kind, content in layers.items():

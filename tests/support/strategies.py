@@ -22,7 +22,7 @@ names = st.text(st.characters(codec="utf-8"), max_size=20).map(clean)
 
 @st.composite
 def layouts(draw: st.DrawFn, max_layers: int = 200, max_runs: int = 14, devices: Sequence[str] = DEVICE_IDS) -> Layout:
-    """Layouts of mode layer: up to `max_runs` runs (fewer after merging), the output layer anywhere."""
+    """Layouts of mode layer with up to `max_runs` runs, the output layer on any device."""
     n_layers = draw(st.integers(1, max_layers))
     cuts = draw(st.lists(st.integers(0, n_layers - 1), max_size=max_runs - 1, unique=True))
     bounds = [*sorted({0, *cuts}), n_layers]
@@ -34,7 +34,7 @@ def layouts(draw: st.DrawFn, max_layers: int = 200, max_runs: int = 14, devices:
 
 @st.composite
 def overrides(draw: st.DrawFn, n_layers: int) -> Override:
-    """Overrides of a part (of all layers or a range) or of a pattern."""
+    """Overrides of a part, in all layers or a range, or of a pattern."""
     device = draw(st.sampled_from(DEVICE_IDS))
     if draw(st.booleans()):
         return Override(device, pattern=draw(st.sampled_from(PATTERNS)))

@@ -1,4 +1,4 @@
-"""The strings of an array that the reader of headers steps over, such as a vocabulary."""
+"""Reads the string arrays that our GGUF reader skips, such as the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay of tests passes the end of a connection on."""
+"""The relay for tests forwards the end of a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard itself: what it finds, what it says, and that it finds nothing where nothing is."""
+"""The leak check: left-over processes and threads are found and named, and nothing else is."""
 
 from __future__ import annotations
 

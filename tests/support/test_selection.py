@@ -1,4 +1,4 @@
-"""Which tests a run does, and how many workers it takes."""
+"""The tests that a run selects, and the number of its test workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support import selection
 
 @pytest.fixture(autouse=True)
 def begun_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin a short run; the true one goes on afterwards."""
+    """Set the mode of the everyday run for a test, and restore the real mode."""
     monkeypatch.setattr(selection._Run, "does_all", False)
 
 

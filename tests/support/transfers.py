@@ -1,4 +1,4 @@
-"""Orders for transfers in tests: small steps, no waiting, and the end that they come to."""
+"""Download orders for tests, with small blocks and short waits, and their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KIB = 1024
 
 
 def some_bytes(size: int, seed: int = 0) -> bytes:
-    """Return bytes that are nowhere alike, so that one in a wrong place shows."""
+    """Return pseudo-random bytes, so that a byte in a wrong position is found."""
     return b"GGUF" + random.Random(seed).randbytes(size - 4)
 
 
 def hub_file(server: HubServer, repo: str, path: str, folder: Path) -> TransferFile:
-    """Return the transfer of a file of the hub with all that the hub says of it."""
+    """Return the transfer of a file on the hub, with size and hash from the hub."""
     data = server.repos[repo].files[path]
     assert isinstance(data, bytes)
     digest = sha256(data)
@@ -34,7 +34,7 @@ def hub_file(server: HubServer, repo: str, path: str, folder: Path) -> TransferF
 
 
 def order_of(*files: TransferFile, connections: int = 1, **options: object) -> Download:
-    """Return an order that tries again after a moment, with blocks and segments as small as the files of tests."""
+    """Return an order with small blocks and segments, whose retries wait 0.01 s."""
     limits: dict[str, object] = {
         "trial_s": 0.0, "segment_bytes": 128 * KIB, "block_bytes": 64 * KIB, "reserve_bytes": 0, "backoff_s": 0.01,
         "timeout_s": DEADLINE_S,
@@ -43,7 +43,7 @@ def order_of(*files: TransferFile, connections: int = 1, **options: object) -> D
 
 
 class Running:
-    """A transfer that runs beside a test."""
+    """A transfer in its child, while the test goes on."""
 
     def __init__(self, order: Download, on_progress: Callable[[DownloadProgress], None] | None = None) -> None:
         self.progress: list[DownloadProgress] = []
@@ -53,7 +53,7 @@ class Running:
         self.transfer.start()
 
     def end(self) -> TransferEnd:
-        """Wait for the end."""
+        """Wait for the end of the transfer and return it."""
         end = self._ends.get(timeout=DEADLINE_S)
         assert self.transfer.wait(DEADLINE_S)
         return end
@@ -65,7 +65,7 @@ class Running:
 
 
 def fetch(order: Download, told: list[Message] | None = None) -> TransferEnd:
-    """Carry an order out to its end in this process, which saves the start of a child; `told` takes its messages."""
+    """Run an order in this process, which is faster; return how it ended. `told`: receives its messages."""
     messages = [] if told is None else told
     message = carry_out(order, messages.append, threading.Event())
     if isinstance(message, Downloaded):

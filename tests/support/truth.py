@@ -1,4 +1,4 @@
-"""The engine's own memory numbers (`tests/zoo`) as models, layouts, settings and bytes to compare with."""
+"""Recorded memory numbers of llama.cpp (`tests/zoo`), as models, layouts, settings and bytes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,12 @@ _TIB = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes that the engine counts on one device. `weights_bytes` of the host includes its mapped file span;
-    `state_bytes` is KV cache and recurrent state; `repacked_bytes` (host) is the part of the weights that is a copy."""
+    """Bytes that llama.cpp counts on one device.
+
+    `weights_bytes`: on the host including the mapped part of the file.
+    `state_bytes`: KV cache and recurrent state.
+    `repacked_bytes`: on the host the part of the weights that is a repacked copy.
+    """
 
     weights_bytes: int
     state_bytes: int
@@ -43,12 +47,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class TruthCase:
-    """One load of one model: what was asked for and what the engine counted, by our device id.
+    """One recorded load of one model, with the bytes that llama.cpp counted on each of our devices.
 
-    `refused`: why the engine did not do it; then nothing was measured. `compares_devices`: each device was counted by
-    itself (in mode tensor RPC workers and dry runs are not). `lists_idle_devices`: the engine was given a device that
-    got no layer, which none of our layouts does; it takes part in pipeline parallelism. `largest`: the most that any
-    member of a tensor split holds, where that is all the engine tells.
+    `refused`: why llama.cpp refused the load; `measured` is then empty.
+    `compares_devices`: whether each device was counted separately. In mode tensor RPC workers and dry runs are not.
+    `lists_idle_devices`: whether llama.cpp got a device without layers, as none of our layouts has. It takes part in
+    pipeline parallelism.
+    `largest`: the most that any member of a tensor split holds, if llama.cpp tells only that.
     """
 
     name: str
@@ -71,7 +76,7 @@ class TruthCase:
 
 @cache
 def truth_model(name: str) -> ModelFile:
-    """Return one of the recorded models, read from its header."""
+    """Return a recorded model, read from its header."""
     header = gzip.decompress((FOLDER / "headers" / f"{name}.gguf.head.gz").read_bytes())
     with TemporaryDirectory() as folder:
         return read_model(write_with_hole(Path(folder) / f"{name}.gguf", header, _document(name)["size_bytes"]))
@@ -89,18 +94,18 @@ def _document(name: str) -> dict[str, Any]:
 
 
 KNOWN_MODEL_NAMES = tuple(name for name in MODEL_NAMES if _document(name)["size_bytes"] > _LARGE_BYTES)
-"""The well-known models, whose buffers are as large as people's; the others are small."""
+"""Well-known models, with buffers of realistic size; all others are small."""
 
 CUDA_MODEL_NAMES = tuple(
     name
     for name in MODEL_NAMES
     if any((case["stand_ins"], case["load"]) == ("cuda", "real") for case in _document(name)["cases"])
 )
-"""Models of which CUDA's compute buffers differ from those of `sim`: with experts, or with a cache of IQ4_NL."""
+"""Models whose compute buffers on CUDA differ from those of `sim`: with experts, or with an IQ4_NL cache."""
 
 
 def case_of(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
-    """Return a packed case of `model`, with what it leaves at the defaults filled in."""
+    """Return a recorded case of `model`. Fields missing in the record have their defaults."""
     # Stand-ins that compute nothing were loaded with the file mapped; everything else was not.
     maps = raw["stand_ins"] in ("sim", "cuda") and raw["load"] == "real"
     options = {key: raw[key] for key in _CONTEXT_KEYS}
@@ -143,7 +148,7 @@ def _correct_dry_run(measured: dict[str, Measured], model: ModelFile, context: C
 
 
 def layout_of(model: ModelFile, raw: dict[str, Any]) -> Layout:
-    """Return the layout that the engine's parameters in `raw` mean."""
+    """Return the layout that corresponds to the recorded llama.cpp parameters."""
     ids = tuple(_id(number) for number in raw["device_order"])
     shares = [float(share) for share in raw["tensor_split"] or [1.0] * len(ids)]
     mode: SplitMode = raw["split_mode"]
@@ -177,7 +182,7 @@ _BACKENDS = {"rpc": "RPC", "sim": "CUDA", "cuda": "CUDA", "vulkan": "Vulkan"}
 
 
 def stand_in_rig(stand_ins: str) -> Rig:
-    """Return the devices of one kind of records: `rpc`, `sim`, `cuda` or `vulkan`."""
+    """Return the rig on which cases were recorded. `stand_ins`: "rpc", "sim", "cuda" or "vulkan"."""
     is_rpc = stand_ins == "rpc"
     devices = tuple(
         Device(
@@ -196,5 +201,5 @@ def stand_in_rig(stand_ins: str) -> Rig:
 
 
 def _like_llvmpipe(device: Device) -> Device:
-    """Return `device` with what the one tells that the Vulkan records were made on: Mesa's llvmpipe 22.3."""
+    """Return `device` with the properties of Mesa's llvmpipe 22.3, on which the Vulkan cases were recorded."""
     return replace(device, buffers=BufferFacts(16, 64, largest_tensor_bytes=1 << 27, mixes_streams=False))

@@ -1,4 +1,4 @@
-"""Both ends of a tunnel on this machine, each with a home of its own, before any worker there is."""
+"""Both ends of a tunnel on this machine, each with its own folder; tests connect them to any worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.patience import DEADLINE_S
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What one machine keeps."""
+    """Folder of one machine, with its identity and its pairings."""
 
     folder: Path
 
@@ -49,11 +49,11 @@ class Home:
 
 _Result = TypeVar("_Result")
 Worker = Callable[[], socket.socket]
-"""Connects to a worker."""
+"""Opens a connection to a worker."""
 
 
 class Session:
-    """A stream of asyncio for a test that has no event loop: each call waits for its end, for `timeout_s` at most."""
+    """Blocking calls for an asyncio stream, for tests without an event loop."""
 
     def __init__(
         self, endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = DEADLINE_S, device: str = ""
@@ -74,7 +74,11 @@ class Session:
         self._wait(self.stream.send(data))
 
     def send_for(self, data: bytes, seconds: float) -> None:
-        """Send, or raise `TimeoutError`."""
+        """Send bytes.
+
+        Raises:
+            TimeoutError: they could not be sent within `seconds`.
+        """
         self._wait(asyncio.wait_for(self.stream.send(data), seconds))
 
     def receive(self, n_bytes: int) -> bytes:
@@ -90,7 +94,7 @@ class Session:
 
 @dataclass(slots=True)
 class Attic:
-    """A machine that serves what `worker` is; `paired` are those that were told of."""
+    """A machine that lends devices. `paired`: pairings that its listener has reported."""
 
     home: Home
     code: OpenCode
@@ -102,20 +106,20 @@ class Attic:
         return f"127.0.0.1:{self.listener.port}"
 
     def pair(self, home: Home, name: str = "laptop") -> Pairing:
-        """Pair a machine with this one on both sides."""
+        """Pair another machine with this one, on both sides."""
         pairing = pair_with(self.endpoint, self.code.renew(), home.identity, name, DEADLINE_S)
         home.book.add(pairing)
         return pairing
 
     def open(self, home: Home, device: str = "") -> Session:
-        """Return a session of a paired machine, with a device by its name or with the first one."""
+        """Return a session of a paired machine. `device`: name of the lent device; empty: the first one."""
         pairing = home.book.find("server", self.home.identity.fingerprint)
         assert pairing is not None
         return Session(self.endpoint, pairing.der, home.identity, device=device)
 
 
 def described(name: str) -> OfferedDevice:
-    """Return an offer of a device with 64 MiB."""
+    """Return the offer of a CPU device with 64 MiB."""
     return OfferedDevice(name=name, kind="cpu", total_bytes=64 * MIB, free_bytes=64 * MIB, description="a device")
 
 
@@ -123,9 +127,9 @@ def described(name: str) -> OfferedDevice:
 def attic(
     folder: Path, workers: Worker | Mapping[str, Worker], names: Sequence[str] = ("CPU",), port: int = 0
 ) -> Iterator[Attic]:
-    """Serve on this machine until the end of the context.
+    """Lend devices until the end of the context; yield the lending machine.
 
-    `workers`: what connects to the worker of each device by name, or one for all devices of `names`.
+    `workers`: opens a connection to the worker, for each device by name, or for all devices in `names`.
     """
     by_name = workers if isinstance(workers, Mapping) else dict.fromkeys(names, workers)
     home, code, paired = Home(folder), OpenCode(), list[Pairing]()
@@ -144,7 +148,7 @@ def attic(
 
 @contextmanager
 def echoing() -> Iterator[Callable[[], socket.socket]]:
-    """Yield what connects to a server that says everything again, to any number of clients."""
+    """Run a server that returns all bytes it receives; yield a function that connects to it."""
     listening = socket.create_server(("127.0.0.1", 0))
     clients: list[socket.socket] = []
 
@@ -176,7 +180,7 @@ def echoing() -> Iterator[Callable[[], socket.socket]]:
 
 @contextmanager
 def relaying_middle(served: Attic, home: Home) -> Iterator[str]:
-    """Yield the endpoint of somebody between a caller and `served` who passes all words on, under his own name."""
+    """Run a man in the middle between a caller and `served`, with the identity of `home`; yield its endpoint."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
 

@@ -1,4 +1,4 @@
-"""Every architecture that a small model can be made of has arithmetic: here a graph that is known is taken away."""
+"""Makes every architecture unknown to our graph arithmetic, to test models whose buffers only a probe can give."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from engine.planning.memory.compute_graph.building import graph_tables
 
 LOOPED_ARCHITECTURE = "nanbeige"
 LOOPED_METADATA = {"nanbeige.num_loops": 2}
-"""Like llama in all but name; the engine runs its layers twice, each time with a cache of its own."""
+"""Metadata of a model like llama whose layers llama.cpp runs twice, each time with a KV cache of its own."""
 
 
 def know_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave compute buffers to the engine, in this process, whatever the model is."""
+    """Make every architecture unknown in this process, so that only a probe gives its compute buffers."""
     monkeypatch.setattr(graph_tables, "find_family", lambda _model, _architecture: None)

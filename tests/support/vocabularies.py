@@ -1,4 +1,4 @@
-"""What tests ask of a vocabulary."""
+"""Properties of vocabularies that tests check."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _MUTE = (int(gguf.TokenType.CONTROL), int(gguf.TokenType.UNKNOWN))
 
 
 def control_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Ids that must not appear in generated text: markers and the unknown token."""
+    """Return the ids of tokens that generated text must not contain: control tokens and the unknown token."""
     return tuple(index for index, kind in enumerate(vocabulary.types) if kind in _MUTE)

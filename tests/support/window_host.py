@@ -1,9 +1,8 @@
-"""Runs the real window in a process of its own and answers questions about it, one JSON line each.
+"""Runs the real window in a process of its own, and answers questions about it, a JSON line each.
 
-End-to-end tests move a real mouse on a virtual screen; this tells them where things are and what they show.
-A question is a path of attributes and places in lists from the window or what is behind it (`SHORT` has other names
-for some), with an optional method before a place or at the end:
-`{"rect": "settings_bar"}`, `{"text": "load_report.badge_text"}`, `{"layout": ""}`.
+End-to-end tests move a real mouse on a virtual screen; they ask here for positions and texts. The value of a question
+is a path of attributes and list indices, from the window or its parts (`SHORT` has abbreviations). A callable at the
+end or before an index is called: `{"rect": "settings_bar"}`, `{"text": "load_report.badge_text"}`, `{"layout": ""}`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SHORT = {
 
 
 class Answers(QObject):
-    """Answers questions in the GUI thread."""
+    """Answers questions in the GUI thread. Points and rectangles are in pixels of the screen."""
 
     asked = Signal(str)
 
@@ -74,13 +73,13 @@ class Answers(QObject):
         return [corner.x(), corner.y(), widget.width(), widget.height()]
 
     def _layer(self, path: str) -> list[int]:
-        """`"5@CPU"`: the middle of layer 5's column in the lane of CPU."""
+        """Return the centre of a layer in a lane. `path`: layer and device, such as "5@CPU"."""
         layer, device = path.split("@")
         shown = self._shown()
         return self._screen_point(shown.block_rect(shown.lane_of[device], int(layer), int(layer)).center())
 
     def _output(self, device: str) -> list[int]:
-        """The output's column in the lane of `device`; the output block itself without one."""
+        """Return the centre of the output column in the lane of `device`; of the output block if it is empty."""
         shown = self._shown()
         center = shown.output_rect().center()
         if device:
@@ -88,7 +87,7 @@ class Answers(QObject):
         return self._screen_point(center)
 
     def _boundary(self, index: str) -> list[int]:
-        """The dot of the boundary after run `index`."""
+        """Return the handle of the boundary after run `index`."""
         place = next(place for place in self._shown().handles if place.index == int(index))
         return self._screen_point(QPointF(place.x, place.dot_y))
 
@@ -116,14 +115,14 @@ class Answers(QObject):
         return None if edit is None else [[run.device, run.first, run.last] for run in edit.layout.runs]
 
     def _engine_layout(self, _path: str) -> list[list[object]]:
-        """The runs that the engine's own log reports for the layers, without the output layer."""
+        """Return the runs of layers that llama.cpp reported in its log, without the output layer."""
         loaded = self._window.desk.loading.snapshot.loaded
         assert loaded is not None, "nothing is loaded"
         layout = make_layout(len(loaded.layer_devices) - 1, loaded.layer_devices[:-1])
         return [[run.device, run.first, run.last] for run in layout.runs]
 
     def _loaded_models(self, _path: str) -> list[str]:
-        """What the panel says of each loaded model."""
+        """Return the accessible name of each row of the loaded models."""
         return [row.accessibleName() for row in self._window.main.model_panel.loaded_list.rows()]
 
     def _trigger(self, name: str) -> None:
@@ -139,12 +138,12 @@ class Answers(QObject):
         return self._of_last_message("last_text")
 
     def _of_last_message(self, name: str) -> str:
-        """An attribute of the chat about its last message; empty as long as the conversation is empty."""
+        """Return an attribute of the chat about its last message; empty without messages."""
         chat = self._window.views.current.chat
         return str(getattr(chat, name)) if chat.message_list.messages else ""
 
     def _active(self, _path: str) -> str:
-        """Return the title of the window that gets the keys; empty if none of ours does."""
+        """Return the title of the active window; empty if no window of this process is active."""
         active = QApplication.activeWindow()
         return active.windowTitle() if active is not None else ""
 
@@ -154,7 +153,7 @@ class Answers(QObject):
 
 
 def main() -> None:
-    """Open the window: arguments are the theme and, optionally, a model and a rig file."""
+    """Open the window. Arguments: theme, optionally a model and a rig file."""
     theme, model, rig = (*sys.argv[1:], "", "")[:3]
     # The made-up demo model ends after one sentence in five. A test that wants to meet an answer in progress must not
     # depend on its length: here an answer goes on until it is stopped or the context is full.

@@ -1,4 +1,4 @@
-"""What people do in the window, step by step, for end-to-end tests."""
+"""Actions of a person in the window, for end-to-end tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def status(window: Window) -> str:
 
 
 def open_demo(window: Window) -> None:
-    """The one click that offers the demo model on a lab rig."""
+    """Click the button that opens the demo model on a lab rig, and wait for its layout."""
     window.wait_for("start", lambda: bool(window.ask("visible", "model_panel.start_panel")))
     window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
     window.click("model_panel.start_panel.try_demo_button")
@@ -38,7 +38,7 @@ def move_range(window: Window, first: int, last: int, source: str, target: str) 
 
 
 def spread_layers(window: Window) -> None:
-    """Make `SPREAD`: CPU runs between two workers, one of them twice."""
+    """Drag layers until the layout is `SPREAD`: runs on the CPU and three workers, one of them with two."""
     window.wait_for("the proposal", lambda: window.ask("layout") == [["RPC2", 0, 15]])
     for device, first, last in SPREAD[:-1]:
         move_range(window, first, last, "RPC2", device)
@@ -60,7 +60,10 @@ def set_context(window: Window, tokens: int) -> None:
 
 
 def load_anyway(window: Window) -> None:
-    """Answer the question before a load that will not fit. Its buttons move when the proposal arrives."""
+    """Choose to load in spite of the warning that the layout does not fit.
+
+    It waits for the proposal, since the buttons move when it appears.
+    """
     window.wait_for("the question", lambda: bool(window.ask("visible", "load_question.proposal_button")))
     window.click("load_question.beside_button")
 
@@ -76,12 +79,12 @@ def children_of(window: Window) -> list[psutil.Process]:
 
 
 def lab_workers(window: Window) -> set[psutil.Process]:
-    """The three workers of the lab."""
+    """Return the processes of the lab rig's workers."""
     return {each for each in children_of(window) if role_of(each).startswith("lab")}
 
 
 def engines(window: Window) -> list[psutil.Process]:
-    """The children of models that are loaded or being loaded."""
+    """Return the model children of the window."""
     return [each for each in children_of(window) if role_of(each) == "worker"]
 
 

@@ -1,4 +1,4 @@
-"""Windows of the program inside the process of a test."""
+"""Opens windows of the program in the process of a test."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class WindowOpener:
-    """Opens windows that keep their settings in `folder`, each shown at once, all closed at the end of the test."""
+    """Opens windows with their settings in `folder`. They are shown at once, and closed at the end of the test."""
 
     def __init__(self, stack: ExitStack, qtbot: QtBot, qapp: QApplication, folder: Path) -> None:
         self._stack, self._qtbot, self._qapp, self._folder = stack, qtbot, qapp, folder
 
     def __call__(self, theme: Literal["dark", "light"] = "dark") -> WindowParts:
-        """Return a new window."""
+        """Open and return a window."""
         # Imported here: tests of the command line share the fixtures, and need nothing of the window.
         from app.settings import Settings
         from app.theme import Theme
@@ -42,7 +42,10 @@ class WindowOpener:
 
 
 def _delete(widget: QWidget) -> None:
-    """Delete a widget for which `deleteLater` was called. The garbage collector must not see it half deleted."""
+    """Delete a widget for which `deleteLater` was called, with the garbage collector disabled meanwhile.
+
+    A collection in the middle would see the widget half deleted.
+    """
     gc.disable()
     try:
         QCoreApplication.sendPostedEvents(widget, QEvent.Type.DeferredDelete)
@@ -52,9 +55,10 @@ def _delete(widget: QWidget) -> None:
 
 @contextmanager
 def window_opener(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowOpener]:
-    """Provide what opens windows; afterwards all of them are closed.
+    """Yield a function that opens windows; all are closed at the end of the context.
 
-    They have data of their own: equal models of two tests would share notes, layouts and conversations.
+    The windows have a data folder of their own. Otherwise equal models of two tests would share notes, layouts and
+    conversations.
     """
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder / "xdg_data_home"))

@@ -1,9 +1,9 @@
-"""Asks a real card for what the stand-ins that answer like it were recorded with, and prints what differs.
+"""Asks a real NVIDIA card for the numbers that stand-ins recorded, and prints the differences.
 
     python -m tests.zoo.card [NAME ...] [--jobs N] [--out FILE]
 
-One NVIDIA card is used as three devices. Small models load for real in every recorded layout, well-known ones in a dry
-run, and those below `REAL_BYTES` in a few layouts for real. `--out` keeps every answer, a line of JSON each.
+The card is used as three devices. Small models are loaded in every recorded layout, well-known ones only probed; those
+below `REAL_BYTES` are also loaded in a few layouts. `--out` writes every answer as a JSON line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sets the estimate against the zoo and prints what is off: `python -m tests.zoo.compare [NAME...]`."""
+"""Compares our estimates with the zoo and prints the differences: `python -m tests.zoo.compare [NAME...]`."""
 
 from __future__ import annotations
 

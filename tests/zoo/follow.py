@@ -1,7 +1,7 @@
-"""Records the zoo again with another engine and prints what moved: `python3 make.py follow VERSION [NAME ...]`.
+"""Records the zoo again with another engine and prints the changes: `python3 make.py follow VERSION [NAME ...]`.
 
-Every kept case is asked of the engine anew, on the same stand-ins and with the same kind of load, and its numbers are
-set beside those that are kept. With `--keep` the new numbers take their place.
+Each recorded case is repeated with the new engine, on the same stand-ins and with the same kind of load, and its
+numbers are compared with the recorded ones. With `--keep` the new numbers replace them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Packs what `truth.py` recorded, and the models it was recorded for, into `headers/` and `truth/`.
+"""Packs recordings of `record.py`, and the headers of their models, into `headers/` and `truth/`.
 
     python -m tests.zoo.pack MODELS... --truth FOLDER... [--answers FILE...]
 
-MODELS are GGUF files or headers cut from them (`NAME.gguf.head` beside a `sizes.json`); a FOLDER holds `NAME.json`.
-Cases that are there already under the same name, stand-ins and kind of load are replaced, the others stay.
-A FILE is what `tests.zoo.card --out` keeps: answers of CUDA, of which those are taken that differ from the stand-ins'.
+MODELS are GGUF files, or headers of them (`NAME.gguf.head` beside a `sizes.json`); a FOLDER holds `NAME.json`. Existing
+cases with the same name, stand-ins and kind of load are replaced, others stay. A FILE is the output of `tests.zoo.card
+--out`: of its answers those are taken that differ from the stand-ins'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Records which layers llama.cpp's own fit puts on devices of chosen sizes: `python -m tests.zoo.record_fit`.
+"""Records the layers that llama.cpp's own fit puts on devices of given sizes: `python -m tests.zoo.record_fit`.
 
-`common_fit_params` of the library's common code is asked, with stand-in devices (`simdev.c`) that have just that much
-memory. Nothing but what the caller leaves at its default is fitted, so the context stays as given.
+It calls `common_fit_params` of the library's common code, with stand-in devices (`simdev.c`) that have just that much
+memory. Only values that the caller leaves at their defaults are fitted, so the context stays as given.
 """
 
 from __future__ import annotations

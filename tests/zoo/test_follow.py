@@ -1,4 +1,4 @@
-"""Recording the zoo again: what counts as moved, and that our own engine moves nothing."""
+"""Recording the zoo again: which changes count, and that our own engine has none."""
 
 from __future__ import annotations
 

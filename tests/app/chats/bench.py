@@ -1,4 +1,4 @@
-"""The bench of all tests of conversations: a desk with a model, which can be closed and opened anew."""
+"""A desk with a model for tests of conversations. Tests can close it and open it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench that tests of conversations share."""
+"""The desk that tests of conversations share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a copy of the database reaches people as one sentence in the window."""
+"""Faults of database copies: each shows one sentence in the window."""
 
 from __future__ import annotations
 

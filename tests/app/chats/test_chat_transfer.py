@@ -1,4 +1,4 @@
-"""Conversations leave the window as files and come back beside those that are there."""
+"""Export of conversations to files, and import of them in addition to the existing ones."""
 
 from __future__ import annotations
 

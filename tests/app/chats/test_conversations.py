@@ -1,4 +1,4 @@
-"""Conversations with the real engine and the real store: kept as they are shown, and what people do with messages."""
+"""Conversations with the real engine and the real store: storage of what is shown, and actions on messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person and a program read about drafts."""
+"""Texts and JSON fields about drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that runs out in an answer: the model is loaded with another layout, and the answer goes on."""
+"""Memory that runs out during an answer: the model is loaded with another layout, and the answer continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model holds of a conversation outlives it: a restart, another layout, other conversations in its place."""
+"""Saved KV states of conversations: they survive a restart, another layout, and other conversations in their slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sounds in the window's conversations, with the real engine: attached, counted, asked with, kept, refused."""
+"""Sounds in conversations of the window, with the real engine: attaching, counting, asking, storing, refusing."""
 
 from __future__ import annotations
 

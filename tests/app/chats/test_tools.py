@@ -1,4 +1,4 @@
-"""Tools in the window: a real model, which a grammar makes call them; results by hand; restarts."""
+"""Tools in the window: a real model calls them by a grammar, a person enters results, and a restart keeps them."""
 
 from __future__ import annotations
 

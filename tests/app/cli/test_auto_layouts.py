@@ -1,4 +1,4 @@
-"""`plan --auto` and `load --auto`."""
+"""The options `plan --auto` and `load --auto`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad files and values: one document, one sentence that names the thing, and the exit code of the contract."""
+"""Wrong files and values: one error document that names the file or value, and the contract's exit code."""
 
 from __future__ import annotations
 

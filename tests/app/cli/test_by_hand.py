@@ -1,4 +1,4 @@
-"""--layers, --gpu-layers, --ratio, --experts and --override: what is placed, and the sentence for what cannot be."""
+"""--layers, --gpu-layers, --ratio, --experts and --override: the layouts they make, and the errors for wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`layerdeck-cli doctor`: the document, the table, the file, and how it ends. The steps are made up."""
+"""`layerdeck-cli doctor` with stand-ins for its checks: document, table, file and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each command prints: the documents to the key of the contract, and the same for people."""
+"""JSON documents of each command, compared key by key with the contract, and their text forms."""
 
 from __future__ import annotations
 

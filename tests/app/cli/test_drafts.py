@@ -1,4 +1,4 @@
-"""Drafts on the command line: their devices, the layout file, and the options that contradict each other."""
+"""Drafts on the command line: devices, the layout file, and options that contradict each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embed`: real vectors of a small encoder, and what is said where there are none."""
+"""`embed`: real vectors of a small encoder, and errors for models without embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `export` and `import`: documents, sentences, files, and what they refuse."""
+"""The commands `export` and `import`: documents, texts, files, and refused input."""
 
 from __future__ import annotations
 

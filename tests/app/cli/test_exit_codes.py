@@ -1,4 +1,4 @@
-"""Exit codes by the kind of error, and what a bug of ours looks like."""
+"""Exit codes by kind of error, and the output of an unexpected exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`search`, `fit` and `download`: documents, events, exit codes, and going on where the last call ended."""
+"""`search`, `fit` and `download`: documents, events, exit codes, and the continuation of an interrupted download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the window has learnt of this machine counts on the command line too."""
+"""The command line uses what the window has stored about this machine: calibrated overheads and self-tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rig kept`: how much workers of this machine keep, and being rid of it; `plan` with a predicted speed."""
+"""`rig kept`: size and removal of the weights that local workers keep; `plan` with a predicted speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`layerdeck-cli library`: what is found, how it is told, and what becomes of bad folders."""
+"""`layerdeck-cli library`: listed models, their text form, and folders that cannot be read."""
 
 from __future__ import annotations
 

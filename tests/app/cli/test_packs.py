@@ -1,4 +1,4 @@
-"""`layerdeck-cli packs`: what is there, installed, switched, removed; as text and as JSON."""
+"""`layerdeck-cli packs`: list, install, switch and remove, as text and as JSON."""
 
 from __future__ import annotations
 

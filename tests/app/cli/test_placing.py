@@ -1,4 +1,4 @@
-"""`--device` and `--place`: devices by name, for a whole model and for its modules, and what is wrong with names."""
+"""`--device` and `--place`: devices by name, for a whole model and for its modules, and errors for wrong names."""
 
 from __future__ import annotations
 

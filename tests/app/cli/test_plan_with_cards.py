@@ -1,4 +1,4 @@
-"""`plan --with`: a forecast with cards that are not here, beside that of the devices that are."""
+"""`plan --with`: a forecast with cards that this machine does not have, and one with its own devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two ways in which a load is shown, on a terminal and off it."""
+"""The output of a load on a terminal, and in a pipe."""
 
 from __future__ import annotations
 

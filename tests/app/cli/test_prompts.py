@@ -1,4 +1,4 @@
-"""The prompts of `load`: what is taken, how their answers end together, and what each of several prompts has."""
+"""The prompts of `load`: allowed values, the common ending of several answers, and the figures of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` says: one line for a request whatever it names, and no wait for whoever reads it."""
+"""The output of `serve`: one line for each request, whatever text it contains, and no wait for a slow reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rig serve --install`: the unit that is written, what it starts, and what cannot be written."""
+"""`rig serve --install`: the systemd unit that it writes, the command in it, and write errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projectors and adapters on the command line, and the settings that it can choose."""
+"""Projectors and adapters on the command line, and the options of all settings."""
 
 from __future__ import annotations
 

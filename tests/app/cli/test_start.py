@@ -1,4 +1,4 @@
-"""What a command imports: starting is to cost next to nothing where next to nothing is asked for."""
+"""Modules that each command imports: commands that do little import little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command plan-together: a layout for each of several models, and the exit code."""
+"""The command plan-together: a layout for each of several models, and its exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--when-used`: a lent device that somebody else uses is waited for, or left out."""
+"""`--when-used`: waiting for a lent device that another user has in use, or leaving it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits of the command line: for events, and not by looking every moment."""
+"""Waits of the command line are on events and do not poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout that a model was left with: saved when the user changes it, offered when the model is opened again."""
+"""The last layout of a model: saved when the user changes it, and offered when the model is opened again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library without a window: scans, what becomes of one that fails, and work that a later call replaces."""
+"""Library scans without a window: results, failures, and scans that a later one replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layout that is forecast not to fit: asked first, and what is loaded stays until then."""
+"""A load that is forecast not to fit: a question comes first, and the loaded model stays until it is answered."""
 
 from __future__ import annotations
 

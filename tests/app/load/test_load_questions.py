@@ -1,4 +1,4 @@
-"""Whether a load needs room made, whose, and how people are asked."""
+"""Questions before a load: whether memory must be freed, which models hold it, and how the user is asked."""
 
 from __future__ import annotations
 

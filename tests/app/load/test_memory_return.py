@@ -1,4 +1,4 @@
-"""The wait between an unload and the next load: until the memory of the devices is back, and no longer than that."""
+"""The wait between an unload and the next load: until the memory of the devices is free again, or a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a probe is begun, and that none is after the end."""
+"""Probes of the edit: none starts after the window has closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proposal of the report: one step of undo, nothing is loaded, and only for the model that it was made for."""
+"""A proposal of the load report: one undo step, no load, and only for the model that it was made for."""
 
 from __future__ import annotations
 

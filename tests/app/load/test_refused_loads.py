@@ -1,4 +1,4 @@
-"""Loads that cannot be: on devices of a rig file that are not here, and of a file that has changed on disk."""
+"""Refused loads: devices of a rig file that this machine does not have, and a model file that changed on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idle models make room: the offer, its preference, layouts that follow the memory, and several models planned at once.
+"""Unloading idle models before a load: offer, preference, layouts for the freed memory, plans of several models.
 
 With the real engine and a lab worker, which serves one model at a time.
 """

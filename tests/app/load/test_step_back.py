@@ -1,4 +1,4 @@
-"""Loads of the desk that may step back: what is loaded instead is in the editor, as one step of undo."""
+"""Loads of the desk that step back: the layout loaded instead appears in the editor, as one undo step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wishes and pins of automatic layouts in the window: kept, marked, obeyed; speeds learnt from answers."""
+"""Constraints and pins of automatic layouts in the window: stored, marked and obeyed; speeds learnt from answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts placed in the window: by number, all to the CPU and back, and by a pasted line; each is one step of undo."""
+"""Placing experts in the window: by number, all to the CPU and back, and by a pasted line, each as one undo step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What took long is forecast beside the GUI thread: in the end the numbers are those of what is edited."""
+"""Slow forecasts run outside the GUI thread; at the end they match the present edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the engine may be asked about what is edited: not while a worker serves another model, nor of a rig file."""
+"""Probes of the edit: none while a worker serves another model, and none for a rig file."""
 
 from __future__ import annotations
 

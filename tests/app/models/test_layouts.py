@@ -1,4 +1,4 @@
-"""Layouts of the edited model: proposed, split evenly, saved, opened; an untouched one follows the devices."""
+"""Layouts of the edited model: proposed, split evenly, saved, opened; an unchanged one follows the devices."""
 
 from __future__ import annotations
 

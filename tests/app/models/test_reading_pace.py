@@ -1,4 +1,4 @@
-"""How long the rest of a question takes: by what was read since the first word of it, not by what was cached."""
+"""Estimated remaining time of a prompt: from the tokens evaluated since its start, without cached ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models at once with the real engine: beside each other, in each other's place, idle, lost, closed."""
+"""Several models with the real engine: loaded together, replaced, idle, lost and closed."""
 
 from __future__ import annotations
 

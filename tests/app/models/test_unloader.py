@@ -1,4 +1,4 @@
-"""Which of several open models is unloaded."""
+"""The choice of the model that is unloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a rig as the window has them, with real workers where a test starts some."""
+"""The parts of a rig as in the window, with real workers for tests that start some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calibrator: it learns from the samples around a load, corrects the rig, keeps what it learned, and forgets it."""
+"""The calibrator: it learns from memory samples around a load, corrects the rig, and stores or forgets values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of devices as a value: searches, rig files, workers that come and go, limits."""
+"""The device list as a value: searches, rig files, added and removed workers, limits."""
 
 from __future__ import annotations
 

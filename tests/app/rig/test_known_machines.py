@@ -1,4 +1,4 @@
-"""Paired machines of the rig: kept between windows, greyed while they are away, and back by themselves."""
+"""Paired machines of the rig: stored between starts, greyed out while they are away, and back by themselves."""
 
 from __future__ import annotations
 

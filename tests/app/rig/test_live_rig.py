@@ -1,4 +1,4 @@
-"""Live memory of the rig: what a child reads of workers, and what is free beside the models that are loaded."""
+"""Live memory of the rig: readings of workers by a child, and free memory beside loaded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Devices menu does to the rig: searches, rig files, lab workers, remote workers, limits, samples."""
+"""Actions of the Devices menu on the rig: searches, rig files, lab workers, remote workers, limits, samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The headroom_monitor: it follows the devices of what is loaded, alarms once, and takes an alert back."""
+"""The headroom monitor: it watches the devices of loaded models, warns once, and withdraws the warning."""
 
 from __future__ import annotations
 

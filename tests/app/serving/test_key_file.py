@@ -1,4 +1,4 @@
-"""Files of API keys: made for their owner alone, read strictly, replaced whole."""
+"""Files of API keys: readable only by their owner, read strictly, replaced in one step."""
 
 from __future__ import annotations
 

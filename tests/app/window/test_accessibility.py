@@ -1,4 +1,4 @@
-"""The whole window as screen readers find it, and by keyboard alone."""
+"""Accessibility of the whole window: names for screen readers, and use by keyboard alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the window in any language; `test_spoken.py` runs these in others."""
+"""Tests of the window that must pass in every language; `test_spoken.py` runs them in others."""
 
 from __future__ import annotations
 

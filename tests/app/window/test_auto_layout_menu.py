@@ -1,4 +1,4 @@
-"""Automatic layouts from the menu: one step of undo each, with the reason in the status line."""
+"""Automatic layouts from the menu: one undo step each, with the reason in the status line."""
 
 from __future__ import annotations
 

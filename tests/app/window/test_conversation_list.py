@@ -1,4 +1,4 @@
-"""The list of conversations in the whole window: nothing is done for it while nobody sees it, and no draft is lost."""
+"""The list of conversations in the whole window: no work while it is hidden, and no typed question is lost."""
 
 from __future__ import annotations
 

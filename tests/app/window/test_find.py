@@ -1,4 +1,4 @@
-"""The Find tab against a hub on this machine: search, forecasts before a download, the queue, what is here after it."""
+"""The Find tab with a local hub: search, forecasts before a download, the queue, and downloaded models."""
 
 from __future__ import annotations
 

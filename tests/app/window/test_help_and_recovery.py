@@ -1,4 +1,4 @@
-"""First page, About, F1, and a window after one that ended without closing."""
+"""First page, About, F1, and the window after a start that ended without closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library in the window: what is listed, opened, noted, kept and removed; the desk is as it was after it."""
+"""The library in the window: list, opening, notes, marks and removal, and its effects on the desk."""
 
 from __future__ import annotations
 

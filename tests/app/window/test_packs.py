@@ -1,4 +1,4 @@
-"""Devices > Engine Packs: what is there, with its reason; installing, switching and removing beside the GUI thread."""
+"""Devices > Engine Packs: the list with reasons; installing, switching and removing outside the GUI thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command palette of the window: commands that are possible, models, and saved layouts of the current model."""
+"""The command palette of the window: enabled commands, models, and saved layouts of the current model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preferences page: each field is a menu entry, and a change counts at once. Loading the last model at start."""
+"""The preferences page: each field has a menu entry, and changes apply at once. Loading the last model at start."""
 
 from __future__ import annotations
 

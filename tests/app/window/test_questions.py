@@ -1,4 +1,4 @@
-"""What the window asks before it does something, files that are dropped on it, and its end."""
+"""Questions before actions of the window, files that are dropped on it, and its closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model > Serve: programs ask the models that the window has loaded, and have others loaded in it."""
+"""Model > Serve: programs use the models that the window has loaded, and load others in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The window in other languages: German, and two that are made up (longer texts, from right to left); and scaled.
+"""The window in other languages and scaled: German, and two generated ones (longer texts, right to left).
 
-Tables of texts are made when modules are imported, so that each language has a process of its own, which runs tests
-that hold in any language.
+Tables of texts are built when modules are imported. So each language has a process of its own, which runs the tests of
+`test_any_language.py` and others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cut, Copy, Paste and Select All of the Edit menu act on the widget that has the keyboard."""
+"""Cut, Copy, Paste and Select All of the Edit menu act on the widget with the keyboard focus."""
 
 from __future__ import annotations
 

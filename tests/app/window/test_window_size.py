@@ -1,4 +1,4 @@
-"""The size of the window: it fits a small or scaled screen, and nothing that is shown later makes it larger."""
+"""The size of the window: it fits a small or scaled screen, and later contents do not enlarge it."""
 
 from __future__ import annotations
 

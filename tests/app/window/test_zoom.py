@@ -1,4 +1,4 @@
-"""The zoom of the interface: at once, everywhere, and kept."""
+"""The zoom of the interface: applied at once and everywhere, and stored."""
 
 from __future__ import annotations
 

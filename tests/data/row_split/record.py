@@ -1,6 +1,6 @@
-"""Records how ggml-sycl splits rows: compiles its own functions, with made-up devices, and writes `rows.json`.
+"""Records how ggml-sycl splits rows: compiles its functions, runs them with made-up devices, writes `rows.json`.
 
-`python -m tests.data.row_split.record LLAMA_CPP` needs the sources of llama.cpp and g++. No SYCL and no card is needed:
+`python -m tests.data.row_split.record LLAMA_CPP` needs the sources of llama.cpp and g++, but neither SYCL nor a card:
 the functions are arithmetic. `tests/engine/planning/memory/test_row_split.py` compares our arithmetic with the file.
 """
 

@@ -1,4 +1,4 @@
-"""What is written is whole or not there; what is read ends."""
+"""Files are written completely or not at all; reading is bounded."""
 
 from __future__ import annotations
 

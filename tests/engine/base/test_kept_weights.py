@@ -1,4 +1,4 @@
-"""The folder of weights that a worker keeps: what counts as whole, what has to go, and that nothing else is touched."""
+"""The folder of weights that a worker keeps: complete files, eviction, and files that must not be touched."""
 
 from __future__ import annotations
 

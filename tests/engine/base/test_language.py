@@ -1,4 +1,4 @@
-"""Texts in other languages: looked up whole, with named fields and forms, and English where anything is missing."""
+"""Translated texts: lookup, named fields and plural forms, and English for missing ones."""
 
 from __future__ import annotations
 

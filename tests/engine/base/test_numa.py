@@ -1,4 +1,4 @@
-"""NUMA nodes as Linux describes them, and the binding of a thread to one."""
+"""NUMA nodes from Linux's files, and binding a thread to one."""
 
 from __future__ import annotations
 

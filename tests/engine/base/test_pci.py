@@ -1,4 +1,4 @@
-"""PCI ids of any width."""
+"""PCI ids of any width and case, and the virtual devices of one card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads by default: a full core each, and no more than this process may use."""
+"""The default number of threads: one for each fast core, within the affinity and the cgroup quotas of this process."""
 
 from __future__ import annotations
 

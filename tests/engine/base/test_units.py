@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them."""
+"""Parsing and formatting of sizes and counts."""
 
 from __future__ import annotations
 

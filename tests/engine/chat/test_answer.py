@@ -1,4 +1,4 @@
-"""The machine that writes an answer: driven by hand, and by random inputs; and one form for window and command line."""
+"""The state machine that writes an answer, driven by hand and by random inputs; window and command line share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attached files: text as it is, the text of a PDF from a child that is bounded, and a sentence for all else."""
+"""Attached files: plain text, the text of a PDF from a confined child, and an error for others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What is left out of a full context: whole old turns, never the question, the system prompt or what is pinned; and it
-stays so: with the next answer, after deletions, in branches and files.
+"""Turns dropped from a full context: whole old ones, never the question, system prompt or pinned ones.
+
+The choice stays the same for later answers, after deletions, in branches and in files.
 """
 
 from __future__ import annotations

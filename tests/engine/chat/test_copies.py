@@ -1,4 +1,4 @@
-"""Copies of the database: made while something has changed and at the end, sound, and as many as promised."""
+"""Backup copies of the database: made after changes and at the end, consistent, and limited in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged page of the database loses at most messages that were written after the last copy; and it is said."""
+"""A damaged page of the database: only messages after the last copy may be lost, and a notice says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations are taken in by a process of its own: a large file stops no thread of ours."""
+"""Import of conversations in a child process: a large file blocks no thread of ours."""
 
 from __future__ import annotations
 

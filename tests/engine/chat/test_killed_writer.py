@@ -1,4 +1,4 @@
-"""A process that writes is killed at any moment: what it had said is kept is there again, in order and whole."""
+"""A writing process killed at random moments: everything that it had acknowledged is stored, in order and complete."""
 
 from __future__ import annotations
 

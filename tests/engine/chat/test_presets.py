@@ -1,4 +1,4 @@
-"""Presets: written, read, and every fault is a sentence with its place."""
+"""Presets: writing and reading, and an error with its place for each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept states: found again in any layout of the same model, within a quota, the longest unused go first."""
+"""Saved KV states: found in any layout of the same model, within a quota, the least recently used removed first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept conversations: what was acknowledged is there again, in every state, and searches open the right branch."""
+"""The database of conversations: acknowledged writes are stored in every state, and searches open the right branch."""
 
 from __future__ import annotations
 

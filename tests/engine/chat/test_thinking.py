@@ -1,4 +1,4 @@
-"""Thought and answer are divided in the same way, however the text is cut."""
+"""Reasoning and answer are separated in the same way, however the text is cut into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of tools in texts of models, whatever the pieces in which they come."""
+"""Tool calls in the text of models, whatever the pieces in which it arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of conversations: definitions, calls and results in prompts, in answers, in the database and in files."""
+"""Tools of conversations: definitions, calls and results in prompts, answers, database and files."""
 
 from __future__ import annotations
 

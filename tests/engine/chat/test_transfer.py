@@ -1,4 +1,4 @@
-"""Conversations that leave and come back: nothing is lost, nothing is run, and nonsense is one sentence."""
+"""Export and import of conversations: nothing is lost, nothing is executed, and invalid files give one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of messages: any sequence of edits, versions and deletions leaves a tree that can be shown."""
+"""The message tree: any sequence of edits, versions and deletions leaves a valid tree."""
 
 from __future__ import annotations
 

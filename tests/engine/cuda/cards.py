@@ -1,4 +1,4 @@
-"""Cards that only count (`cards.c`): builds the library, and reads the ledger that all its processes share.
+"""Stand-ins for CUDA cards that count memory and compute nothing: builds `cards.c` and reads its shared counters.
 
 The engine's real CUDA host code runs on them, so requests, refusals, pools and pinned memory are those of a card.
 """

@@ -1,4 +1,4 @@
-"""Four CUDA cards of three sizes that only count; no card and no driver is needed."""
+"""Four simulated CUDA cards of three sizes (`cards.c`); no card and no driver is needed."""
 
 from __future__ import annotations
 

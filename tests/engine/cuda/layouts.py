@@ -1,4 +1,4 @@
-"""Layout files for the small model of these tests."""
+"""Layout files for the small model of the CUDA tests."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""What cards that only count hold at most while they answer, against the forecast.
+"""Memory peaks of simulated CUDA cards during answers, compared with the forecast, in random loads.
 
     LD_PRELOAD=./libnopopulate.so python -m tests.engine.cuda.random_answers OUT.jsonl [--number 300] [--summary]
 
-Random loads of well-known models, each with a prompt that fills the context, or a short one: flash attention on and
-off, micro batches up to 4,096, weights of types with and without kernels, experts, and tensor splits over 2 to 4 cards.
-The library is `tests/zoo/nopopulate.c`, compiled with `gcc -shared -fPIC -o libnopopulate.so nopopulate.c -ldl`;
-without it the loader reads a hole of many GiB. A case is made from its seed alone, and seeds that are in OUT.jsonl are
-not done again; `--again` only forecasts them again. The engine with CUDA must be importable (`PYTHONPATH`), as for the
-tests here.
+Models are well-known ones. Each load gets a prompt that fills the context, or a short one, with random flash attention,
+micro batches up to 4,096, weights of types with and without kernels, experts, and tensor splits over 2 to 4 cards. The
+library is `tests/zoo/nopopulate.c`, compiled with `gcc -shared -fPIC -o libnopopulate.so nopopulate.c -ldl`; without it
+the loader reads a hole of many GiB. A case depends only on its seed, and seeds in OUT.jsonl are not repeated; `--again`
+only computes their forecasts again. The engine with CUDA must be importable (`PYTHONPATH`), as for the tests here.
 """
 
 from __future__ import annotations

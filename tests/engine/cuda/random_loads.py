@@ -1,7 +1,7 @@
-"""Random loads with short answers on cards that only count: `python -m tests.engine.cuda.random_loads OUT.jsonl`.
+"""Random loads with short answers on simulated CUDA cards: `python -m tests.engine.cuda.random_loads OUT.jsonl`.
 
-Looks for layouts and settings that the rules accept and the engine aborts on. The engine with CUDA must be importable
-(`PYTHONPATH`), as for the tests here. Each load is made from its seed alone: `--first N --number 1` repeats one.
+It looks for layouts and settings that our rules accept and the engine aborts on. The engine with CUDA must be
+importable (`PYTHONPATH`), as for the tests here. A load depends only on its seed: `--first N --number 1` repeats one.
 """
 
 from __future__ import annotations

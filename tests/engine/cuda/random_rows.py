@@ -1,11 +1,10 @@
-"""Forecast against the engine's rows in random loads on cards that only count, to the byte.
+"""Forecasts compared to the byte with the engine's report, in random loads on simulated CUDA cards.
 
     python -m tests.engine.cuda.random_rows OUT.jsonl [--number 2000] [--known] [--summary]
 
-Models are the zoo's: headers with a hole in place of weights. `--known` takes the well-known ones of any size, without
-CPU layers (with `LD_PRELOAD` of `tests/zoo/nopopulate.c`; see `random_answers.py`). Each load is made from its seed
-alone, and seeds that are in OUT.jsonl are not loaded again. The engine with CUDA must be importable (`PYTHONPATH`), as
-for the tests here.
+Models are the zoo's, with a hole in place of weights. `--known` takes the well-known ones of any size, without CPU
+layers (with `LD_PRELOAD` of `tests/zoo/nopopulate.c`; see `random_answers.py`). A load depends only on its seed, and
+seeds in OUT.jsonl are not repeated. The engine with CUDA must be importable (`PYTHONPATH`), as for the tests here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA contexts: which commands make one, on which cards, and that its bytes are counted once."""
+"""CUDA contexts: the commands that create one, on which cards, and that its bytes are counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads on CUDA cards that count: real requests, real refusals, and contexts on the cards that are used."""
+"""Loads on simulated CUDA cards: memory requests, refusals, and contexts only on used cards."""
 
 from __future__ import annotations
 

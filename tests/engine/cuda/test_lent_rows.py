@@ -1,4 +1,4 @@
-"""Cards lent through the tunnel, and the same cards without it: random layouts are forecast to the byte."""
+"""Cards lent through the tunnel and the same cards locally: random layouts are forecast to the byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cards lent through the tunnel: the forecast of a remote card is that of its own backend, and so is what it takes."""
+"""Cards lent through the tunnel: forecasts follow the card's own backend, and match what the load takes."""
 
 from __future__ import annotations
 

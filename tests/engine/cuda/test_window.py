@@ -1,4 +1,4 @@
-"""The real window on four cards of three sizes: place by mouse, load, run out of memory, take a proposal."""
+"""The real window on four simulated cards: place layers by mouse, load, run out of memory, apply a proposal."""
 
 from __future__ import annotations
 

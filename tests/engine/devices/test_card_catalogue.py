@@ -1,4 +1,4 @@
-"""The catalogue of cards: names, devices that are made of it, and that each has a published bandwidth."""
+"""The catalogue of cards: names, devices made from it, and a published bandwidth for each."""
 
 from __future__ import annotations
 

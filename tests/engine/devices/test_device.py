@@ -1,4 +1,4 @@
-"""The usual margin of workers, and where it is said to be from."""
+"""The default margin of workers, and the stated source of a margin."""
 
 from __future__ import annotations
 

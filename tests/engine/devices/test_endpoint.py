@@ -1,4 +1,4 @@
-"""The hello against everything that may sit behind a port; nothing keeps it longer than its limit."""
+"""Greetings of endpoints with any kind of server behind the port; none takes longer than its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that hide devices: which are told, and with what words."""
+"""Environment variables that hide devices: which are reported, and the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's memory, within control groups."""
+"""The host's memory within cgroup limits."""
 
 from __future__ import annotations
 

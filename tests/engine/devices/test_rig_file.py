@@ -1,4 +1,4 @@
-"""The rig file: what is written is read back, and each fault is one sentence with its place."""
+"""The rig file: written rigs are read back, and each fault gives one error with its place."""
 
 from __future__ import annotations
 

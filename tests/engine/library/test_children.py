@@ -1,4 +1,4 @@
-"""The child that reads headers and makes forecasts: all that is asked is answered, whatever a file does to it."""
+"""The child that reads headers and makes forecasts: every request is answered, also after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What headers tell, how much is read at a time, and what an unreadable file becomes."""
+"""Facts from headers of models and side files, split models, unreadable files, and fingerprints."""
 
 from __future__ import annotations
 

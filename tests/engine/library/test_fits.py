@@ -1,4 +1,4 @@
-"""Forecasts for the list: what each kind means, what is planned again and when."""
+"""Forecasts for the list of models: their kinds, and when they are computed again."""
 
 from __future__ import annotations
 

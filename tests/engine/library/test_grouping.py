@@ -1,4 +1,4 @@
-"""From files to entries: parts, quantisations, what lies beside, and whose it is."""
+"""Files grouped into library entries: parts, quantisations, side files and publishers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index: kept between runs, shared, and never lost by damage or a newer version."""
+"""The library's index: stored between runs, shared by processes, and safe against damage and newer versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What names of files say."""
+"""Facts from file names."""
 
 from __future__ import annotations
 

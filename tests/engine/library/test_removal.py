@@ -1,4 +1,4 @@
-"""What goes to the trash and what stays, and what is there twice."""
+"""Removal of models: files that go to the trash, files that stay, and duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking into the stores: each program's layout, links, loops, what is unfinished and what may not be read."""
+"""Scans of model stores: layouts of each program, links, loops, unfinished and unreadable files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Forecast against the engine's rows in random loads on lent devices, to the byte.
+"""Forecasts compared to the byte with the engine's report, in random loads on lent devices.
 
     python -m tests.engine.machines.remote_rows OUT.jsonl cuda|vulkan [--number 500] [--local] [--summary]
 
-A listener in this process lends devices through the tunnel: cards that only count (`tests/engine/cuda/cards.c`) or
-Mesa's llvmpipe, and the CPU. Layouts are random over them and the CPU here; with `--local` also over the same cards
+A listener in this process lends devices through the tunnel: simulated CUDA cards (`tests/engine/cuda/cards.c`) or
+Mesa's llvmpipe, and the CPU. Layouts are random over them and the local CPU; with `--local` also over the same cards
 without the tunnel. Models, records and summary are those of `tests.engine.cuda.random_rows`. The engine with the
 backend must be importable (`PYTHONPATH`), as for the tests of that backend.
 """

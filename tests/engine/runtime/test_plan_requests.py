@@ -1,4 +1,4 @@
-"""The environment of a child: which cards of each backend it sees."""
+"""The environment of a child: the cards of each backend that it may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three Vulkan devices of one: Mesa's llvmpipe, which needs no card."""
+"""Three Vulkan devices from one: Mesa's llvmpipe, which needs no card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told where a Vulkan device fails, and that the next load works. Faults stand between engine and driver."""
+"""Failing Vulkan devices: the error of each fault, and a working next load. Faults are injected below the engine."""
 
 from __future__ import annotations
 

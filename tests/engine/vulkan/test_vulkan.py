@@ -1,4 +1,4 @@
-"""The engine on Vulkan devices: Mesa's llvmpipe, three times. It has buffers, pinned memory and an order of its own."""
+"""The engine on Vulkan (Mesa's llvmpipe, as three devices), which has its own buffers, pinned memory and order."""
 
 from __future__ import annotations
 

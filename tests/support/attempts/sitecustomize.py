@@ -1,8 +1,8 @@
-"""Python imports this at the start of a real child: on SIGUSR1 each thread of it tries what a child may be able to do.
+"""Tests the confinement of a real child: on SIGUSR1 each of its threads tries what the child must not do.
 
-With its folder on PYTHONPATH nothing in the product has to know of it. Threads that exist already are reached as an
-attacker would do it: by a signal with a handler in native memory. Each thread writes a line of JSON into a pipe that
-was opened before the confinement; an empty object is the last.
+Python imports a module of this name at start if its folder is on PYTHONPATH, so the product needs no code for it.
+Existing threads are reached as an attacker would: by a signal with a handler in native memory. Each thread writes a
+JSON line with its results into a pipe that was opened before the confinement. An empty object ends the output.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _schedules(task: int) -> bool:
-    """Return whether any call changes a thread of another process. Each one sets what is set already."""
+    """Return whether any system call can change a thread of another process.
+
+    Each call sets the present value again, so that a success changes nothing.
+    """
     attributes = (ctypes.c_uint32 * 12)(_LEAST_SCHED_ATTR)
     buffer = ctypes.create_string_buffer(8)
     vector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 8)

@@ -1,4 +1,4 @@
-"""A chat pane with a typesetter that works at once, in the same thread."""
+"""A chat pane whose typesetter works synchronously."""
 
 from __future__ import annotations
 

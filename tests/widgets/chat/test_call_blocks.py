@@ -1,4 +1,4 @@
-"""Calls of tools in a message: folded, with a place for the result of each."""
+"""Tool calls in a message: folded, with a field for the result of each."""
 
 from __future__ import annotations
 

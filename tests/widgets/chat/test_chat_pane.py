@@ -1,4 +1,4 @@
-"""The chat pane with real key presses: what is sent, what stays, and what is said around the messages."""
+"""The chat pane with real key presses: sent text, kept text, and the texts around the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample questions in an empty chat: a click asks, and they make room once something was said."""
+"""Sample questions in an empty chat: a click asks one, and they disappear with the first message."""
 
 from __future__ import annotations
 

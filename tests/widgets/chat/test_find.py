@@ -1,4 +1,4 @@
-"""The search in a conversation: the text as it is drawn, the number of matches, and the way from one to the next."""
+"""Search in a conversation: the drawn text, the number of matches, next and previous match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of messages with a real mouse and keyboard: what is laid out, what is followed, what can be done."""
+"""The list of messages with real mouse and keyboard: layout, scrolling, and actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in the pane: pasted and dropped ones are told of as they came, and small pictures are shown as they arrive."""
+"""Images in the chat pane: pasted and dropped ones are reported unchanged, and thumbnails appear as they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of the chat: whose Undo it is, and which drops it takes."""
+"""The prompt field of the chat: its own undo, and the drops that it accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a conversation: nothing is cut in a narrow panel."""
+"""The settings of a conversation: nothing is cut off in a narrow panel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of an answer: the one at the cursor is named with what else there was."""
+"""The tokens of an answer: the one at the cursor is shown with its alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command palette: which entries match, in which order, and how it is used with keys."""
+"""The command palette: matching entries, their order, and use by keyboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels and tooltips with words that are not ours."""
+"""Labels and tool tips with untrusted texts."""
 
 from __future__ import annotations
 

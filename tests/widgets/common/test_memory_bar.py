@@ -1,4 +1,4 @@
-"""The memory bar: what it shows of a row, and that too much is seen and said."""
+"""The memory bar: parts of a device's row, and the mark and text for too much memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of texts: what is chosen stays so, Tab leaves it, texts are what they are."""
+"""A table of texts: the selection stays, Tab leaves the table, and texts are shown literally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts and text as they are shown: thousands apart, and what fits its place."""
+"""Displayed numbers and texts: thousands separators, and elided text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items side by side, in as many lines as they need."""
+"""A layout that places items side by side in as many lines as needed."""
 
 from __future__ import annotations
 

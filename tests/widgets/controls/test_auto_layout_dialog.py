@@ -1,4 +1,4 @@
-"""The dialog for automatic layouts: what is chosen is what is reported."""
+"""The dialog for automatic layouts: it reports the chosen values."""
 
 from __future__ import annotations
 

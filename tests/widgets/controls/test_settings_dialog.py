@@ -1,4 +1,4 @@
-"""The dialog with all settings: what it shows of choices and decisions, and what it reports."""
+"""The dialog with all settings: shown choices and decisions, and reported changes."""
 
 from __future__ import annotations
 

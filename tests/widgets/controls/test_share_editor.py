@@ -1,4 +1,4 @@
-"""The share editor: what it shows, what a slider and a number report, and that shares stay a whole."""
+"""The share editor: shown shares, changes by slider and number, and shares that add up to the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The details of a device: readings, holders, graphs, the values at the pointer, and what is saved."""
+"""The details of a device: readings, holders, graphs, values at the pointer, and the saved file."""
 
 from __future__ import annotations
 

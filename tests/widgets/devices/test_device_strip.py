@@ -1,4 +1,4 @@
-"""Device cards: what they show, and what a person can ask there."""
+"""Device cards: shown values, and the actions that they offer."""
 
 from __future__ import annotations
 

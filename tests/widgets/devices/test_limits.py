@@ -1,4 +1,4 @@
-"""Sizes that people type for a cap and a margin."""
+"""Sizes typed for a cap and a margin."""
 
 from __future__ import annotations
 

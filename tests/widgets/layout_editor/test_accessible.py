@@ -1,4 +1,4 @@
-"""What screen readers find in the editor: lanes, layers, boundaries and the output, where they are painted."""
+"""Accessibility of the layout editor: lanes, layers, boundaries and output, at the positions where they are painted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lanes of two layouts, and the dialog around them."""
+"""The dialog that compares two layouts, and the lanes in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block of a draft model: moved by mouse, by keys and by the menu, and what screen readers say."""
+"""The block of a draft model: moved by mouse, keys and menu, and its accessible text."""
 
 from __future__ import annotations
 

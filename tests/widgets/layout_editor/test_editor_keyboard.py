@@ -1,4 +1,4 @@
-"""The editor by keyboard: where the keys take the focus; each step is a move and its end."""
+"""The layout editor by keyboard: focus movement; each step is a move with its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The editor by mouse: real events on the viewport, and the moves that come out."""
+"""The layout editor by mouse: real events on the viewport, and the reported moves."""
 
 from __future__ import annotations
 

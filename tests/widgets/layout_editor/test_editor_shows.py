@@ -1,4 +1,4 @@
-"""What the editor shows: lanes, state, notes, tooltips, accessible text; in both palettes and at all widths."""
+"""Contents of the layout editor: lanes, state, notes, tool tips, accessible text, in both themes and at all widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loaded layout whose layers are on other devices than asked for: marked at the layer, and said."""
+"""A loaded layout with layers on other devices than requested: marked at the layer, and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines with several devices as groups of lanes: folded, unfolded by mouse and keys, with the sum of memory."""
+"""Machine groups in the layout editor: folded and unfolded by mouse and keys, with the sum of memory."""
 
 from __future__ import annotations
 

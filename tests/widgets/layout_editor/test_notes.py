@@ -1,4 +1,4 @@
-"""Warnings and notes below the lanes: short at first, in full after a click, and never instead of the lanes."""
+"""Warnings and notes below the lanes: short at first, complete after a click; the lanes stay visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers above the lanes: what the fields show, what a typed number says, and the line."""
+"""The number fields above the lanes: shown numbers, typed numbers, and the pasted line."""
 
 from __future__ import annotations
 

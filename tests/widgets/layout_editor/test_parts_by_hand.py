@@ -1,4 +1,4 @@
-"""Experts, dense parts and the embedding: moved by mouse, by keys and by the menu, and what screen readers say."""
+"""Experts, dense parts and the embedding: moved by mouse, keys and menu, and their accessible texts."""
 
 from __future__ import annotations
 

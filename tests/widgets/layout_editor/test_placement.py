@@ -1,4 +1,4 @@
-"""Which parts are drawn in which lane, overrides and host KV included."""
+"""The parts drawn in each lane, with overrides and KV cache on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes tensor and row in the editor: every member has its slice of each layer, and no boundary can be moved."""
+"""Modes tensor and row in the editor: each member has a slice of every layer, and no boundary can be moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of a library as values, for tests of its widgets."""
+"""Library models as values, for widget tests."""
 
 from __future__ import annotations
 

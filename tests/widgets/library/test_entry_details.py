@@ -1,4 +1,4 @@
-"""The details of a model: which quantisation is opened, when notes are saved, removal, layouts."""
+"""The details of a model: the quantisation that is opened, saved notes, removal, layouts."""
 
 from __future__ import annotations
 

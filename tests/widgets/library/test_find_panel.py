@@ -1,4 +1,4 @@
-"""The Find tab and the panels that newcomers see: values in, what people want out."""
+"""The Find tab and the first panels of a new user: shown values, and reported requests."""
 
 from __future__ import annotations
 

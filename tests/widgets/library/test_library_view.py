@@ -1,4 +1,4 @@
-"""The library page: the list by keyboard and mouse, search and filters, what is shown if nothing matches."""
+"""The library page: the list by keyboard and mouse, search, filters, and the text for no matches."""
 
 from __future__ import annotations
 

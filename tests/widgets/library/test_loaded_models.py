@@ -1,4 +1,4 @@
-"""The loaded models in the panel, and the question when one is in the way."""
+"""The loaded models in the panel, and the question if one must be unloaded for another."""
 
 from __future__ import annotations
 

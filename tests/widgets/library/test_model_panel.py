@@ -1,4 +1,4 @@
-"""The model panel: list, search, and the way in for somebody who has nothing yet."""
+"""The model panel: list, search, and the start panel of a user without models."""
 
 from __future__ import annotations
 

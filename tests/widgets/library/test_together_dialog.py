@@ -1,4 +1,4 @@
-"""The dialog of several models, and the bar that offers to unload idle ones: choices become signals, results texts."""
+"""The dialog for several models, and the bar that offers to unload idle ones: signals and texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report widget: one ending at a time, and the copy button."""
+"""The load report: one ending at a time, and the copy button."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sentences and numbers of each ending."""
+"""The texts and numbers of each ending of a load."""
 
 from __future__ import annotations
 

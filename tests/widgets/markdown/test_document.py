@@ -1,4 +1,4 @@
-"""Documents that are drawn piece by piece: the same as those that are drawn at once, and nothing is loaded for them."""
+"""Documents drawn piece by piece: equal to those drawn at once, and no external resource is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text that is written: parsed beside the GUI thread, drawn whole at its end, and left alone once it is gone."""
+"""A growing text: parsed outside the GUI thread, drawn completely at its end, and safe after its deletion."""
 
 from __future__ import annotations
 

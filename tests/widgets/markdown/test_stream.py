@@ -1,4 +1,4 @@
-"""Any text, in any pieces: the same blocks, no exception, and nothing that is hidden."""
+"""Any text in any pieces: the same blocks as at once, no exception, and no hidden text."""
 
 from __future__ import annotations
 

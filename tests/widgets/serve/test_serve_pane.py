@@ -1,4 +1,4 @@
-"""The panel of the API server alone: state, key, settings, requests, snippets."""
+"""The panel of the API server: state, key, settings, requests, snippets."""
 
 from __future__ import annotations
 

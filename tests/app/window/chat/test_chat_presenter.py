@@ -1,4 +1,4 @@
-"""The chat of a model: what it says before it can answer, and how much of a question has been read."""
+"""The chat of a model: its texts before it can answer, and the progress of reading a question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parked model: its next question loads it again, a failed load keeps the text, and a restart remembers it."""
+"""A parked model: its next question loads it again, a failed load keeps the text, a restart restores the parking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The details of a device in the window: the recorded hour, marks of models, holders, and saving."""
+"""Details of a device in the window: graph of the last hour, marks of models, memory holders, and saving."""
 
 from __future__ import annotations
 

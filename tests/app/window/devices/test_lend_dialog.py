@@ -1,4 +1,4 @@
-"""Devices > Lend This Computer: lent from the window, paired by its code, used, and stopped."""
+"""Devices > Lend This Computer: lending, pairing by the code, use by the other machine, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lab worker that is killed: what is said, and the two ways to go on that are offered there."""
+"""A killed lab worker: the message, and the two actions offered in it."""
 
 from __future__ import annotations
 

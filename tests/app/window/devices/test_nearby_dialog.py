@@ -1,4 +1,4 @@
-"""Devices > Find Machines Nearby: a machine is found, paired by its code, added as a device, and forgotten."""
+"""Devices > Find Machines Nearby: a machine is found, paired by its code, added as a device, and removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices > Split CPU by NUMA Node: the explanation, the workers, and what a computer with one node says."""
+"""Devices > Split CPU by NUMA Node: explanation, workers, and the message on a computer with one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices > Plan with Other Cards: figures with cards that are not here, and these cards in the editor."""
+"""Devices > Plan with Other Cards: forecasts with cards that this machine lacks, and these cards in the editor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialog on weights that workers keep: it says how much, and removes them when asked."""
+"""The dialog about weights that workers keep: their size, and their removal."""
 
 from __future__ import annotations
 

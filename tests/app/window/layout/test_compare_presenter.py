@@ -1,4 +1,4 @@
-"""Layout > Compare Speed in the window: with the engine, and with what can go wrong."""
+"""Layout > Compare Speed in the window: with the engine, and with failures."""
 
 from __future__ import annotations
 

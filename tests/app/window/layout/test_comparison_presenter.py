@@ -1,4 +1,4 @@
-"""Layout > Compare Two Layouts in the window: what can be chosen for a side, and taking one into the editor."""
+"""Layout > Compare Two Layouts in the window: choices of each side, and opening a side in the editor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft in the window: chosen in the settings, moved in the editor, undone, kept, and read from layout files."""
+"""A draft model in the window: chosen in the settings, moved in the editor, undone, stored, read from layout files."""
 
 from __future__ import annotations
 

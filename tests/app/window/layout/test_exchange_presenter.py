@@ -1,4 +1,4 @@
-"""Layout > Export and Layout > Import: text for other programs that follows edits, and layouts made of their text."""
+"""Layout > Export and Layout > Import: exported text that follows edits, and layouts from imported text."""
 
 from __future__ import annotations
 

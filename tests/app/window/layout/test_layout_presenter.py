@@ -1,4 +1,4 @@
-"""The layout editor and the document in one window: the document owns the drag."""
+"""Layout editor and document in one window: a drag is decided by the document."""
 
 from __future__ import annotations
 

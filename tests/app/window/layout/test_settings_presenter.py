@@ -1,4 +1,4 @@
-"""All settings in the window: what was decided is shown, changes are undone, and side files are kept for each model."""
+"""All settings in the window: decided values are shown, changes can be undone, side files are stored for each model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of loaded models says what each of them does, in the language of the window."""
+"""The list of loaded models shows the status of each, in the language of the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the server: keys, names, origins, sizes, and clients that misbehave."""
+"""Access to the API server: keys, names, origins, sizes, and misbehaving clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat completions over HTTP with a small model: by OpenAI's client, and byte for byte."""
+"""Chat completions over HTTP with a small model: by OpenAI's client, and as raw bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session that somebody else has loaded answers requests of the server; texts are kept only if that is asked for."""
+"""A session loaded by the window answers requests of the server. Texts are stored only on request."""
 
 from __future__ import annotations
 

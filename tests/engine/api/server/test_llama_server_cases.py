@@ -1,6 +1,6 @@
-"""What llama.cpp's server promises to its clients and its own tests look at, with small models made here.
+"""Cases of llama-server's own tests that our server must also pass, with small models.
 
-README.md has the table: these cases hold and no other test has them, further ones are in the tests beside this one.
+README.md has the table. Cases that other tests here cover are not repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Anthropic's messages and OpenAI's responses, by their clients."""
+"""Anthropic's messages and OpenAI's responses, through their own clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on demand: names, loads, models that exclude each other, idle times, losses."""
+"""The model pool: loads on request, names, models that exclude each other, idle times, losses."""
 
 from __future__ import annotations
 

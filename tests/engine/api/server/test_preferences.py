@@ -1,4 +1,4 @@
-"""The file of names and idle times that a user gives models."""
+"""The file with a user's names and idle times of models."""
 
 from __future__ import annotations
 

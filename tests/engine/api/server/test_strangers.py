@@ -1,4 +1,4 @@
-"""What clients may cost: connections of those without a key, bodies, answers that nobody takes, web pages."""
+"""Limits for clients: connections without a key, body sizes, unread answers, web pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions, embeddings, JSON by a schema and calls of tools, with small models."""
+"""Completions, embeddings, JSON by a schema and tool calls, with small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While a model loads: pings, clients that leave, memory of lost models; and idle times of every kind of request."""
+"""Requests during a load: pings, clients that disconnect, lost models; and idle times of each kind of request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a request to the request of the engine."""
+"""Translation of API requests into the engine's requests."""
 
 from __future__ import annotations
 

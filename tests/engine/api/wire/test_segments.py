@@ -1,4 +1,4 @@
-"""Answers as rows of segments: thoughts, texts and calls in the forms of Anthropic and Responses."""
+"""Streamed answers as sequences of reasoning, text and tool calls, in the forms of Anthropic and Responses."""
 
 from __future__ import annotations
 

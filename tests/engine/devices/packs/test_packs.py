@@ -1,4 +1,4 @@
-"""Packs in their folders: found, installed whole or not at all, replaced, removed; and what is known of them."""
+"""Engine packs in their folder: found, installed completely or not at all, replaced, removed."""
 
 from __future__ import annotations
 

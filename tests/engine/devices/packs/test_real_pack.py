@@ -1,6 +1,6 @@
-"""The bundle's engine and the Vulkan pack as they are shipped, on Mesa's llvmpipe: `make.py test --backend portable`.
+"""The bundle's engine and the built Vulkan pack, on Mesa's llvmpipe: `make.py test --backend portable`.
 
-The pack is what `make.py pack vulkan` has left in `dist/`.
+The pack is the one that `make.py pack vulkan` has written to `dist/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who made a pack: its signature, this computer's key, and the publishers that the user trusts."""
+"""Signatures of packs: this computer's key, and publishers that the user trusts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cards: readings by NVML and the kernel's files, drivers, screens and links."""
+"""Readings of cards by NVML and the kernel's files; drivers, displays and PCIe links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings beside a loaded model: early, once, with who took the memory, and gone when it is back."""
+"""Low-memory warnings for a loaded model: early, once, with the processes that took the memory, and withdrawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a device's memory: NVIDIA's lists through the real bindings, and this machine's processes."""
+"""Processes that hold a device's memory: NVML's lists through the real bindings, and this machine's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans cover a file once, near its start first; one more connection is kept where it helps; rates need time."""
+"""Parallel connections of a download: each byte is fetched once, one more connection if it helps, measured rates."""
 
 from __future__ import annotations
 

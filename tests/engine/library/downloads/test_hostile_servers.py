@@ -1,4 +1,4 @@
-"""Whatever a server does, the file that is put in place is the right one, and else there is a sentence and no file."""
+"""Downloads from hostile servers: only a file with the right hash is put in place; otherwise there is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers that are killed at any moment end with the right hash, and fetch no more than one block twice."""
+"""Downloads killed at random moments: the continued file has the right hash, and at most one block is fetched twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unfinished file: taken up by whoever comes next for the same one, after a kill or a loss of power."""
+"""The unfinished file of a download: continued by the next process, after a kill or a power loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are placed in the folder that was chosen, or in the cache as the hub's own tools find them."""
+"""Downloaded files in the chosen folder, or in the Hugging Face cache, where the hub's own tools find them."""
 
 from __future__ import annotations
 

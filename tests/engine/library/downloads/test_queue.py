@@ -1,4 +1,4 @@
-"""The queue: in order, one at a time, paused, gone on with, kept over restarts, and told as it is."""
+"""The download queue: order, one at a time, pause, continuation, storage over restarts, and reported states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A download's process reaches its own folders, the network, and nothing else of the user."""
+"""The rights of a download's child: its own folders and the network, nothing else of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people paste names a repository, a quantisation, a file, or nothing; and never a place outside of a folder."""
+"""Pasted addresses: repository, quantisation, file, or nothing; never a path outside of a folder."""
 
 from __future__ import annotations
 

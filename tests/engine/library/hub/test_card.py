@@ -1,4 +1,4 @@
-"""Cards of repositories: strangers' text, bounded, with the few settings that are shown."""
+"""Model cards of repositories: untrusted text, bounded, with a few settings that are shown."""
 
 from __future__ import annotations
 

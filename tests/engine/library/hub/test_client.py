@@ -1,4 +1,4 @@
-"""What the hub says becomes values of ours; what goes wrong becomes one sentence, at once."""
+"""Answers of the hub as our values, and failures as one error each, at once."""
 
 from __future__ import annotations
 

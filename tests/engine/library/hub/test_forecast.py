@@ -1,4 +1,4 @@
-"""A header that is read by ranges is that of the file, costs little, and says how every quantisation would fit."""
+"""A header read by HTTP ranges equals that of the file, needs few bytes, and gives a forecast of each quantisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a repository become quantisations with all of their parts and the projector that belongs to them."""
+"""Files of a repository grouped into quantisations, with all parts and the matching projector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens are kept by a keyring or for the session; those of other programs are read, and go to the right hub only."""
+"""Access tokens: stored in the keyring or for the session, read from other programs, sent only to the right hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests go to https or to this machine, tokens to whom they are for, and every answer has an end."""
+"""HTTP requests: only https or this machine, tokens only to their hub, and bounded answers."""
 
 from __future__ import annotations
 

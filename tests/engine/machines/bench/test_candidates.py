@@ -1,4 +1,4 @@
-"""Candidates: what strategies find, and other settings of a layout."""
+"""Candidates of a speed comparison: layouts of the strategies, and other settings of a layout."""
 
 from __future__ import annotations
 

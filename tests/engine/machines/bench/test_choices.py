@@ -1,4 +1,4 @@
-"""Settings that a benchmark preferred: what made-up timings choose, and what a first layout makes of it."""
+"""Settings chosen from made-up timings, and their use in first layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings beside a benchmark: sleep, other load."""
+"""Readings during a speed comparison: sleep of the machine, and load by other programs."""
 
 from __future__ import annotations
 

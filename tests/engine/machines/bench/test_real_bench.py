@@ -1,4 +1,4 @@
-"""The benchmark with the real engine: a small model on the CPU."""
+"""The speed comparison with the real engine: a small model on the CPU."""
 
 from __future__ import annotations
 

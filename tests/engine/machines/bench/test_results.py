@@ -1,4 +1,4 @@
-"""Results: comparisons, winner, files, tables."""
+"""Results of a speed comparison: ratios, winner, files, tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark with a stand-in for the engine: turns, warm-up, failures, cancel, sleep, and the search."""
+"""The speed comparison with a stand-in for the engine: turns, warm-up, failures, cancel, sleep, search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of comparisons on distributions whose truth is known."""
+"""Statistics of comparisons, on distributions with known parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of threads that are tried, and what made-up timings choose; no test depends on how fast this machine is."""
+"""The numbers of threads that are tried, and the choice from made-up timings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An examination as values: steps that fail, a cancel in the middle, what is written and what is left out of it."""
+"""The examination as a value: failing checks, a cancel in the middle, and the contents of its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examination of a lab rig with the real engine: loads against forecasts, speeds, and what is kept."""
+"""The examination of a lab rig with the real engine: loads against forecasts, speeds, and stored results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery with CUDA cards: the driver tells of them, and those that a child does not survive are hidden from it."""
+"""Discovery of CUDA cards: listed by the driver; cards that crash the child are hidden from it."""
 
 from __future__ import annotations
 

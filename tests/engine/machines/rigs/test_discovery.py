@@ -1,4 +1,4 @@
-"""Discovery: what a child's list becomes, and what it says when there is none."""
+"""Discovery: the devices made from a child's list, and the errors if there is no list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's check of itself with real children: what is right, what dies, what is wrong, and what is kept of it."""
+"""The engine's check of devices with real children: right results, crashes, wrong results, and stored faults."""
 
 from __future__ import annotations
 

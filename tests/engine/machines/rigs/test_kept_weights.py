@@ -1,4 +1,4 @@
-"""Weights that a worker keeps: the second load of a model sends none of the large ones."""
+"""Weights that a worker keeps: a second load of the model sends none of the large ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lab workers: real children that serve, are capped, and are gone when nobody owns them any more."""
+"""Lab workers: real children that serve, have a memory cap, and end with their owner."""
 
 from __future__ import annotations
 

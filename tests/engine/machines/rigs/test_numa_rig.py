@@ -1,4 +1,4 @@
-"""Workers that are bound to NUMA nodes: the devices that they are, and what the system says of their processes."""
+"""Workers bound to NUMA nodes: their devices, and the binding of their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pack is tried in a child before anything uses it: what crashes there, or is no backend, is switched off."""
+"""A new pack is tried in a child first: a crash there, or a library without a backend, switches it off."""
 
 from __future__ import annotations
 

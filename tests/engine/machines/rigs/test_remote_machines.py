@@ -1,4 +1,4 @@
-"""Devices of paired machines: what is lent, how it is named here, machines of older releases, and what changes."""
+"""Devices of paired machines: offers, names, machines with older releases, and changes."""
 
 from __future__ import annotations
 

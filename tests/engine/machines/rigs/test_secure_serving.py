@@ -1,4 +1,4 @@
-"""A worker served through the tunnel, end to end: paired, loaded on, asked, the same answer as over plain RPC."""
+"""A worker served through the tunnel: pairing, a load and an answer, which equals that over plain RPC."""
 
 from __future__ import annotations
 

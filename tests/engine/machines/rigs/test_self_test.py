@@ -1,4 +1,4 @@
-"""The self-test of repeated devices, tried on workers, which are safe; and what is kept of its verdicts."""
+"""The self-test of several runs on one device, tried on workers, and its stored results."""
 
 from __future__ import annotations
 

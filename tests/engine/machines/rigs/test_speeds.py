@@ -1,4 +1,4 @@
-"""Speeds of real devices: the host, and workers of a lab."""
+"""Measured speeds of real devices: the host and lab workers."""
 
 from __future__ import annotations
 

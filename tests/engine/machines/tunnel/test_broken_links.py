@@ -1,4 +1,4 @@
-"""Clocks, links and callers as they should not be: each call ends in time, with a sentence about the machine."""
+"""Tunnel calls with wrong clocks, broken links and odd callers: each ends in time, with an error about the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tunnels on systems that cannot tell whose a local connection is: refused, unless the user allows them."""
+"""Tunnels on systems that cannot name the process behind a local connection: refused, unless the user allows them."""
 
 from __future__ import annotations
 

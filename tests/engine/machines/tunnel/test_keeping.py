@@ -1,4 +1,4 @@
-"""What a machine keeps: its own key, whom it is paired with, and the code that counts now."""
+"""Stored data of a machine: its own key, its pairings, and the valid pairing code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that announce themselves, on the loopback interface alone, and what is taken of an announcement."""
+"""Announcements of machines, on the loopback interface only, and their validation."""
 
 from __future__ import annotations
 

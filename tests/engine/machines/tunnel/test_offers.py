@@ -1,4 +1,4 @@
-"""What a machine lends through one port: the offer, sessions by device, and what several users are told."""
+"""Devices lent through one port: the offer, sessions by device, and the messages to several users."""
 
 from __future__ import annotations
 

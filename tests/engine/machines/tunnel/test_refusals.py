@@ -1,4 +1,4 @@
-"""Borrowers that end workers again and again are refused for some minutes."""
+"""A borrower that crashes workers repeatedly is refused for some minutes."""
 
 from __future__ import annotations
 

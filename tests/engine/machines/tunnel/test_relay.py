@@ -1,4 +1,4 @@
-"""Bytes through both ends of a tunnel: all of them, in both directions at once, until one side ends."""
+"""Bytes through both ends of a tunnel: complete, in both directions at once, until one side closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairing and sessions over real sockets: who gets in, who does not, and what each side is told."""
+"""Pairing and sessions over real sockets: accepted and refused callers, and the messages to both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The child that forwards: greetings go through it, what it could not reach it says, and it ends with us."""
+"""The tunnel's child: it forwards greetings, reports unreachable machines, and ends with its parent."""
 
 from __future__ import annotations
 

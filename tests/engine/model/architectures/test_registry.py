@@ -1,4 +1,4 @@
-"""One record per architecture: each name once, and in no table elsewhere."""
+"""The registry of architectures: one record for each, and no other table that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine loads the demo model, and it chats: readable letters, any text as a prompt, an end by itself."""
+"""The made-up demo model in the engine: readable letters, any text as a prompt, and answers that end."""
 
 from __future__ import annotations
 

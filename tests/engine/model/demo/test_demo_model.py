@@ -1,4 +1,4 @@
-"""The demo model is small, quick to write, and replaced only in one step."""
+"""The file of the made-up demo model: small, quickly written, and replaced in one step."""
 
 from __future__ import annotations
 

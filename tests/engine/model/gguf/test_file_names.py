@@ -1,4 +1,4 @@
-"""What names of weights say, on this disk and on the hub alike."""
+"""Facts from the names of model files, on disk and on the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the bytes, the reader gives a model or a `ModelFileError`."""
+"""Any bytes give the GGUF reader a model or a `ModelFileError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no model give one sentence each, with the place."""
+"""Invalid GGUF files: one error each, with the place in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models cut into several files open as one, from any of their parts."""
+"""Split models open as one, from any of their parts."""
 
 from __future__ import annotations
 

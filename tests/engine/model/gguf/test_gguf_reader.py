@@ -1,4 +1,4 @@
-"""Headers that are read in full, and skimmed."""
+"""GGUF headers read completely, and with arrays skipped."""
 
 from __future__ import annotations
 

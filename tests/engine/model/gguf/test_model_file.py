@@ -1,4 +1,4 @@
-"""Names of blocks, parts and quantisation mixes, and the identity of files."""
+"""Names of layers, parts and quantisation mixes, and the identity of files."""
 
 from __future__ import annotations
 

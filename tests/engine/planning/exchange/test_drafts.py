@@ -1,4 +1,4 @@
-"""Drafts in commands of llama-server: there and back, and what other programs cannot say."""
+"""Drafts in exported and imported commands of llama-server, and in exports that cannot express them."""
 
 from __future__ import annotations
 

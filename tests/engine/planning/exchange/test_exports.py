@@ -1,4 +1,4 @@
-"""What each export says, and what it says that it cannot say."""
+"""The text of each export, and its notes about what it cannot express."""
 
 from __future__ import annotations
 

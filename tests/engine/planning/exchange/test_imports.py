@@ -1,4 +1,4 @@
-"""Commands and files of other programs, as people write them, and texts that are none."""
+"""Imported commands and files of other programs, in many spellings, and invalid texts."""
 
 from __future__ import annotations
 

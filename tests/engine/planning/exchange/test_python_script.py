@@ -1,4 +1,4 @@
-"""The exported script, run with the engine: the same buffers as our own load of the same layout."""
+"""The exported Python script, run with the engine: its buffers equal those of our own load of the layout."""
 
 from __future__ import annotations
 

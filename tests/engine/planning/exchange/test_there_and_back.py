@@ -1,4 +1,4 @@
-"""What is exported to llama-server and imported again is the same plan, for everything that can be said there."""
+"""A plan exported to llama-server and imported again is equal, in everything that the command can express."""
 
 from __future__ import annotations
 

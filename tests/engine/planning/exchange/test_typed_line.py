@@ -1,4 +1,4 @@
-"""Lines that people paste: what is taken of them, what stays, and the sentence for what cannot be taken."""
+"""Pasted lines with llama.cpp's options: the layouts they make, named unknown options, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is free beside other models of ours, and the wait for memory that comes back."""
+"""Free memory beside our other loaded models, and the wait for memory that is being freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: what is learned from a load, what is not, what it corrects, and the file that keeps it."""
+"""Calibration: values learnt from a load, values that are not, corrected forecasts, and its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disagreement between arithmetic and engine: what is tolerated, and what a report of it holds."""
+"""Differences between forecast and engine: tolerated ones, and the report of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts in automatic layouts, and in what is proposed if memory is short."""
+"""Draft models in automatic layouts, and in proposals for short memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts to the CPU and back: how many fit, which end is taken, and what it changes."""
+"""Experts moved to the CPU and back: how many fit, from which end, and the new layout."""
 
 from __future__ import annotations
 

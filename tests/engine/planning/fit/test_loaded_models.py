@@ -1,4 +1,4 @@
-"""Keep-alive, eviction and reloads of several models, as values with a clock of our own."""
+"""Keep-alive, eviction and reloads of several models, as values with a simulated clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another split mode for a layout: which device is chosen, and what becomes of overrides."""
+"""Changing the split mode of a layout: the chosen device, and the overrides."""
 
 from __future__ import annotations
 

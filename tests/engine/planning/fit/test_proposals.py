@@ -1,4 +1,4 @@
-"""What is proposed after a load that ran out of memory: it fits, it helps where it was short, it is something else."""
+"""Proposals after a load that ran out of memory: they fit, help on the right device, and differ from the load."""
 
 from __future__ import annotations
 

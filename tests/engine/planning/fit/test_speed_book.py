@@ -1,4 +1,4 @@
-"""Speeds kept between runs, and what predictions make of them."""
+"""The stored speeds of devices, and predictions made with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stepping back from layouts that do not fit: it ends, never repeats, asks less of who refused, and keeps choices."""
+"""Stepping back from layouts that do not fit: it ends, never repeats one, asks less of the refusing device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models planned at once: memory adds up per device, small models go where they cost least, one gives way."""
+"""Several models planned at once: memory adds up on each device, and small models take the slowest device with room."""
 
 from __future__ import annotations
 

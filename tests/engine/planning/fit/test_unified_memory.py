@@ -1,4 +1,4 @@
-"""Devices that use the host's memory: no byte of it counts twice, in forecasts, searches and beside loaded models."""
+"""Devices that use the host's memory: no byte counts twice, in forecasts, searches and beside loaded models."""
 
 from __future__ import annotations
 

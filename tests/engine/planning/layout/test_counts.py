@@ -1,4 +1,4 @@
-"""Layers and experts by number: every number that is possible is reached, and the others get a sentence."""
+"""Layouts by numbers of layers and experts: each possible number is reached, others give an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The translation of layouts to llama.cpp's parameters, against its own split arithmetic."""
+"""Translation of layouts into llama.cpp's parameters, checked with its own split arithmetic."""
 
 from __future__ import annotations
 

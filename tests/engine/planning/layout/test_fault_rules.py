@@ -1,4 +1,4 @@
-"""What the engine does wrongly on a device: refused by rules, avoided by automatic layouts, and forecast."""
+"""Faults of the engine on a device: refused by rules, avoided by automatic layouts, and forecast."""
 
 from __future__ import annotations
 

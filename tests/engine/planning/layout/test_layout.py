@@ -1,4 +1,4 @@
-"""Layout operations: whatever is asked, each layer is there exactly once, in order, and neighbours differ."""
+"""Layout operations: each layer is there exactly once, in order, and neighbouring runs are on different devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout file: what is written is read back, and each fault is one sentence with its place."""
+"""The layout file: written layouts are read back, and each fault gives one error with its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts placed by overrides: where they are afterwards, and that the overrides stay few and readable."""
+"""Parts placed by overrides: their devices afterwards, and few, readable overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns of parts, against how the model file sorts its tensors."""
+"""Patterns of parts, compared with the parts into which the model file sorts its tensors."""
 
 from __future__ import annotations
 

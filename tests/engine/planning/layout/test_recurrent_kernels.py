@@ -1,4 +1,4 @@
-"""Layers and tensors on lent cards: what the worker's device cannot compute is refused before a load."""
+"""Layers and tensors on lent cards that the remote device cannot compute: refused before the load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded load that the engine refused breaks a rule, and none that it took does."""
+"""Recorded loads: each that the engine refused violates a rule, and no other does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's rules: each breaks alone, says what and what to do, and a plain layout breaks none."""
+"""The engine's rules: each is violated alone, names cause and remedy; an ordinary layout violates none."""
 
 from __future__ import annotations
 

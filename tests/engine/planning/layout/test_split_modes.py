@@ -1,4 +1,4 @@
-"""Split modes: what is offered, why the rest is not, and the layout that a choice makes."""
+"""Split modes: which are offered, why others are not, and the layout that a choice makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any hyper-parameters of any architecture: an estimate or the word that only a probe can tell, never an exception."""
+"""Random hyper-parameters of any architecture: an estimate, or "only by a probe", never an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers with wrong numbers: never an exception, never a KV cache or compute buffer made of nonsense."""
+"""Headers with wrong numbers: no exception, and no KV cache or compute buffer computed from nonsense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph in miniature: allocator, scheduler, and forecasts that follow the settings."""
+"""Small compute graphs: allocator, scheduler, and forecasts that depend on the settings."""
 
 from __future__ import annotations
 

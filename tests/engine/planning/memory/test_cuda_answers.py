@@ -1,4 +1,4 @@
-"""What cards that count held at most while they filled a context (`tests/engine/cuda/random_answers.py`)."""
+"""Memory peaks recorded while simulated cards filled a context (`tests/engine/cuda/random_answers.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA takes while it answers: bounds of what its own code took on cards that count."""
+"""Bounds of the memory that CUDA takes during answers, compared with recordings on simulated cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A buffer of several: which part a tensor goes to, as ggml-alloc decides it."""
+"""Buffers divided into several: the part of each tensor, as ggml-alloc decides."""
 
 from __future__ import annotations
 

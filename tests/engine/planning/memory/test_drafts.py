@@ -1,4 +1,4 @@
-"""Drafts: what a draft model takes and where, the output rows of a batch with drafted tokens, and what cannot draft."""
+"""Memory of drafts: the draft model by device, output rows of a batch with drafts, and models that cannot draft."""
 
 from __future__ import annotations
 

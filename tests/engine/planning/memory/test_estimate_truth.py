@@ -1,4 +1,4 @@
-"""Compute buffers of the estimate against the engine's own numbers, device by device."""
+"""Estimated compute buffers, compared with the engine's numbers on each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `inspect` document and its text."""
+"""The document and the text of `inspect`."""
 
 from __future__ import annotations
 

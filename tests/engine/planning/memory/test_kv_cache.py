@@ -1,4 +1,4 @@
-"""What layers keep between batches: sizes of caches and states, and how they grow with the context."""
+"""State of layers between batches: sizes of KV caches and recurrent state, and their growth with the context."""
 
 from __future__ import annotations
 

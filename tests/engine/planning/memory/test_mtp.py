@@ -1,4 +1,4 @@
-"""MTP heads in plans: what they add and where, what cannot draft, and the block in the layout editor."""
+"""MTP heads in plans: their memory by device, models that cannot draft, and the block in the editor."""
 
 from __future__ import annotations
 

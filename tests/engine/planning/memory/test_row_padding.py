@@ -1,4 +1,4 @@
-"""Padding of quantised rows on CUDA (`ROW_PADDING`) in weights, KV caches and results, each by hand."""
+"""Padding of quantised rows on CUDA (`ROW_PADDING`) in weights, KV caches and results, computed by hand."""
 
 from __future__ import annotations
 

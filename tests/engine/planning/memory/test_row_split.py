@@ -1,4 +1,4 @@
-"""Split mode row: bytes of rows as ggml-sycl's own functions computed them, homes of layers, and what aborts."""
+"""Split mode row: row sizes as computed by ggml-sycl's own functions, devices of layers, and aborting cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs in sections and in parts: the same bytes as of the graph in one piece, and little work for a new layout."""
+"""Compute graphs built in sections: the same bytes as the whole graph, and little work for a new layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was made for some devices or places of weights holds for others of the same kinds."""
+"""Results cached for some devices or weights are reused for others of the same kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projectors and adapters: what they take and where, and which files are none or do not belong to the model."""
+"""Memory of projectors and adapters by device, and files that are invalid or do not fit the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of nodes on Vulkan: within a split, and from section to section."""
+"""The order of graph nodes on Vulkan: within a split, and across sections."""
 
 from __future__ import annotations
 

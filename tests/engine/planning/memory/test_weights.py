@@ -1,4 +1,4 @@
-"""Weights and state against the engine's own numbers, and weights that a device leaves to the host."""
+"""Weights and state, compared with the engine's numbers; weights that a device leaves to the host."""
 
 from __future__ import annotations
 

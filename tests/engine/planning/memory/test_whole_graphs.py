@@ -1,4 +1,4 @@
-"""Graphs that must be built whole: sections with moved weights equal those of a graph that is built anew."""
+"""Graphs that must be built as a whole: with moved weights they equal a newly built graph."""
 
 from __future__ import annotations
 

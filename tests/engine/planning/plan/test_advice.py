@@ -1,4 +1,4 @@
-"""Advice: each cost alone, nothing about plain layouts, and never a reason to refuse."""
+"""Advice: each cost alone, none for ordinary layouts, and never a reason to refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences of two plans: places, shares, settings, memory and costs."""
+"""Differences of two plans: devices, shares, settings, memory and costs."""
 
 from __future__ import annotations
 

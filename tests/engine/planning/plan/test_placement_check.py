@@ -1,4 +1,4 @@
-"""What the engine reports of a load, compared with what the layout asks for."""
+"""The placement that the engine reports after a load, compared with the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan: what is used and forecast, what was probed of it, what the child is told, and what its key depends on."""
+"""A plan: decisions, forecast, probed values, the child's parameters, and what its key depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows, plans and previews."""
+"""Forecast rows, plans and previews."""
 
 from __future__ import annotations
 

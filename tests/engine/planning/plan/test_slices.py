@@ -1,4 +1,4 @@
-"""Slices of layers in modes tensor and row: they are the forecast's own, and add up to the layer."""
+"""Slices of layers in modes tensor and row: they are those of the forecast, and add up to the layer."""
 
 from __future__ import annotations
 

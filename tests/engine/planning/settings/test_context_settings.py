@@ -1,4 +1,4 @@
-"""What several requests at a time get of a context."""
+"""The context length of each slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of samplers: the table has all of them, values are checked and know where they come from."""
+"""The table of sampler settings: complete, with checked values and their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of settings: everything that is made from it agrees with it, and with the value."""
+"""The table of settings, and its agreement with file format, options and `ContextSettings`."""
 
 from __future__ import annotations
 

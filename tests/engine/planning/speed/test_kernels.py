@@ -1,4 +1,4 @@
-"""Speeds of kernels that a plain product does not stand for: experts, repacked weights, attention, recurrent state."""
+"""Speeds of kernels that differ from a plain matrix product: experts, repacked weights, attention, recurrent state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a token takes on a layout, and what that is told to rest on."""
+"""Predicted seconds per token of a layout, and the stated sources of a prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a prompt is read on a layout: arithmetic, not bandwidth, and what answers teach of it."""
+"""Predicted speed of prompts: limited by arithmetic, and corrected by answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker at the level of its pipes, for what happens between a request and its answer and at a sudden end."""
+"""A model child at the level of its pipes, for events between a request and its answer, and for a sudden end."""
 
 from __future__ import annotations
 

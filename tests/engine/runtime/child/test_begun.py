@@ -1,4 +1,4 @@
-"""Answers that go on, marks of thinking, and counting by the real template, through a real child."""
+"""Continued answers, reasoning marks, and token counts by the real template, in a real child."""
 
 from __future__ import annotations
 

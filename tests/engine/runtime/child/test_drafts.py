@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts change the speed of an answer, and nothing else about it."""
+"""Speculative decoding changes the speed of an answer, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings: what the engine itself says of the same tokens, normalised, whatever runs beside them."""
+"""Embeddings equal llama.cpp's own for the same tokens, normalised, also beside other requests."""
 
 from __future__ import annotations
 

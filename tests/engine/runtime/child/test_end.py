@@ -1,4 +1,4 @@
-"""How a worker ends: with its parent, with a lost server, on request; and that native output never breaks the pipe."""
+"""Endings of a model child: with its parent, with a lost worker, on request; native output never breaks the pipe."""
 
 from __future__ import annotations
 

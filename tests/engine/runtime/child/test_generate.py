@@ -1,4 +1,4 @@
-"""Generating through a real child: text, speed figures, reuse of the cache, stops and limits."""
+"""Generation in a real child: text, speed figures, reuse of the KV cache, stops and limits."""
 
 from __future__ import annotations
 

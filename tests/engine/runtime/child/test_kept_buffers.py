@@ -1,6 +1,6 @@
-"""Buffers and callbacks that llama.cpp has the address of live as long as it uses them.
+"""Buffers and callbacks whose address llama.cpp holds stay alive as long as it uses them.
 
-They are the list of devices, the shares, the tensor overrides with their patterns, and the callbacks for the log, the
+They are the device list, the tensor split, the tensor overrides with their patterns, and the callbacks for log,
 progress and a projector's graph. `kv_overrides` is null in every load. The child of these tests collects garbage and
 overwrites freed memory before each call.
 """

@@ -1,4 +1,4 @@
-"""The largest image is reserved at the load, forecast by a probe, and limited by settings; bad limits are refused."""
+"""The largest image: reserved at the load, forecast by a probe, limited by settings; bad limits are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with learned positions: no sequence goes beyond them, in the warm-up and in answers."""
+"""Models with learned positions: no sequence exceeds them, in the warm-up and in answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading through a real child: what is measured, how a load ends early, and that the next one works."""
+"""Loads in a real child: measured values, early endings, and the next load after one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of special tokens in what people bring are plain text: with the pure functions, and in a loaded model."""
+"""Names of special tokens in user text are plain text: in the pure functions, and in a loaded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts by the model's own MTP head: they change the speed of an answer, and nothing else about it."""
+"""Drafts by the model's own MTP heads change the speed of an answer, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that make no text, and vocabularies that lack what chat models have: a sentence, never an abort."""
+"""Models that generate no text, and vocabularies unlike those of chat models: an error, never an abort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms that llama.cpp pins to the device of their layer: forecast as loaded, whatever the threshold of op offload."""
+"""Norms that llama.cpp pins to the device of their layer: forecast as loaded, for any threshold of op offload."""
 
 from __future__ import annotations
 

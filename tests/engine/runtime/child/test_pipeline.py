@@ -1,4 +1,4 @@
-"""Pipelines on and off, loaded for real: what was forecast for both, to the byte, and the same answers."""
+"""Pipeline parallelism on and off in real loads: both forecasts hold to the byte, and answers are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts against the engine itself: where it puts every layer and its KV cache, and that the result is the same.
+"""Layouts in the real engine: the device of each layer and its KV cache, and equal results.
 
 Three capped RPC workers and the CPU; models are loaded one after another in one child.
 """

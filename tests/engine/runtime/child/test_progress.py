@@ -1,4 +1,4 @@
-"""Progress while the engine is silent: ticks come with work and not without it."""
+"""Progress while the engine reports nothing: ticks are sent only while it works."""
 
 from __future__ import annotations
 

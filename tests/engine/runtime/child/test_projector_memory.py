@@ -1,4 +1,4 @@
-"""What a projector computes in: a dry run tells it as a load measures it, to the byte, on the CPU and elsewhere."""
+"""Compute buffers of a projector: a probe gives the same bytes as a load, on the CPU and other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several requests at once on one loaded model: what each says is what it says alone, and none waits for another."""
+"""Several requests at once on a loaded model: each answers as it would alone, and none blocks another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving RPC: the cap is what can be had, addresses are checked, and the server ends with its parent."""
+"""The RPC worker: its memory cap, checked addresses, and its end with the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved sequences: they go on where they ended, in any layout of the same model, and nothing else is taken for one."""
+"""Saved sequences: continued in any layout of the same model; other files are refused."""
 
 from __future__ import annotations
 

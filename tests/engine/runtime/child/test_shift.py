@@ -1,4 +1,4 @@
-"""Context shift: an answer goes on in a full context, says so, and leaves no state that passes for another."""
+"""Context shift: an answer continues in a full context, reports it, and its state is not reused as another."""
 
 from __future__ import annotations
 

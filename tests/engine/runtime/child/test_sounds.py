@@ -1,4 +1,4 @@
-"""Sounds through a real child: what a projector makes of them is part of the prompt, is cached, kept and stopped."""
+"""Sounds in a real child: their embeddings are part of the prompt, cached, saved and cancelled with it."""
 
 from __future__ import annotations
 

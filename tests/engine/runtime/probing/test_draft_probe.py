@@ -1,4 +1,4 @@
-"""A probe asks llama.cpp about the draft model too, and its numbers are those of the forecast."""
+"""Probes include the draft model, and their numbers equal the forecast."""
 
 from __future__ import annotations
 

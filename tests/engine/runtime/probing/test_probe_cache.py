@@ -1,4 +1,4 @@
-"""The cache of probes: the same question, a changed file, and how much it keeps."""
+"""The cache of probes: repeated questions, changed files, and its size."""
 
 from __future__ import annotations
 

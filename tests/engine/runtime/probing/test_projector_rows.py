@@ -1,4 +1,4 @@
-"""What a projector computes in stays a part of its device's row, and is no defect of the forecast."""
+"""Compute buffers of a projector stay a part of its device's forecast, and are not reported as a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposals that the engine is asked about: confirmed with its numbers, made stronger, or left out."""
+"""Proposals checked by probes: confirmed with the engine's numbers, made stronger, or dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of a model that is not loaded: counted as the loaded model does, by a child that ends by itself."""
+"""Tokens of a model that is not loaded: a child counts them as the loaded model does, and ends by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervision of one child, without a session above it."""
+"""Supervision of one child process, without a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of work: what counts as one, and ticks that come with it and not without it."""
+"""Signs of work of a child: which count, and ticks that are sent only with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children that end with their parent, whatever they and the parent are doing."""
+"""Children end with their parent, whatever both are doing."""
 
 from __future__ import annotations
 

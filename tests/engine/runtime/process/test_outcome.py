@@ -1,4 +1,4 @@
-"""What the end of a child is called, and whom it blames."""
+"""Texts for the end of a child, and the cause that they name."""
 
 from __future__ import annotations
 

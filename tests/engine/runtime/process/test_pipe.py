@@ -1,4 +1,4 @@
-"""The child's side of every child process: what it gives up, and when; messages of any length; files sent once."""
+"""The child's side of the pipe: rights given up and when, messages of any length, files sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child in waiting: used once, replaced when it died, gone when it is closed, and no slower to blame."""
+"""The spare child: used once, replaced after a crash, ended on close."""
 
 from __future__ import annotations
 

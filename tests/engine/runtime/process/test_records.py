@@ -1,4 +1,4 @@
-"""Records in the log: JSON at the start of a child and at the end of a load, bounded, and without secrets."""
+"""JSON records in the log at a child's start and a load's end: bounded, and without secrets."""
 
 from __future__ import annotations
 

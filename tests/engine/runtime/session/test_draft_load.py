@@ -1,4 +1,4 @@
-"""Loads with a draft model through a real child: each device holds what was forecast for both models, to the byte."""
+"""Loads with a draft model in a real child: each device holds the forecast of both models, to the byte."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What disk, memory, system and lost workers can do to a load: each is told for what it is, once, and the next load
-works. Calls that meet the search for a lost worker end it, and nothing gets two endings or the wrong one.
+"""Loads under faults of disk, memory, system and workers: each is reported once with its cause; the next load works.
+
+Calls during the search for a lost worker end it, and no request gets two endings or a wrong one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo with a long context over three workers: it runs out of memory, and what is proposed first keeps the wish."""
+"""The demo model with a long context on three workers runs out of memory: the first proposal keeps the context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine of a model, driven by hand and by random inputs: what comes of each, and what always holds."""
+"""The state machine of a session, driven by hand and by random inputs: effects of each, and invariants."""
 
 from __future__ import annotations
 

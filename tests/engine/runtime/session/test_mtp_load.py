@@ -1,4 +1,4 @@
-"""Loads with MTP heads through a real child: each device holds what was forecast, to the byte."""
+"""Loads with MTP heads in a real child: each device holds the forecast bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor overrides through layout files: weights land where asked on real workers, and the forecast says the same."""
+"""Tensor overrides in layout files: weights are on the named workers, as forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session with the real engine and real lab workers: what is lost, what is too large, and what is left behind."""
+"""The session with the real engine and lab workers: lost workers, loads that are too large, and leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real model in every type of weights: the forecast is the load to the byte, and every layout answers the same."""
+"""The demo model in every type of weights: loads equal the forecast to the byte, and all layouts answer the same."""
 
 from __future__ import annotations
 

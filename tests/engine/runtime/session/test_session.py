@@ -1,4 +1,4 @@
-"""The session against children that misbehave: whatever they do, everything begun gets exactly one ending."""
+"""The session with misbehaving children: each load and request gets exactly one ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls from several threads at once, and loads all day: whatever was begun has its one ending, and nothing is left.
+"""Calls from several threads at once, and many loads: each gets one ending, and no process is left.
 
 The races are run for loads of one layout, and for loads that may step back.
 """

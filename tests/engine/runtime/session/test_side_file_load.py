@@ -1,4 +1,4 @@
-"""Loads with files beside the model and with decided settings, through real children: as forecast, and as asked."""
+"""Loads with side files and decided settings in real children: memory as forecast, settings as planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split mode tensor with the real engine on lab workers: what each member holds, and which one ran out."""
+"""Split mode tensor with the real engine on lab workers: memory of each member, and the one that ran out."""
 
 from __future__ import annotations
 

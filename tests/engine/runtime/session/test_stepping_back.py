@@ -1,4 +1,4 @@
-"""Sessions with the real engine on lab workers: layouts that step back until one loads, and ends of every kind."""
+"""Sessions that step back, with the real engine on lab workers: other layouts until one loads, and all endings."""
 
 from __future__ import annotations
 

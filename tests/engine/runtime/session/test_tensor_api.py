@@ -1,4 +1,4 @@
-"""A load that fails in Metal's tensor API is tried once without it."""
+"""A load that fails in Metal's tensor API is tried once more without it."""
 
 from __future__ import annotations
 

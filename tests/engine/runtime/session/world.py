@@ -1,4 +1,4 @@
-"""A made-up world around the machine: it does what the machine asks for, in any order, and holds it to its promises."""
+"""Simulated driver of a session's state machine: performs its effects in any order, and checks its invariants."""
 
 from __future__ import annotations
 

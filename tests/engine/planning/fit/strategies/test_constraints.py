@@ -1,4 +1,4 @@
-"""Searches that are watched: they tell how far they are, end when nobody waits, and find what they find unwatched."""
+"""Watched searches of strategies: progress, cancellation, and the same result as without a watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No strategy but fastest puts less on devices than llama.cpp's own fit does with the same free memory and margins."""
+"""Every strategy but fastest places at least as much on devices as llama.cpp's own fit, with the same memory."""
 
 from __future__ import annotations
 

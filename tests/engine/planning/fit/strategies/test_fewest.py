@@ -1,4 +1,4 @@
-"""Strategy fewest: its capacity search, and the layout that a model is opened with."""
+"""Strategy fewest: its search for capacity, and the first layout of a model."""
 
 from __future__ import annotations
 

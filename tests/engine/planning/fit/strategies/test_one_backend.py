@@ -1,4 +1,4 @@
-"""Layouts within one backend: most layers win, ties go to the faster, and later changes stay within it."""
+"""Layouts within one backend: most layers first, then the faster backend; later changes stay within it."""
 
 from __future__ import annotations
 

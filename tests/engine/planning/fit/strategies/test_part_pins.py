@@ -1,4 +1,4 @@
-"""Pinned parts of layers: every strategy and every relief leaves them on their devices."""
+"""Pinned parts of layers: every strategy and every proposal leaves them on their devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy calls fitting loads: random lab rigs, real loads."""
+"""Layouts that a strategy forecasts to fit do load: real loads on random lab rigs."""
 
 from __future__ import annotations
 

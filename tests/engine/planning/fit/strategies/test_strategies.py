@@ -1,4 +1,4 @@
-"""Strategies on whole models: what each promises, and what all of them do."""
+"""Strategies on whole models: the promise of each, and common properties of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a file is mapped: the table over platforms, devices, sizes and choices."""
+"""The decision to map the file, over platforms, devices, sizes and choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines: where the engine would begin one, whether it is to, and why."""
+"""Pipeline parallelism: when the engine would start it, whether it should, and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context, batches, threads, cache types, flash attention and op_offload: what is used, and why."""
+"""Decisions and reasons for context, batches, threads, cache types, flash attention and op_offload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a projector goes, and that side files count on the devices that they are on."""
+"""The device of a projector, and the memory of side files on their devices."""
 
 from __future__ import annotations
 

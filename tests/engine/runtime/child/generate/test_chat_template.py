@@ -1,4 +1,4 @@
-"""Chat templates of strangers: what they may do, and that what they may not ends in an error within bounds."""
+"""Untrusted chat templates: allowed operations, and bounded errors for others."""
 
 from __future__ import annotations
 

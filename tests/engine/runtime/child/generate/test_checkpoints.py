@@ -1,4 +1,4 @@
-"""Models whose memory cannot be cut back: they answer again, and otherwise, without reading everything anew."""
+"""Models whose state cannot be cut back: another answer does not evaluate the whole prompt again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gain of drafts from seconds that are given, the pause, and the n-grams."""
+"""The gain of drafts from given times, the pause of drafting, and n-grams."""
 
 from __future__ import annotations
 

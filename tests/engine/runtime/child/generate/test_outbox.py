@@ -1,4 +1,4 @@
-"""Which messages `Outbox` holds back, and how it joins them, by a clock that the test moves."""
+"""Messages that `Outbox` holds back and joins, with a simulated clock."""
 
 from __future__ import annotations
 

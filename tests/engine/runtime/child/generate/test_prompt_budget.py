@@ -1,4 +1,4 @@
-"""The number of prompt tokens in a batch, by the measured speed."""
+"""The number of prompt tokens in a batch, from the measured speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endless repetitions are found soon, and texts that only look alike are none."""
+"""Endless repetition is detected early, and similar texts are not taken for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers of the real engine: each does what its table says, and grammars are obeyed."""
+"""Samplers of the real engine: the effect of each, and grammars."""
 
 from __future__ import annotations
 

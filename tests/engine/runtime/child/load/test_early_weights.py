@@ -1,4 +1,4 @@
-"""The connections of a load to its RPC workers: what their counters cost, and what stays open."""
+"""Connections of a load to its RPC workers: the cost of their byte counters, and open connections."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How often the engine is asked for what images and sounds take, and how long it holds them: not to be seen from
-outside, so a library of ours notes what it is told."""
+"""How often llama.cpp is asked to encode an image or a sound, and how long it holds one.
+
+Neither can be seen from outside, so a preloaded library records the calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dry runs against loads: the same compute buffers, whatever is pipelined, repeated or on the CPU."""
+"""Probes compared with loads: the same compute buffers, with pipelining, repeated devices and layers on the CPU."""
 
 from __future__ import annotations
 

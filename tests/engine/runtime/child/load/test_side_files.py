@@ -1,5 +1,4 @@
-"""Adapters and projectors through a real child: where they go, that adapters count, and what is said when they do not
-load."""
+"""Adapters and projectors in a real child: their devices, the effect of adapters, and errors of a failed load."""
 
 from __future__ import annotations
 

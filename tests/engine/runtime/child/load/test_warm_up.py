@@ -1,4 +1,4 @@
-"""The sizes of the warm-up's batches, with a context that computes nothing."""
+"""The sizes of warm-up batches, with a stand-in for the context."""
 
 from __future__ import annotations
 

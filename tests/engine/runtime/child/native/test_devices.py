@@ -1,4 +1,4 @@
-"""Which ggml device an id of ours means, on machines with cards: their list stands in for the engine's."""
+"""The ggml device of each of our device ids, with made-up lists of devices."""
 
 from __future__ import annotations
 

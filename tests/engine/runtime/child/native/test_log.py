@@ -1,4 +1,4 @@
-"""Facts from the engine's log, which comes in pieces and from several threads."""
+"""Facts from the engine's log, which arrives in pieces and from several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of a single operation of the graph: nodes that are counted, and what counts as work."""
+"""The time limit of one graph operation: counting of nodes, and what counts as progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas as pictures: what is drawn, and what stays words."""
+"""Formulas as images: which are drawn, and which stay text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of strangers: decoded by a child as people see them, bounded, and a sentence for all that is none."""
+"""Untrusted images: decoded by a child with the right orientation, bounded, and an error for invalid ones."""
 
 from __future__ import annotations
 

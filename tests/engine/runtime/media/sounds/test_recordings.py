@@ -1,4 +1,4 @@
-"""Sounds of strangers: decoded by a child, bounded, and a sentence for all that is none."""
+"""Untrusted sounds: decoded by a child, bounded, and an error for invalid ones."""
 
 from __future__ import annotations
 

@@ -112,14 +112,17 @@ def run_translation_check(_arguments: Sequence[str]) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
-NEED_MORE = ("against_llama_server", "bundle_start")
-"""Benchmarks that run only if they are named, since they need llama-server or the bundle."""
+NEED_MORE = (
+    "against_llama_bench", "against_llama_server", "bundle_start", "hour_of_use", "killed_windows", "machine_faults",
+    "mutated_loads",
+)  # fmt: skip
+"""Benchmarks that run only with `python -m benchmarks.NAME`: they need an argument, another program or the bundle."""
 
 
 def run_benchmarks(arguments: Sequence[str]) -> int:
     """Run the named benchmarks; all of them if none is named."""
     names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
-    available = sorted(names - {"soak"})  # an hour of use is no benchmark
+    available = sorted(names - {"soak"})  # it has its own command
     if unknown := [name for name in arguments if name not in available]:
         raise SetupError(f"No benchmark is called {', '.join(unknown)}; there are {', '.join(available)}.")
     set_up(tests=True)

@@ -1,14 +1,14 @@
-"""Whether `bench` measures what llama-bench measures: the same model and settings on the same devices, in turns.
+"""Speed by `layerdeck-cli bench`, as a ratio to llama-bench: the same model and settings on the same devices.
 
     python -m benchmarks.against_llama_bench LLAMA_BENCH [--model FILE.gguf] [--rounds 7] [--threads N] [--workers N]
         [--prompt-tokens 512] [--answer-tokens 128]
 
-The devices are the CPU, or with --workers that many RPC workers of a lab rig, each with an equal part of the layers.
-
-LLAMA_BENCH is llama.cpp's program, built from the source of the installed engine. Each round runs it once with its own
-warm-up, and a load of ours with a warm-up; the order alternates. The median of the rounds' ratios counts, as in
-`bench`. llama-bench neither samples nor turns tokens into text; ours does both, for each token of an answer. The last
-line is one JSON object.
+LLAMA_BENCH is the program llama-bench, built from the llama.cpp sources of the installed engine. The model is on the
+CPU, or with `--workers` in equal parts on the workers of a lab rig. Each round runs both programs once, each with its
+own load and warm-up, in alternating order. Printed are tokens per second of each round, for prompts and for answers,
+and at the end the median of the rounds' ratios (ours to llama-bench's) with its interval. Unlike llama-bench, ours
+samples and detokenizes each token of an answer. Goal: both ratios differ by at most 3 % from 1. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from engine.planning.settings.context_settings import ContextSettings
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 WORKER_BYTES = GIB
 GOAL = 0.03
-"""Largest difference of a median that counts as agreement."""
+"""Largest difference of a median ratio from 1 that counts as agreement."""
 
 
 def main() -> None:
-    """Measure both in turns and print the ratios."""
+    """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("program", type=Path)
     parser.add_argument("--model", type=Path, default=KEPT_MODEL)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, plan: Plan, preset: Preset) -> None:
-    """Measure the plan with both programs in turns, and print each round and the result."""
+    """Measure the plan with both programs in turns; print each round, and the ratios at the end."""
     pairs: dict[str, list[tuple[float, float]]] = {"prompt": [], "generation": []}
     for number in range(options.rounds):
         if number % 2:
@@ -87,14 +87,15 @@ def measure(options: argparse.Namespace, plan: Plan, preset: Preset) -> None:
 
 
 def figures(ratio: Ratio | None) -> dict[str, object]:
-    """Return the ratio of ours to theirs, its interval, and whether both agree."""
+    """Return the median ratio of ours to llama-bench's, its interval, and whether it meets the goal."""
     assert ratio is not None
     return {"ratio": round(ratio.value, 3), "low": ratio.low, "high": ratio.high, "agree": abs(ratio.value - 1) <= GOAL}
 
 
 def plan_of(model: Path, rig: Rig, threads: int, preset: Preset) -> Plan:
-    """Return a plan with the settings that `measure_theirs` passes: all layers on the CPU, or in equal parts on the
-    workers of `rig`.
+    """Return a plan with the settings that `measure_theirs` passes to llama-bench.
+
+    All layers are on the CPU, or in equal parts on the workers of `rig`.
     """
     file = read_model(model)
     count, n_layers = len(rig.devices), file.n_layers
@@ -105,7 +106,7 @@ def plan_of(model: Path, rig: Rig, threads: int, preset: Preset) -> Plan:
 
 
 def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
-    """Return our tokens per second of one load."""
+    """Load the model once with our engine; return tokens per second of prompt and generation."""
     with SessionSubject(CancelToken()) as subject, DeviceWatch(plan.rig) as watch:
         results = Bench(subject, watch, preset, Predictor(EMPTY_BOOK, preset)).run([Candidate("ours", plan)])
     (layout,) = results.layouts
@@ -116,7 +117,10 @@ def measure_ours(plan: Plan, preset: Preset) -> dict[str, float]:
 
 
 def measure_theirs(program: Path, model: Path, plan: Plan, preset: Preset) -> dict[str, float]:
-    """Return llama-bench's tokens per second of one run. The answer follows the prompt, as in ours (`-d`)."""
+    """Run llama-bench; return its tokens per second of prompt and generation.
+
+    The generation begins after a prompt (`-d`), as in our measurement.
+    """
     context, parameters = plan.settings, plan.parameters
     with tempfile.TemporaryDirectory() as folder:
         words: list[object] = ["-m", model, "-t", context.threads, "-fa", 1, "-r", 1, "-o", "json"]

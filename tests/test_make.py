@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -42,6 +43,12 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         make.parse_command(["build"])
     assert caught.value.code == 2
     assert "invalid choice: 'build'" in capsys.readouterr().err
+
+
+def test_benchmarks_that_need_an_argument_run_only_by_themselves() -> None:
+    needed = re.compile(r"add_argument\(\"[a-z](?!.*(nargs|default)=)")
+    modules = (ROOT / "benchmarks").glob("[!_]*.py")
+    assert {path.stem for path in modules if needed.search(path.read_text(encoding="utf-8"))} <= {*make.NEED_MORE}
 
 
 def test_unknown_benchmark_is_refused_before_any_set_up(monkeypatch: pytest.MonkeyPatch) -> None:

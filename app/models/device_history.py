@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from array import array
+from collections import deque
 from collections.abc import Callable
+from math import isnan, nan
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
@@ -12,14 +15,63 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from engine.base.language import tr
-from engine.devices.telemetry.sample import Sample
+from engine.devices.telemetry.sample import CardState, Sample
 from engine.runtime.session.events import OutOfMemory
 from widgets.devices.readings import Mark
 
 HISTORY_S = 3600.0
 MAX_SAMPLES = 3600
-"""Largest number of readings per device, one a second. 3,600 readings take about 1 MB."""
+"""Largest number of readings per device, one a second."""
 MAX_MARKS = 500
+
+
+class _Readings:
+    """The last `MAX_SAMPLES` readings of one device, in 0.3 MB that are allocated at once.
+
+    As `Sample` objects they would take 1 MB, and memory would grow for an hour.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._values = array("d", [nan]) * (MAX_SAMPLES * len(_NUMBERS))
+        # Nearly always the same as in the reading before: then it is the same object.
+        self._rest: deque[tuple[str, CardState | None]] = deque(maxlen=MAX_SAMPLES)
+        self._end = 0
+
+    def add(self, sample: Sample) -> None:
+        """Append a reading, and drop those that are older than `HISTORY_S`."""
+        place = self._end % MAX_SAMPLES * len(_NUMBERS)
+        values = (getattr(sample, name) for name in _NUMBERS)
+        self._values[place : place + len(_NUMBERS)] = array("d", [nan if each is None else each for each in values])
+        self._end += 1
+        rest = sample.note, sample.card
+        self._rest.append(self._rest[-1] if self._rest and self._rest[-1] == rest else rest)
+        while self._time_s(0) < sample.time_s - HISTORY_S:
+            self._rest.popleft()
+
+    def all(self) -> tuple[Sample, ...]:
+        """Return the readings, oldest first."""
+        return tuple(map(self._sample, range(len(self._rest))))
+
+    def _place(self, index: int) -> int:
+        return (self._end - len(self._rest) + index) % MAX_SAMPLES * len(_NUMBERS)
+
+    def _time_s(self, index: int) -> float:
+        return self._values[self._place(index)]
+
+    def _sample(self, index: int) -> Sample:
+        place = self._place(index)
+        values = dict(zip(_NUMBERS, self._values[place : place + len(_NUMBERS)], strict=True))
+        known: dict[str, Any] = {
+            name: None if isnan(value) else int(value) if name in _WHOLE else value for name, value in values.items()
+        }
+        note, card = self._rest[index]
+        return Sample(self._device, note=note, card=card, **known)
+
+
+_WHOLE = frozenset({"used_bytes", "total_bytes", "own_bytes", "spilled_bytes", "major_faults"})
+_NUMBERS = ("time_s", *sorted(_WHOLE), "utilization_percent", "temperature_c", "power_w")
+"""The fields of `Sample` that are numbers. A float is exact for whole numbers up to 2^53."""
 
 
 class DeviceHistory(QObject):
@@ -38,7 +90,7 @@ class DeviceHistory(QObject):
     ) -> None:
         super().__init__(parent)
         self._live, self._clock = live, clock
-        self._samples: defaultdict[str, deque[Sample]] = defaultdict(lambda: deque(maxlen=MAX_SAMPLES))
+        self._readings: dict[str, _Readings] = {}
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         live.samples_arrived.connect(self._on_samples)
         for model in models.all:
@@ -47,7 +99,8 @@ class DeviceHistory(QObject):
 
     def samples(self, device_id: str) -> tuple[Sample, ...]:
         """Return the readings of a device in the last hour, oldest first."""
-        return tuple(self._samples[device_id])
+        readings = self._readings.get(device_id)
+        return () if readings is None else readings.all()
 
     @property
     def marks(self) -> tuple[Mark, ...]:
@@ -57,14 +110,12 @@ class DeviceHistory(QObject):
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:
         shown = tuple(map(self._live.as_shown, samples))
         for sample in shown:
-            kept = self._samples[sample.device]
-            kept.append(sample)
-            # Needed besides `maxlen`: samples may come less often than once a second.
-            while kept[0].time_s < sample.time_s - HISTORY_S:
-                kept.popleft()
+            if sample.device not in self._readings:
+                self._readings[sample.device] = _Readings(sample.device)
+            self._readings[sample.device].add(sample)
         # Devices that were removed: an id such as RPC0 may belong to another device later.
-        for device in self._samples.keys() - {sample.device for sample in samples}:
-            del self._samples[device]
+        for device in self._readings.keys() - {sample.device for sample in samples}:
+            del self._readings[device]
         self.recorded.emit(shown)
 
     def _follow(self, model: OpenModel) -> None:

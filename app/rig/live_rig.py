@@ -26,6 +26,16 @@ _STEPS = 64
 """On devices below 1 GiB, a change of 1/64 of the memory suffices: 16 MiB are too coarse for a worker of 160 MiB."""
 
 
+_LARGE_SHARE = 64
+"""A change of at least the 64th part of a device's memory is followed at once."""
+FOLLOW_S = 5.0
+"""Least seconds between two smaller changes of a device that are followed.
+
+Beside other programs the host's free memory changes by a step nearly every second, and each change of the rig makes all
+forecasts anew.
+"""
+
+
 class LiveMemory:
     """Computes how much memory the next load finds free, from the latest samples and the loaded models."""
 
@@ -33,6 +43,9 @@ class LiveMemory:
         self._models: tuple[HeldModel, ...] = ()
         self._engine: dict[str, DeviceMemoryReading] = {}
         self._free: dict[str, int] = {}
+        self._read_s = 0.0
+        self._followed_s: dict[str, float] = {}
+        """Time of the sample with which each device's free memory was last updated."""
         self._before: dict[FileIdentity, dict[str, int]] = {}
         """Free bytes of each device before a model's load began, by the key of the model."""
         self._seen_own_bytes = 0
@@ -108,6 +121,7 @@ class LiveMemory:
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
         """Store the latest samples; return the samples, with missing values taken from readings of models' children."""
         filled = tuple(map(self._with_engine_reading, samples))
+        self._read_s = max((sample.time_s for sample in filled), default=self._read_s)
         self._free = {
             sample.device: max(0, sample.total_bytes - sample.used_bytes)
             for sample in filled
@@ -120,14 +134,23 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with sampled free memory for each device on which it has changed by at least one step."""
+        """Return `rig` with sampled free memory for each device on which it has changed by at least one step.
+
+        Changes that are not large are followed every `FOLLOW_S` seconds.
+        """
 
         def follow(device: Device) -> Device:
             now = self._free.get(device.id)
             # A forecast is made anew for each change of the rig, so small movements are not followed.
             step_bytes = min(FREE_STEP_BYTES, device.total_bytes // _STEPS)
-            if now is None or (device.free_bytes is not None and abs(now - device.free_bytes) < step_bytes):
+            if now is None:
                 return device
+            if device.free_bytes is not None:
+                changed_bytes = abs(now - device.free_bytes)
+                is_soon = self._read_s < self._followed_s.get(device.id, -FOLLOW_S) + FOLLOW_S
+                if changed_bytes < step_bytes or (is_soon and changed_bytes < device.total_bytes // _LARGE_SHARE):
+                    return device
+            self._followed_s[device.id] = self._read_s
             return replace(device, free_bytes=min(now, device.total_bytes))
 
         return Rig(tuple(map(follow, rig.devices)), follow(rig.host))

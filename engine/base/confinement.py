@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from engine.base.landlock import (
@@ -29,7 +29,8 @@ from engine.base.landlock import (
     landlock_version,
     restrict,
 )
-from engine.base.seccomp import can_refuse_calls, own_calls, refuse_other_calls
+from engine.base.seccomp import Binding, can_refuse_calls, own_calls, refuse_other_calls
+from engine.base.thread_binding import binds_threads, hand_over, inherited_socket
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -46,7 +47,6 @@ class Rights:
     `uses_udp`: whether the child resolves names or searches the network.
     `uses_local_sockets`: whether the child uses Unix sockets, for services that resolve names.
     `starts_renderer`: whether the child starts our template renderer, whose rights are not wider than its own.
-    `binds_threads`: whether llama.cpp binds its threads to processors, by the ids of the threads.
     `memory_bytes`: private memory or address space that the child may add after its start; 0: no fixed limit.
     `memory`: if there is no fixed limit, a description of what limits the child's memory.
 
@@ -63,7 +63,6 @@ class Rights:
     uses_udp: bool = False
     uses_local_sockets: bool = False
     starts_renderer: bool = False
-    binds_threads: bool = False
     memory_bytes: int = 0
     memory: str = ""
 
@@ -78,7 +77,6 @@ LOAD = Rights(
     uses_drivers=True,
     connects="endpoints",
     starts_renderer=True,
-    binds_threads=True,
     memory="1 GiB for a step on foreign text",
 )
 VOCABULARY = Rights("vocabulary", "model", starts_renderer=True, memory_bytes=4 * _GIB)
@@ -123,7 +121,7 @@ def cells(rights: Rights) -> dict[str, str]:
         "Unix sockets": "yes" if rights.uses_local_sockets else "NVIDIA, names" if rights.uses_drivers else "no",
         "programs": "renderer" if rights.starts_renderer else "no",
         "signals": "own children" if rights.starts_renderer else "no",
-        "scheduling": "own, CPUs of new ids" if rights.binds_threads else "own",
+        "scheduling": "own",
         "secrets": "no",
         "memory": limit if size else rights.memory,
     }
@@ -202,6 +200,12 @@ def confine(
         connect=None if rights.connects == "any" else tuple(ports),
         listen=None if rights.listens else (),
     )
+    binding, ask = Binding.REFUSED, None
+    if binds_threads(os.environ):
+        channel = inherited_socket()
+        binding, ask = (
+            (Binding.IGNORED, None) if channel is None else (Binding.ASKED, partial(hand_over, channel=channel))
+        )
     calls = own_calls(
         tcp=bool(rights.connects) or rights.listens,
         udp=rights.uses_udp or resolves_names,
@@ -209,11 +213,10 @@ def confine(
         unix=rights.uses_local_sockets or resolves_names or (rights.uses_drivers and _has_nvidia()),
         listens=rights.listens,
         programs=rights.starts_renderer,
-        # OpenMP binds threads as well if the user asked for it, and ends the process if it cannot.
-        binds_threads=rights.binds_threads or any(name in os.environ for name in _OPENMP_BINDING),
+        binding=binding,
     )
     # Both are tried in any case: a kernel may have one of them.
-    return all([drop_privileges(), restrict(reach), refuse_other_calls(calls)])
+    return all([drop_privileges(), restrict(reach), refuse_other_calls(calls, ask)])
 
 
 def early_threads() -> tuple[str, ...]:
@@ -231,8 +234,6 @@ def early_threads() -> tuple[str, ...]:
     return tuple(names)
 
 
-_OPENMP_BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Environment variables with which users make OpenMP bind threads to processors."""
 _BASIC = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom"))
 
 

@@ -2,8 +2,9 @@
 
 The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
 without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and
-scheduling of other processes. It also binds threads that exist already, such as those of drivers. Landlock does so from
-version 8 on.
+scheduling of other processes. Binding of threads is the one call about which the parent may be asked
+(`engine.base.thread_binding`). The filter also binds threads that exist already, such as those of drivers. Landlock
+does so from version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
@@ -20,10 +21,24 @@ import platform
 import socket
 import struct
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache
 from typing import NamedTuple
+
+
+class Binding(Enum):
+    """What happens to a call that binds a thread to processors by its id.
+
+    REFUSED: it fails. ASKED: the kernel asks the parent (`engine.base.thread_binding`). IGNORED: it succeeds and has no
+    effect, because OpenMP ends the process after a failure.
+    """
+
+    REFUSED = "refused"
+    ASKED = "asked"
+    IGNORED = "ignored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +49,8 @@ class Calls:
     `tcp`, `udp`, `unix`: whether the process may open sockets of this kind.
     `listens`: whether it accepts connections.
     `programs`: whether it starts programs; then it may also signal processes other than its parent.
-    `binds_threads`: whether native code binds threads of the process to processors. A filter cannot know the ids of
-    later threads, so the call is allowed for all ids above `pid`.
+    `binding`: what happens if a thread is bound to processors by an id other than 0 and `pid`. A filter cannot know the
+    ids of the process's threads.
     """
 
     pid: int
@@ -45,7 +60,7 @@ class Calls:
     unix: bool = False
     listens: bool = False
     programs: bool = False
-    binds_threads: bool = False
+    binding: Binding = Binding.REFUSED
 
 
 class _Machine(NamedTuple):
@@ -112,11 +127,7 @@ They are refused for ids other than 0 (the calling thread) and our process id. D
 other threads of this process, and ignore the error.
 """
 _BINDING = "sched_setaffinity"
-"""System call that binds threads to processors. With `binds_threads` it is allowed for ids above our process id.
-
-Our threads have such ids until the system's ids start again from the beginning. All present threads of the parent have
-lower ids.
-"""
+"""System call that binds threads to processors."""
 _NAMESPACES = 0x7E020000
 """CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""
 _OWNING = (8, 10, 15)
@@ -132,10 +143,15 @@ _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _INSTRUCTION = struct.Struct("HBBI")
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 _UNKNOWN = 0x00050000 | errno.ENOSYS
+_ASK, _SUCCEED = 0x7FC00000, 0x00050000
+"""SECCOMP_RET_USER_NOTIF, and SECCOMP_RET_ERRNO without an error."""
+_BOUND = {Binding.REFUSED: _REFUSE, Binding.ASKED: _ASK, Binding.IGNORED: _SUCCEED}
 _NUMBER, _ARCHITECTURE = 0, 4
 _NEGATIVE = 1 << 31
 _ALL_BITS = 0xFFFFFFFF
-_SET_FILTER, _ALL_THREADS = 1, 1
+_SET_FILTER, _ACTION_AVAILABLE = 1, 2
+_ALL_THREADS, _NEW_LISTENER, _THREAD_BY_ERROR = 1, 8, 16
+"""SECCOMP_FILTER_FLAG_TSYNC, NEW_LISTENER and TSYNC_ESRCH. The last one is required with both others (Linux 5.7)."""
 _SOCKET_TYPE = 0xF
 """Mask for the socket type; the other bits of the argument are flags, such as SOCK_CLOEXEC."""
 
@@ -195,16 +211,7 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
         program += _when(_ALLOW, call(name), _argument(0, process), _argument(1, 0, calls.pid))
         program += _when(_REFUSE, call(name))
     program += _when(_ALLOW, call(*_SCHEDULING), _argument(0, 0, calls.pid))
-    if calls.binds_threads:
-        # Each jump goes over the rest of the test if it fails. A negative number is no thread.
-        program += [
-            (_LOAD, 0, 0, _NUMBER),
-            (_EQUAL, 0, 4, number[_BINDING]),
-            (_LOAD, 0, 0, _argument(0).place),
-            (_AT_LEAST, 2, 0, _NEGATIVE),
-            (_AT_LEAST, 0, 1, calls.pid),
-            (_RETURN, 0, 0, _ALLOW),
-        ]
+    program += _when(_BOUND[calls.binding], call(_BINDING))
     program += _when(_REFUSE, call(*_SCHEDULING))
     program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
     for name, place in _SENDING.items():
@@ -269,23 +276,49 @@ def can_refuse_calls() -> bool:
     """Return whether this system supports seccomp filters, and this module has the machine's system call numbers."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
         return False
-    # GET_ACTION_AVAIL (2) fails if the kernel was built without filters.
-    action = ctypes.c_uint32(0x00050000)
-    return int(_seccomp(2, 0, ctypes.byref(action))) == 0
+    # This fails if the kernel was built without filters.
+    return _has_action(_REFUSE & ~0xFFFF)
 
 
-def refuse_other_calls(calls: Calls) -> bool:
+@cache
+def can_ask_parent() -> bool:
+    """Return whether the kernel can ask another process about a call (Linux 5.0)."""
+    return can_refuse_calls() and _has_action(_ASK)
+
+
+def _has_action(action: int) -> bool:
+    return int(_seccomp(_ACTION_AVAILABLE, 0, ctypes.byref(ctypes.c_uint32(action)))) == 0
+
+
+def refuse_other_calls(calls: Calls, hand_over: Callable[[int], object] | None = None) -> bool:
     """Refuse all system calls except `calls`, in all threads of this process; return whether the system can do that.
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
+    `hand_over`: gives the kernel's descriptor for questions to the parent, if `calls` has `Binding.ASKED`. Where the
+    kernel gives none, such calls are ignored.
     """
     if not can_refuse_calls():
         return False
+    if calls.binding is Binding.ASKED:
+        questions = _install(calls, _ALL_THREADS | _NEW_LISTENER | _THREAD_BY_ERROR)
+        if questions >= 0 and hand_over is not None:
+            hand_over(questions)
+            return True
+        # An older kernel, or one whose descriptor belongs to a container's filter.
+        calls = replace(calls, binding=Binding.IGNORED)
+    if calls.binding is Binding.IGNORED:
+        # OpenMP bound this thread when it was loaded, and later threads begin with the processors of this one.
+        with suppress(OSError):
+            os.sched_setaffinity(0, os.sched_getaffinity(calls.parent))
+    # A positive result is the number of a thread that cannot be bound, as with a filter of its own.
+    return _install(calls, _ALL_THREADS) == 0
+
+
+def _install(calls: Calls, flags: int) -> int:
     code = seccomp_filter(calls)
     kept = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(kept))
-    # A positive result is the number of a thread that cannot be bound, as with a filter of its own.
-    return int(_seccomp(_SET_FILTER, _ALL_THREADS, ctypes.byref(program))) == 0
+    return int(_seccomp(_SET_FILTER, flags, ctypes.byref(program)))
 
 
 def own_calls(
@@ -295,10 +328,10 @@ def own_calls(
     unix: bool = False,
     listens: bool = False,
     programs: bool = False,
-    binds_threads: bool = False,
+    binding: Binding = Binding.REFUSED,
 ) -> Calls:
     """Return the `Calls` of this process: the arguments, with the process ids filled in."""
-    return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binds_threads)
+    return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binding)
 
 
 def _seccomp(operation: int, flags: int, argument: object) -> int:

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from engine.base import confinement, seccomp
+from engine.base import confinement, seccomp, thread_binding
 from engine.base.confinement import TABLE, Rights, cells, missing_protections
 from engine.base.errors import EngineError
 from engine.base.landlock import SCOPES_SINCE, landlock_version
 from engine.base.programs import child_argv
-from engine.base.seccomp import Calls, can_refuse_calls, seccomp_filter
+from engine.base.seccomp import Calls, can_ask_parent, can_refuse_calls, seccomp_filter
 from engine.chat.importer import FileImported, ImportFile
 from engine.chat.pdf_reader import PdfText, ReadPdf
 from engine.devices.device import CPU_ID, Rig
@@ -88,9 +88,18 @@ class Attempts:
 
     folder: Path
     pipe: int
+    later: Path
 
     def of(self, pid: int) -> list[Mapping[str, Any]]:
-        """Let each thread of a child try, and return their lines."""
+        """Let each thread of a child try, and return their lines.
+
+        One of the threads on which they try is younger than the child, so that its id is above the child's.
+        """
+        with another_thread() as later:
+            self.later.write_text(f"{later}", encoding="ascii")
+            return self._told(pid)
+
+    def _told(self, pid: int) -> list[Mapping[str, Any]]:
         text, deadline_s = b"", time.monotonic() + DEADLINE_S
         _wait_until_quiet(pid)
         # A thread that was late writes its line after the mark of the end.
@@ -161,6 +170,7 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attemp
         told = {
             "home": str(home), "parent": os.getpid(), "port": server.getsockname()[1], "unix": local,
             "abstract": abstract, "out": str(out), "thread": stack.enter_context(another_thread()),
+            "later": str(tmp_path / "later"),
         }  # fmt: skip
         monkeypatch.setenv("ATTEMPTS", json.dumps(told))
         monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support" / "attempts"))
@@ -169,7 +179,8 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attemp
         pipe = os.open(out, os.O_RDWR)
         stack.callback(os.close, pipe)
         (tmp_path / "own").mkdir()
-        yield Attempts(tmp_path / "own", pipe)
+        (tmp_path / "later").touch()
+        yield Attempts(tmp_path / "own", pipe, tmp_path / "later")
 
 
 Child = Callable[[Attempts], Any]
@@ -310,6 +321,30 @@ def test_no_thread_of_a_child_can_do_more_than_the_table_says(
     }
 
 
+@pytest.mark.skipif(not can_ask_parent(), reason="this kernel cannot ask the parent")
+def test_a_child_binds_its_own_threads_and_no_others(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP binds threads by their ids. No number tells them from those of other processes."""
+    monkeypatch.setenv("OMP_PLACES", ",".join(f"{{{each}}}" for each in sorted(os.sched_getaffinity(0))))
+    monkeypatch.setenv("OMP_PROC_BIND", "spread")
+    with CHILDREN["load"](attempts.folder) as pid:
+        threads = attempts.of(pid)
+        allowed = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
+    able = {name for each in threads for name, can in each["able"].items() if can}
+    assert able == ({"unix"} if confinement._has_nvidia() else set())
+    # The main thread and the pool's second one.
+    assert {min(each) for each in allowed if len(each) == 1} >= set(sorted(os.sched_getaffinity(0))[:2])
+
+
+def test_a_child_that_cannot_ask_computes_with_threads_that_are_not_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_binding, "can_ask_parent", lambda: False)
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    with CHILDREN["load"](tmp_path) as pid:
+        found = {tuple(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{pid}/task").iterdir()}
+    assert tuple(os.sched_getaffinity(0)) in found
+
+
 def test_a_request_without_a_row_fails_and_leaves_no_thread_with_more_rights(attempts: Attempts) -> None:
     with Questions(timeout_s=DEADLINE_S) as child:
         with pytest.raises(EngineError, match="No model is loaded"):
@@ -363,4 +398,4 @@ def test_the_words_of_a_row_follow_its_rights() -> None:
     assert (words["download"]["TCP"], words["download"]["UDP"]) == ("to any", "yes")
     assert (words["pdf"]["reads"], words["pdf"]["TCP"], words["pdf"]["memory"]) == ("no", "no", "1 GiB")
     assert words["load"]["programs"] == "renderer"
-    assert (words["load"]["scheduling"], words["pdf"]["scheduling"]) == ("own, CPUs of new ids", "own")
+    assert (words["load"]["scheduling"], words["pdf"]["scheduling"]) == ("own", "own")

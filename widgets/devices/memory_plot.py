@@ -29,7 +29,7 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, useOpenGL=False, background=None)
         self._points: deque[tuple[float, float, float]] = deque(maxlen=MAX_POINTS)
-        self._top_bytes = 1
+        self._top_bytes: int | None = None
         self._box = pg.ViewBox(enableMouse=False, enableMenu=False, defaultPadding=0.0)
         self.setCentralItem(self._box)
         self._all = pg.PlotCurveItem(connect="finite", fillLevel=0.0, antialias=False)
@@ -80,12 +80,14 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
             self._points.append((sample.time_s, float(sample.used_bytes), float(others_bytes)))
         while self._points and self._points[0][0] < sample.time_s - WINDOW_S:
             self._points.popleft()
-        self._top_bytes = max(total_bytes, 1)
-        # The newest sample is at 0 and the window at -120 s, so the curve moves and the range does not.
+        # The newest sample is at 0 and the window at -120 s, so the curve moves and the range does not. Setting the
+        # same range again would cost a tenth of what the window takes at rest.
         times = [point[0] - sample.time_s for point in self._points]
         self._all.setData(times, [point[1] for point in self._points])
         self._others.setData(times, [point[2] for point in self._points])
-        self._box.setRange(QRectF(-WINDOW_S, 0.0, WINDOW_S, float(self._top_bytes)), padding=0, disableAutoRange=True)
+        if self._top_bytes != (top_bytes := max(total_bytes, 1)):
+            self._top_bytes = top_bytes
+            self._box.setRange(QRectF(-WINDOW_S, 0.0, WINDOW_S, float(top_bytes)), padding=0, disableAutoRange=True)
 
     def points(self) -> tuple[tuple[float, float, float], ...]:
         """Return the points as (seconds, used bytes, bytes of other programs); a gap has NaN."""

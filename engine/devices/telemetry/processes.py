@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,10 +80,11 @@ def swapped_bytes(pid: int) -> int | None:
 def major_faults(pid: int) -> int | None:
     """Return the number of major page faults of a process since its start; None if the system does not report it."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            text = file.read()
         # The name, in parentheses, may hold anything. The field after it is number 3 in proc(5), so majflt (12) has
         # index 9.
-        return int(text.rpartition(")")[2].split()[9])
+        return int(text.rpartition(b")")[2].split()[9])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -106,12 +108,15 @@ def listening_pid(port: int) -> int | None:
 
 def _status_fields(pid: int) -> dict[str, int]:
     try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123  # each second, and pathlib is slow
+            text = file.read()
     except OSError:
         return {}
-    fields = (line.partition(":") for line in text.splitlines())
-    # The kernel writes kB for units of 1024 bytes.
-    return {name: int(value.split()[0]) * 1024 for name, _, value in fields if value.strip().endswith(" kB")}
+    # The kernel writes kB for units of 1024 bytes. Of its 60 lines only those that are used are divided.
+    return {name.decode(): int(kib) * 1024 for name, kib in _FIELD.findall(text)}
+
+
+_FIELD = re.compile(rb"^(VmData|VmSwap|RssAnon|RssShmem):\s*(\d+) kB$", re.MULTILINE)
 
 
 class HostReader:

@@ -5,19 +5,20 @@ scanner, decoders of foreign files, the template renderer. `engine.runtime.proto
 
 Each child has four threads in the parent. One reads messages. One reads standard error, because a full pipe would stop
 the child. One writes requests, because a child that does not read must not block the caller. The supervisor owns every
-deadline and the end of the process.
+deadline and the end of the process. If the child binds its threads to processors, a fifth thread checks their ids.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import IO, Any
 
 import msgspec
@@ -26,6 +27,7 @@ from engine.base.json_file import UNREADABLE
 from engine.base.metal_tensor_api import tells_of_tensor_api
 from engine.base.programs import LOG_MARK
 from engine.base.texts import show
+from engine.base.thread_binding import make_thread_binding
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
 from engine.runtime.process.records import log_start
 from engine.runtime.process.system import close_pipe, signal_process, spawn, wait_for_exit, worker_argv
@@ -136,9 +138,15 @@ class ChildProcess:
         """
         if self._process is not None or self._ended.is_set():
             raise RuntimeError("a child is started once")
+        # The renderer, a child of a child, has no threads to bind.
+        binding = make_thread_binding({**os.environ, **self._environment}) if self._own_group else None
+        further = self._environment if binding is None else {**self._environment, **binding.environment}
+        inherited = () if binding is None else (binding.inherited,)
         try:
-            self._process = spawn(self._argv, self._environment, own_group=self._own_group)
+            self._process = spawn(self._argv, further, own_group=self._own_group, inherited=inherited)
         except OSError as error:
+            if binding is not None:
+                binding.close()
             self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=f"{self._argv[0]}: {error.strerror or error}"))
             return
         self._last_sign_s = time.monotonic()
@@ -148,6 +156,8 @@ class ChildProcess:
             "writer": self._write_requests,
             "supervisor": self._supervise,
         }
+        if binding is not None:
+            roles["binding"] = partial(binding.serve, self._process.pid)
         self._threads = [
             threading.Thread(target=target, name=f"{self._name}-{self._process.pid}-{role}", daemon=True)
             for role, target in roles.items()
@@ -156,6 +166,9 @@ class ChildProcess:
             for thread in self._threads:
                 thread.start()
         except RuntimeError as error:
+            # Its thread is the last one.
+            if binding is not None:
+                binding.close()
             self._give_up(str(error))
 
     def note_work(self, about: str) -> None:
@@ -336,7 +349,7 @@ class ChildProcess:
             returncode = wait_for_exit(self._process, _KILL_WAIT_S)
         self._requests.put(None)
         # All messages before `on_end`; hence the reader first, and with the longest time.
-        reader, stderr, writer, _ = self._threads
+        reader, stderr, writer, *_ = self._threads
         reader.join(_MESSAGES_DRAIN_S)
         stderr.join(_STDERR_DRAIN_S)
         writer.join(_STDERR_DRAIN_S)

@@ -35,7 +35,12 @@ def is_secret(name: str) -> bool:
 
 
 def spawn(
-    argv: Sequence[str], further: Mapping[str, str], *, own_group: bool = True, stderr: int = subprocess.PIPE
+    argv: Sequence[str],
+    further: Mapping[str, str],
+    *,
+    own_group: bool = True,
+    stderr: int = subprocess.PIPE,
+    inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process with pipes, with our package on its PYTHONPATH.
 
@@ -44,6 +49,7 @@ def spawn(
     `further`: environment variables to add.
     `own_group`: whether the process leads a process group of its own.
     `stderr`: argument of `subprocess.Popen`.
+    `inherited`: descriptors that the process inherits.
 
     Raises:
         OSError: it cannot be started.
@@ -68,7 +74,7 @@ def spawn(
             creationflags=flags,
             # As large as a pipe on Linux (64 KiB): a message may have many megabytes, and 8 KiB would mean more calls.
             bufsize=1 << 16,
-            pass_fds=() if lifeline is None else (lifeline,),
+            pass_fds=inherited if lifeline is None else (*inherited, lifeline),
         )
         if lifeline is not None:
             _end_with_us(lifeline, -process.pid if own_group else process.pid)

@@ -8,7 +8,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.rig.device_list import DeviceList, list_of_file
-from app.rig.live_rig import NOT_HERE, LiveRig
+from app.rig.live_rig import FOLLOW_S, NOT_HERE, LiveRig
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, MeasuredChoice, Rig, make_host
 from engine.devices.rig_file import encode_rig
@@ -169,6 +169,25 @@ def test_what_is_left_on_a_small_worker_is_told(live: LiveRig) -> None:
     live.set_devices(DeviceList(Rig((worker,), HOST)))
     live.take_samples((Sample("RPC0", 1.0, 150 * MIB, 160 * MIB),))
     assert live.devices.rig.devices[0].free_bytes == 10 * MIB
+
+
+def test_small_changes_of_the_free_memory_are_followed_every_few_seconds(live: LiveRig) -> None:
+    """Beside other programs it moves each second, and each change of the rig makes all forecasts anew."""
+    live.set_devices(DeviceList(Rig((CARD,), HOST)))
+    changes: list[Rig] = []
+    live.rig_changed.connect(changes.append)
+
+    def read(time_s: float, used_bytes: int) -> int:
+        live.take_samples((Sample("CUDA0", time_s, used_bytes, CARD.total_bytes),))
+        return len(changes)
+
+    assert read(1.0, GIB) == 1
+    assert [read(2.0 + number, GIB + (number + 1) * 20 * MIB) for number in range(4)] == [1, 1, 1, 1]
+    assert read(1.0 + FOLLOW_S, GIB + 100 * MIB) == 2
+    assert card_free(live) == 7 * GIB - 100 * MIB
+    # What matters is told at once.
+    assert read(1.5 + FOLLOW_S, 2 * GIB) == 3
+    assert card_free(live) == 6 * GIB
 
 
 def test_bytes_of_a_running_load_are_not_those_of_other_programs(live: LiveRig) -> None:

@@ -96,8 +96,7 @@ def _schedules(task: int) -> bool:
         _call("ptrace", _ATTACH, task, 0, 0)
         _call("ptrace", _DETACH, task, 0, 0)
 
-    # seccomp compares numbers: those above a child's own are its own threads, until the kernel's ids begin again.
-    return task < os.getpid() and any(
+    return any(
         [
             _can(lambda: os.sched_setaffinity(task, range(os.cpu_count() or 1))),
             _can(lambda: os.setpriority(os.PRIO_PROCESS, task, 0)),
@@ -111,7 +110,7 @@ def _schedules(task: int) -> bool:
     )
 
 
-def _attempts(told: dict[str, Any]) -> dict[str, bool]:
+def _attempts(told: dict[str, Any], later: int) -> dict[str, bool]:
     home, parent, name = Path(told["home"]), int(told["parent"]), f"layerdeck-test-{threading.get_native_id()}"
     return {
         "read home": _can((home / ".ssh" / "id_ed25519").read_bytes),
@@ -128,6 +127,7 @@ def _attempts(told: dict[str, Any]) -> dict[str, bool]:
         "schedule the parent": _schedules(parent),
         "schedule a thread of the parent": _schedules(int(told["thread"])),
         "schedule another process": _schedules(1),
+        "schedule a later thread": _schedules(int(os.pread(later, 16, 0))),
         "secrets": _secrets(parent),
     }
 
@@ -136,13 +136,14 @@ def _install(told: dict[str, Any]) -> None:
     out = os.open(told["out"], os.O_WRONLY)
     # Opened now, because most children cannot read /proc afterwards.
     tasks = os.open("/proc/self/task", os.O_RDONLY)
+    later = os.open(told["later"], os.O_RDONLY)
     libc = ctypes.CDLL(None)
     done = threading.Semaphore(0)
     begun: list[bool] = []
 
     def attempt() -> None:
         try:
-            able = _attempts(told)
+            able = _attempts(told, later)
         except BaseException as error:
             able = {repr(error): True}
         name = ctypes.create_string_buffer(16)

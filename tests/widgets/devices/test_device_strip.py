@@ -106,6 +106,17 @@ def test_the_graph_forgets_what_is_older_than_its_window(qtbot: QtBot) -> None:
     assert points[0][0] == 399.0 - WINDOW_S
 
 
+def test_the_range_of_a_graph_is_set_when_the_total_changes(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs as much as the curves, each second and for each device."""
+    strip = make_strip(qtbot)
+    ranges: list[float] = []
+    box = card_of(strip, "CPU").plot._box
+    monkeypatch.setattr(box, "setRange", lambda rect, **_: ranges.append(rect.height()))
+    for time_s, total_bytes in enumerate((64 * GIB, 64 * GIB, 32 * GIB, 32 * GIB)):
+        strip.add_samples([Sample("CPU", float(time_s), GIB, total_bytes)])
+    assert ranges == [64.0 * GIB, 32.0 * GIB]
+
+
 def test_cards_keep_their_graph_when_the_rig_changes(qtbot: QtBot) -> None:
     strip = make_strip(qtbot, GPU, HOST)
     strip.add_samples([Sample("CUDA0", 1.0, GIB, 24 * GIB), Sample("CPU", 1.0, GIB, 64 * GIB)])

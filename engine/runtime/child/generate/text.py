@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.runtime.child.load.loaded_context import LoadedContext
-from engine.runtime.child.native.failures import STEP_SECONDS, StepLimit
+from engine.runtime.child.native.failures import STEP_SECONDS, StepLimit, use_another
 
 PIECE_BYTES = 256
 
@@ -36,7 +36,6 @@ def tokenize(loaded: LoadedContext, text: str, *, add_special: bool, parse_speci
 _LEAST_BYTES = 256 << 20
 _BYTES_EACH = 256
 _SECONDS_EACH = 50e-6
-_MADE_SO = "The model file is damaged, or made to do so; use another file of this model."
 
 
 def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
@@ -48,7 +47,7 @@ def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
     return StepLimit(
         loaded.engine.send_abort_text,
         f"the tokenizer of {loaded.name}",
-        _MADE_SO,
+        use_another("model"),
         seconds=STEP_SECONDS + size * _SECONDS_EACH,
         size_bytes=_LEAST_BYTES + size * _BYTES_EACH,
     )

@@ -9,6 +9,7 @@ first node.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +17,15 @@ from functools import partial
 from typing import Any
 
 from engine.runtime.child.native.bindings import Bindings
+from engine.runtime.child.native.failures import (
+    NODE_SECONDS,
+    SLOWEST_RATE,
+    STEP_BYTES,
+    STEP_SECONDS,
+    NodeLimit,
+    StepLimit,
+    use_another,
+)
 from engine.runtime.child.native.log import EngineLog, FailedAllocation
 from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
 
@@ -27,31 +37,95 @@ _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
 
 Sizes are rounded to whole patches, so an image that is not square may have more patches than a square one.
 """
+_LARGEST_BYTES = CHANNELS * MAX_SIDE_PX * MAX_SIDE_PX
+"""Size of the pixels of the largest image, which is more than that of 30 s of sound."""
 _SOUND_S = 30
 """Length in seconds of the longest sound that mtmd encodes in one pass (Whisper's window)."""
 
 
 class NodeWatch:
-    """The callback that ggml calls before and after graph nodes of a projector.
+    """The callback that ggml calls before and after graph nodes of a projector, and the projector's limits of time.
 
     `is_stopped`: called after each `NODES_AT_ONCE` nodes; True ends the graph.
+    `name`: name of the projector's file, for the message of a limit.
     `callback`: the C function, which must live as long as the projector.
+    `computing`: limit of each computation. It grows with the multiplications of the nodes that are computed at once.
     """
 
-    def __init__(self, engine: Bindings, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, engine: Bindings, is_stopped: Callable[[], bool], name: str) -> None:
         self._is_stopped = is_stopped
         self._nodes = 0
+        self._multiplications = 0
+        self._name, self._say = name, engine.send_abort_text
+        self._operation_of = engine.bind("ggml_op_desc", ctypes.c_char_p, ctypes.c_void_p)
         self.ends_at_once = False
         """Whether each graph ends at its first node, after everything for it was allocated."""
         self.callback: Any = engine.low.ggml_backend_sched_eval_callback(self._on_node)
+        self.computing = NodeLimit(self._say, name, lambda: self._nodes, NODE_SECONDS, kind="projector")
 
-    def _on_node(self, _tensor: object, asks: bool, _data: object) -> bool:
+    def preparing(self, size_bytes: int) -> StepLimit:
+        """Return the limit of time and memory for mtmd's preparation of images and sounds: resizing, tiles, spectra.
+
+        `size_bytes`: size of their pixels and samples.
+        """
+        return StepLimit(
+            self._say,
+            f"the projector {self._name}",
+            use_another("projector"),
+            seconds=STEP_SECONDS + size_bytes * _SECONDS_EACH,
+            size_bytes=STEP_BYTES + size_bytes * _BYTES_EACH,
+        )
+
+    def _on_node(self, tensor: int, asks: bool, _data: object) -> bool:
         # ggml_backend_sched_eval_callback: asked before a node, True means "call again after it", which also splits the
         # graph there. After a node, False ends the computation.
         if not asks:
+            self._multiplications = 0
             return not (self.ends_at_once or self._is_stopped())
         self._nodes += 1
+        self._multiplications += _multiplications(tensor, self._operation_of(tensor))
+        self.computing.seconds = NODE_SECONDS + self._multiplications / SLOWEST_RATE
         return self.ends_at_once or self._nodes % NODES_AT_ONCE == 0
+
+
+_SECONDS_EACH = 1e-6
+"""Seconds for each byte of pixels and samples. A sound of an hour has 230 MB; its spectrum takes less than a minute."""
+_BYTES_EACH = 16
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of `struct ggml_tensor` (ggml.h)."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 2),
+    )
+
+
+def _multiplications(tensor: int, operation: bytes) -> int:
+    """Return an upper bound for the multiplications that compute a node. `operation`: its name, as of `ggml_op_desc`.
+
+    Operations other than products count as a few for each value of the result.
+    """
+    node = _Tensor.from_address(tensor)
+    first, second = (_Tensor.from_address(source).ne if source else (1, 1, 1, 1) for source in node.src)
+    for_each: int = {
+        b"MUL_MAT": first[0],
+        # The scores of all keys, and their values.
+        b"FLASH_ATTN_EXT": 2 * second[1],
+        b"CONV_2D": first[0] * first[1] * first[2],
+        b"CONV_2D_DW": first[0] * first[1],
+    }.get(operation, _FEW)
+    return int(math.prod(node.ne)) * max(_FEW, for_each)
+
+
+_FEW = 16
 
 
 def reserve_largest(
@@ -75,15 +149,15 @@ def reserve_largest(
     watch.ends_at_once = True
     try:
         if library.mtmd_support_vision(handle):
-            largest = max(_image_sizes(), key=lambda size: _image_tokens(library, handle, marker, *size))
+            largest = max(_image_sizes(), key=lambda size: _image_tokens(library, handle, marker, watch, *size))
             with ExitStack() as stack:
                 pixels = (ctypes.c_uint8 * (CHANNELS * largest[0] * largest[1]))()
-                _encode(library, handle, marker, stack, library.mtmd_bitmap_init(*largest, pixels))
+                _encode(library, handle, marker, watch, stack, library.mtmd_bitmap_init(*largest, pixels))
         if library.mtmd_support_audio(handle):
             count = _SOUND_S * int(library.mtmd_get_audio_sample_rate(handle))
             with ExitStack() as stack:
                 samples = (ctypes.c_float * count)()
-                _encode(library, handle, marker, stack, library.mtmd_bitmap_init_from_audio(count, samples))
+                _encode(library, handle, marker, watch, stack, library.mtmd_bitmap_init_from_audio(count, samples))
     finally:
         watch.ends_at_once = False
         log.on_failed = before
@@ -101,22 +175,23 @@ def _image_sizes() -> list[tuple[int, int]]:
             for width, height in _SHAPES]  # fmt: skip
 
 
-def _image_tokens(library: Any, handle: int, marker: str, width_px: int, height_px: int) -> int:
+def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, width_px: int, height_px: int) -> int:
     """Return the number of tokens of the longest part of an image of this size. mtmd needs no pixels for that."""
     with ExitStack() as stack:
-        chunks = _chunks(library, handle, marker, stack, library.mtmd_bitmap_init(width_px, height_px, None))
+        chunks = _chunks(library, handle, marker, watch, stack, library.mtmd_bitmap_init(width_px, height_px, None))
         return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
 
 
-def _encode(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> None:
+def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> None:
     """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`)."""
-    chunks = _chunks(library, handle, marker, stack, bitmap)
+    chunks = _chunks(library, handle, marker, watch, stack, bitmap)
     if chunks:
         longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
-        library.mtmd_encode_chunk(handle, longest)
+        with watch.computing:
+            library.mtmd_encode_chunk(handle, longest)
 
 
-def _chunks(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> list[Any]:
+def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> list[Any]:
     """Return the mtmd chunks of an image or a sound; empty if the projector refuses it. `stack` frees them."""
     stack.callback(library.mtmd_bitmap_free, bitmap)
     chunks = library.mtmd_input_chunks_init()
@@ -124,7 +199,9 @@ def _chunks(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: An
     encoded = marker.encode()
     text = library.mtmd_input_text(encoded, len(encoded), False, True)
     pointers = (ctypes.c_void_p * 1)(bitmap)
-    if library.mtmd_tokenize(handle, chunks, ctypes.byref(text), pointers, 1) != 0:
+    with watch.preparing(_LARGEST_BYTES):
+        status = library.mtmd_tokenize(handle, chunks, ctypes.byref(text), pointers, 1)
+    if status != 0:
         return []
     found = [library.mtmd_input_chunks_get(chunks, place) for place in range(library.mtmd_input_chunks_size(chunks))]
     return [chunk for chunk in found if library.mtmd_input_chunk_get_type(chunk) != _TEXT_CHUNK]

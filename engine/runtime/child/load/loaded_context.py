@@ -20,7 +20,7 @@ from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
 from engine.runtime.child.native.devices import ResolvedDevices
-from engine.runtime.child.native.failures import NODE_SECONDS, NodeLimit
+from engine.runtime.child.native.failures import NODE_SECONDS, SLOWEST_RATE, NodeLimit
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, decode_failure
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import AllocationFailure, Failure, Part
@@ -29,11 +29,6 @@ from engine.runtime.protocol.requests import DraftSource
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
-SLOWEST_RATE = 1.5e8
-"""Multiplications per second of the slowest CPU core that `NodeLimit` allows for.
-
-Slow cores reach ten times this rate with quantised weights.
-"""
 POOLING_NONE, POOLING_RANK = 0, 4
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,8 @@ class Media:
         """
         key = identity_of(file)
         if key not in self._counts:
-            prompt = self.prompt(self.marker, (file,), add_special=False)
+            with self._projector.preparing(file):
+                prompt = self.prompt(self.marker, (file,), add_special=False)
             self._counts[key] = prompt.cells(prompt.tokens)
         return self._counts[key]
 
@@ -189,8 +190,9 @@ class Media:
         """
         handle = self._projector.handle
         chunk = self._library.mtmd_input_chunks_get(chunks, part.chunk)
-        if self._library.mtmd_encode_chunk(handle, chunk) != 0:
-            return None
+        with self._projector.computing():
+            if self._library.mtmd_encode_chunk(handle, chunk) != 0:
+                return None
         rows = (ctypes.c_float * (part.n_cells * self._width))()
         ctypes.memmove(rows, self._library.mtmd_get_output_embd(handle), _FLOAT_BYTES * len(rows))
         return Embeddings(rows, self._width, self._positions(chunk, part, position))
@@ -215,9 +217,11 @@ class Media:
             chunks = self._library.mtmd_input_chunks_init()
             stack.callback(self._library.mtmd_input_chunks_free, chunks)
             text = _library_text(self._library, prompt)
-            status = self._library.mtmd_tokenize(
-                self._projector.handle, chunks, ctypes.byref(text), pointers, len(bitmaps)
-            )
+            # Without a file it is the text that is tokenised, under the tokenizer's limit (`prompt_of`).
+            with nullcontext() if file is None else self._projector.preparing(file):
+                status = self._library.mtmd_tokenize(
+                    self._projector.handle, chunks, ctypes.byref(text), pointers, len(bitmaps)
+                )
             if status != 0:
                 raise failure("argument", "The projector cannot use one of the images or sounds; leave it out.")
             yield chunks

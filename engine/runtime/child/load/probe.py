@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
 from engine.runtime.child.load.loaded_context import FLOAT_BYTES, LoadedContext
@@ -102,7 +103,8 @@ def dry_projector(
     if not buffer:
         return ()
     engine.free_buffer(buffer)
-    library, watch, marker = projector_library(), NodeWatch(engine, lambda: False), new_marker()
+    library, marker = projector_library(), new_marker()
+    watch = NodeWatch(engine, lambda: False, Path(file.path).name)
     library.mtmd_log_set(engine.projector_log_callback, ctypes.c_void_p(0))
     parameters = projector_parameters(library, devices, file, request.context.threads or 1, request.context)
     parameters.media_marker = marker.encode()

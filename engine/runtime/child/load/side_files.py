@@ -11,6 +11,7 @@ import ctypes
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,10 @@ from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog, FailedAllocation, FreeMemory, allocation_failure
 from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.media.images.pictures import CHANNELS
+from engine.runtime.media.sounds.recordings import sample_count
 from engine.runtime.protocol.messages import PROJECTOR, AllocationFailure, Message, Part
-from engine.runtime.protocol.requests import AdapterFile, Load, ProjectorFile
+from engine.runtime.protocol.requests import AdapterFile, Load, MediaFile, ProjectorFile, SoundFile
 
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
 _ENCODERS = 2
@@ -112,7 +115,7 @@ class Projector:
 
     `library`: the binding of mtmd.
     `marker`: text that marks an image or sound in a prompt.
-    `kept`: ctypes callback of the projector, which must live as long as the projector.
+    `watch`: callback of the projector, which must live as long as the projector, and its limits; None in tests.
     `limits`: limits for images from the settings, as text (`limits_of`).
     """
 
@@ -120,8 +123,21 @@ class Projector:
     handle: int
     path: Path
     marker: str
-    kept: Any
+    watch: NodeWatch | None
     limits: str = ""
+
+    def preparing(self, file: MediaFile) -> AbstractContextManager[None]:
+        """Return the limit of time and memory in which mtmd prepares a file for the projector."""
+        if self.watch is None:
+            return nullcontext()
+        if isinstance(file, SoundFile):
+            rate = int(self.library.mtmd_get_audio_sample_rate(self.handle))
+            return self.watch.preparing(ctypes.sizeof(ctypes.c_float) * sample_count(file.length_ms, rate))
+        return self.watch.preparing(CHANNELS * file.width_px * file.height_px)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return the limit of time in which mtmd computes embeddings."""
+        return nullcontext() if self.watch is None else self.watch.computing
 
     def free(self) -> None:
         self.library.mtmd_free(self.handle)
@@ -188,7 +204,7 @@ class SideFileLoader:
         self._make_sure_of_room(file, placed)
         library = projector_library()
         library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
-        watch = NodeWatch(self._engine, lambda: self._stop.requested)
+        watch = NodeWatch(self._engine, lambda: self._stop.requested, Path(file.path).name)
         parameters = projector_parameters(library, self._devices, file, n_threads, context)
         marker = new_marker()
         parameters.media_marker = marker.encode()
@@ -206,7 +222,7 @@ class SideFileLoader:
             check_image_limit(self._log, context)
             raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
         exact = exact_parts(self._devices, file, loaded_bytes(library, int(handle)))
-        projector = Projector(library, int(handle), Path(file.path), marker, watch.callback, limits_of(context))
+        projector = Projector(library, int(handle), Path(file.path), marker, watch, limits_of(context))
         if exact is not None:
             return projector, exact
         weights = Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)

@@ -143,8 +143,15 @@ _watch = _Watch()
 """The only watching thread of this process. One is enough, because only the main thread makes calls with a limit."""
 
 
+def use_another(kind: str) -> str:
+    """Return the advice about a file that makes a step endless. `kind`: "model" or "projector"."""
+    return f"The {kind} file is damaged, or made to do so; use another file of this {kind}."
+
+
 NODE_SECONDS = 15.0
 """Default limit of `NodeLimit`: seconds in which any operation of a small graph ends."""
+SLOWEST_RATE = 1.5e8
+"""Lowest number of multiplications per second of a CPU core. Slow cores do ten times as many with quantised weights."""
 
 
 class NodeLimit:
@@ -155,15 +162,22 @@ class NodeLimit:
     also used by threads that wait for others. Time in which the process reads files, allocates memory or uses the
     network does not count, because the disk may be slow.
     `say`: sends the reason before the process ends.
-    `name`: name of the model's file.
+    `name`: name of the file.
     `nodes`: returns a number that changes with each operation; None if the system cannot count them.
     `seconds`: the limit.
+    `kind`: kind of the file, "model" or "projector".
     """
 
     def __init__(
-        self, say: Callable[[str], None], name: str, nodes: Callable[[], int | None], seconds: float = NODE_SECONDS
+        self,
+        say: Callable[[str], None],
+        name: str,
+        nodes: Callable[[], int | None],
+        seconds: float = NODE_SECONDS,
+        *,
+        kind: str = "model",
     ) -> None:
-        self._say, self._name, self._nodes, self.seconds = say, name, nodes, seconds
+        self._say, self._name, self._nodes, self.seconds, self._kind = say, name, nodes, seconds, kind
         self._calls = 0
         self._seen: tuple[int, int | None] | None = None
         self._use = current_use(with_network=False)
@@ -191,7 +205,7 @@ class NodeLimit:
         if all(after - before > self.seconds for after, before in zip(now, self._begun, strict=True)):
             self._say(
                 f"The engine process ended itself because one operation of {self._name} took more than "
-                f"{self.seconds:.3g} s. The model file is damaged, or made to do so; use another file of this model."
+                f"{self.seconds:.3g} s. {use_another(self._kind)}"
             )
             os._exit(GAVE_UP_EXIT_CODE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from engine.base.units import MIB
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.load import largest_media
 from engine.runtime.protocol.messages import (
+    GAVE_UP_EXIT_CODE,
+    Aborting,
     AllocationFailure,
     AnyMessage,
     Failure,
@@ -102,6 +107,45 @@ def test_an_image_is_scaled_to_the_limit_and_read(files: Files) -> None:
         enlarged = ask(child, 1, image_file(picture(2, (32, 32)), (32, 32)))
         assert isinstance(enlarged, Generated)
         assert enlarged.prompt_tokens > 100
+
+
+def test_an_image_that_is_computed_without_progress_ends_the_child_with_the_name_of_the_projector(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor is busy, and the heartbeat took that for work without end."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "from engine.runtime.child.load import largest_media\n"
+        "from engine.runtime.protocol.heartbeat import WorkHeartbeat\n"
+        "largest_media.NODE_SECONDS = 0.2\n"
+        "largest_media.SLOWEST_RATE = 1e15\n"
+        "WorkHeartbeat.__init__.__kwdefaults__['tick_seconds'] = 0.1\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path / "site"), str(Path(__file__).parents[4]))))
+    with RawChild() as child:
+        assert isinstance(child.ask(files.request(Load, n_ctx=8192)), LoadedModel)
+        ended = ask(child, 1, image_file(picture(1, (2048, 2048)), (2048, 2048)))
+        assert isinstance(ended, Aborting), ended
+        assert child.message() is None
+    assert "one operation of mmproj.gguf took more than" in ended.text
+    assert "use another file of this projector" in ended.text
+    assert child.process.returncode == GAVE_UP_EXIT_CODE
+
+
+def test_the_time_for_an_image_follows_the_multiplications_of_its_nodes() -> None:
+    def tensor(*sizes: int, sources: tuple[Any, ...] = ()) -> Any:
+        addresses = (ctypes.c_void_p * 2)(*map(ctypes.addressof, sources))
+        return largest_media._Tensor(ne=(ctypes.c_int64 * 4)(*sizes), src=addresses)
+
+    weights, tokens = tensor(1024, 4096, 1, 1), tensor(1024, 600, 1, 1)
+    keys = tensor(64, 576, 16, 1)
+    for operation, node, expected in (
+        (b"MUL_MAT", tensor(4096, 600, 1, 1, sources=(weights, tokens)), 4096 * 600 * 1024),
+        (b"FLASH_ATTN_EXT", tensor(64, 16, 576, 1, sources=(keys, keys)), 64 * 16 * 576 * 2 * 576),
+        (b"ADD", tensor(1024, 600, 1, 1, sources=(tokens, tokens)), 1024 * 600 * largest_media._FEW),
+        (b"VIEW", tensor(8, 1, 1, 1), 8 * largest_media._FEW),
+    ):
+        assert largest_media._multiplications(ctypes.addressof(node), operation) == expected
 
 
 def test_a_question_that_cannot_fit_is_refused_before_anything_is_computed(files: Files) -> None:

@@ -13,12 +13,14 @@ from typing import Any, cast
 import pytest
 
 from engine.runtime.child.generate.media_reader import MediaReader
+from engine.runtime.child.load.largest_media import NodeWatch
 from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.load.side_files import Projector
-from engine.runtime.child.native.failures import RequestError
+from engine.runtime.child.native import failures
+from engine.runtime.child.native.failures import RequestError, StepLimit
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.requests import MediaFile
+from engine.runtime.protocol.requests import MediaFile, SoundFile
 from tests.support.pictures import image_file, picture
 from tests.support.sounds import RATE, sound_file, tone
 
@@ -105,6 +107,32 @@ def test_the_engine_is_handed_as_much_as_it_copies(file: MediaFile, tmp_path: Pa
     ):
         raise AssertionError("it was taken")
     assert not library.calls["mtmd_tokenize"]
+
+
+@pytest.mark.parametrize("file", [SOUND, IMAGE], ids=["sound", "image"])
+def test_mtmd_divides_each_file_within_the_limits_of_a_step(file: MediaFile, tmp_path: Path) -> None:
+    limits: list[str] = []
+
+    class Bounded(Library):
+        def mtmd_tokenize(self, *_: object) -> int:
+            limits.append("" if (step := failures._watch._running) is None else step._what)
+            return 0
+
+    class Watch:
+        def preparing(self, size_bytes: int) -> StepLimit:
+            return StepLimit(print, f"{size_bytes} bytes")
+
+    library = Bounded()
+    (tmp_path / "projector").write_bytes(b"GGUF")
+    projector = Projector(library, 1, tmp_path / "projector", "<mark>", cast(NodeWatch, Watch()))
+    media = Media(projector, 1)
+    media.count(file)
+    size_bytes = (
+        4 * RATE * file.length_ms // 1000 if isinstance(file, SoundFile) else 3 * file.width_px * file.height_px
+    )
+    with media.chunks(MediaPrompt(files=(file,)), file, bytes(size_bytes)):
+        pass
+    assert limits == [f"{size_bytes} bytes"] * 2
 
 
 class Loaded:

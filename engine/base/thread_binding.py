@@ -1,0 +1,134 @@
+"""Binding of a confined child's threads to processors, checked by the parent.
+
+OpenMP binds threads by their ids (`sched_setaffinity`). A seccomp filter can compare an id with a number only, and a
+system gives out low ids again, so no filter tells a thread of the child from one of another process. So the kernel asks
+the parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)): `ThreadBinding` allows it for threads of
+the child and refuses it for all others. The arguments of the call are numbers, which the child cannot change
+afterwards.
+
+The child installs the filter and sends the kernel's descriptor for the questions through a socket that it inherits
+(`hand_over`). A child without OpenMP's variables may not bind threads by id, and has no such socket.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from engine.base.seccomp import can_ask_parent
+
+_OPENMP = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Environment variables with which OpenMP binds threads to processors. If it cannot, it ends the process."""
+_SOCKET = "LAYERDECK_THREAD_BINDING"
+"""Environment variable with the number of the inherited socket."""
+
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+"""SECCOMP_IOCTL_NOTIF_RECV and SECCOMP_IOCTL_NOTIF_SEND of `linux/seccomp.h`."""
+_QUESTION, _ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
+"""`struct seccomp_notif`, whose field 6 is the first argument of the call, and `struct seccomp_notif_resp`."""
+_CONTINUE = 1
+"""SECCOMP_USER_NOTIF_FLAG_CONTINUE: the kernel carries out the call."""
+_EACCES = 13
+
+
+def binds_threads(environment: Mapping[str, str]) -> bool:
+    """Return whether OpenMP binds its threads in a process with these environment variables."""
+    return any(name in environment for name in _OPENMP)
+
+
+class ThreadBinding:
+    """The parent's end: answers the kernel's questions about a child that binds its threads.
+
+    Call `close` if the child could not be started.
+    """
+
+    def __init__(self) -> None:
+        self._own, self._theirs = socket.socketpair()
+
+    @property
+    def inherited(self) -> int:
+        """The descriptor that the child must inherit."""
+        return self._theirs.fileno()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variable that names the descriptor to the child."""
+        return {_SOCKET: str(self.inherited)}
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._own.close()
+        self._theirs.close()
+
+    def serve(self, pid: int) -> None:
+        """Answer questions until the child `pid` ends; blocks."""
+        # The child has inherited it, so its end is the end of the connection.
+        self._theirs.close()
+        with self._own, suppress(OSError):
+            _, descriptors, _, _ = socket.recv_fds(self._own, 1, 1)
+            for questions in descriptors:
+                try:
+                    _answer_all(questions, self._own, pid)
+                finally:
+                    os.close(questions)
+
+
+def _answer_all(questions: int, ending: socket.socket, pid: int) -> None:
+    import fcntl
+
+    poll = select.poll()
+    poll.register(questions, select.POLLIN)
+    poll.register(ending, select.POLLIN)
+    while True:
+        events = dict(poll.poll())
+        if ending.fileno() in events or not events[questions] & select.POLLIN:
+            return
+        question = bytearray(_QUESTION.size)
+        # The calling thread may have ended meanwhile, or a signal has interrupted its call.
+        with suppress(FileNotFoundError, InterruptedError):
+            fcntl.ioctl(questions, _RECEIVE, question)
+            number, *_, thread, _, _, _, _, _ = _QUESTION.unpack(question)
+            is_own = Path(f"/proc/{pid}/task/{thread & 0xFFFFFFFF}").exists()
+            answer = _ANSWER.pack(number, 0, 0 if is_own else -_EACCES, _CONTINUE if is_own else 0)
+            fcntl.ioctl(questions, _SEND, answer)
+
+
+def make_thread_binding(environment: Mapping[str, str]) -> ThreadBinding | None:
+    """Return a new `ThreadBinding` for a child with these environment variables; None if it binds no threads or the
+    system cannot ask.
+    """
+    if not binds_threads(environment) or not can_ask_parent():
+        return None
+    with suppress(OSError):
+        return ThreadBinding()
+    return None
+
+
+def inherited_socket() -> int | None:
+    """Return the descriptor of the socket to the parent's `ThreadBinding`; None if this process inherited none.
+
+    Later calls return None, and so do those in children of this process.
+    """
+    named = os.environ.pop(_SOCKET, "")
+    return int(named) if named.isdecimal() else None
+
+
+def hand_over(questions: int, *, channel: int) -> None:
+    """Send the kernel's descriptor for questions to the parent, and close it here.
+
+    `channel`: descriptor of the inherited socket. It stays open until this process ends, which tells the parent.
+    """
+    try:
+        with socket.socket(fileno=channel) as sender:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [questions]))
+            sender.sendmsg([b"\0"], [rights])
+            sender.detach()
+    finally:
+        os.close(questions)
+    os.set_inheritable(channel, False)

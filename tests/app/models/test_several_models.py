@@ -101,7 +101,8 @@ class Bench:
         """Ask something and return the answer."""
         model.conversation.send("hello")
         assert model.loading.phase is Phase.ANSWERING
-        self.wait_for(model, Phase.READY)
+        # The model is ready before the last text has arrived in the conversation.
+        self.wait(lambda: model.loading.phase is Phase.READY and not model.conversation.is_answering)
         return model.conversation.tree.path[-1].content
 
     @property

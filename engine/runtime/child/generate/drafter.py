@@ -51,7 +51,7 @@ class Drafter(ABC):
 
     `loaded`: that context.
     `n_tokens`: number of the model's tokens; a draft model may have a few more, which are not drafted.
-    `is_reading`: whether the last call of `draft` left tokens of a prompt to be computed.
+    `is_reading`: whether the last call of `draft` computed tokens of a prompt, which costs time only once.
     `has_failed`: whether a batch could not be computed, so that nothing is drafted any more.
     """
 

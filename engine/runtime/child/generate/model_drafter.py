@@ -13,6 +13,9 @@ from engine.runtime.child.generate.drafter import Draft, Drafter, Wanted
 from engine.runtime.child.generate.slots import common_prefix
 from engine.runtime.child.load.loaded_context import Batch, LoadedContext
 
+MOST_BEHIND = 8
+"""Number of tokens that a sequence of the draft model may lack between drafts. If it lacks more, it reads a prompt."""
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -50,7 +53,7 @@ class ModelDrafter(Drafter):
         computed = []
         for draft, missing in begun:
             count = min(len(missing), self._batch.size - self._batch.count)
-            self.is_reading = self.is_reading or count < len(missing)
+            self.is_reading = self.is_reading or len(missing) > min(MOST_BEHIND, count)
             if not count:
                 continue
             sequence = self._sequences[draft.number]

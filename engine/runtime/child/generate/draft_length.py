@@ -29,10 +29,10 @@ UNMEASURED = 0.8
 """Factor of a duration that is interpolated: a number of tokens that may be the best one is tried."""
 FORGOTTEN_STEPS = 1000
 """Number of steps after which a duration that was not measured again is forgotten, and may be tried again."""
-TRIED_COUNTS = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Numbers of drafted tokens that are tried besides the largest one.
+TRIED_WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of tokens in a batch that are tried, besides that of the longest drafts.
 
-With the last token of the answer most of these batches are multiples of 4, the height of ggml's tiles.
+Most are multiples of 4, the height of ggml's tiles.
 """
 
 KEPT_EVIDENCE = 0.93
@@ -154,7 +154,7 @@ class DraftLengths:
         best, best_rate, tokens = 0, LEAST_GAIN * answers, float(answers)
         for count, (chance, _) in enumerate(chances, start=1):
             tokens += chance
-            if count in TRIED_COUNTS or count == len(chances):
+            if answers + count in TRIED_WIDTHS or count == len(chances):
                 rate = tokens / self.costs.cost(answers, count)
                 if rate > best_rate:
                     best, best_rate = count, rate

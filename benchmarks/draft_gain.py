@@ -4,7 +4,8 @@
         [--tokens 120] [--rounds 3] [--threads 1] [--drafted 4] [--kinds ngram,model] [--prompts story,quote]
 
 Children hold the model: one without drafts, and one for each of --kinds. They answer each prompt in turn, so that what
-else the machine does hits all; ratios are medians of those of each turn. "told" is the gain that the child measures
+else the machine does hits all; ratios are medians of those of each turn. "gain_cpu" is that of the processor time,
+which says more with one thread on a busy machine. "told" is the gain that the child measures
 itself. Kinds that begin with "fixed-" draft --drafted tokens at each step, without a choice or a pause. Without --draft
 the draft model is made here: the same model with the layers of --keep only, and with weights of type --as. The last
 line is one JSON object.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import tempfile
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import msgspec
@@ -64,6 +67,14 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 _numbers = count(1)
 
 
+class Answered(NamedTuple):
+    """An answer. `seconds`: processor time of the child from the first text to the end."""
+
+    text: str
+    done: Generated
+    seconds: float
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -105,28 +116,27 @@ def main() -> None:
 
 def measure(children: dict[str, OurChild], name: str, tokens: int, rounds: int) -> list[dict[str, object]]:
     """Ask all children for the greedy answer to a prompt in turn; print and return the row of each kind of draft."""
-    answers: dict[str, list[tuple[str, Generated]]] = {kind: [] for kind in children}
+    answers: dict[str, list[Answered]] = {kind: [] for kind in children}
     for number in range(rounds):
         kinds = list(children)[number % len(children) :] + list(children)[: number % len(children)]
         for kind in kinds:
             answers[kind].append(ask(children[kind], PROMPTS[name], tokens))
     rows: list[dict[str, object]] = []
     for kind in list(children)[1:]:
-        ratios = [
-            seconds_per_token(without) / seconds_per_token(done)
-            for (_, without), (_, done) in zip(answers["none"], answers[kind], strict=True)
-        ]
-        told = [done.draft for _, done in answers[kind] if done.draft is not None]
+        pairs = list(zip(answers["none"], answers[kind], strict=True))
+        ratios = [seconds_per_token(without.done) / seconds_per_token(each.done) for without, each in pairs]
+        told = [each.done.draft for each in answers[kind] if each.done.draft is not None]
         drafted, accepted = (sum(getattr(each, f"{what}_tokens") for each in told) for what in ("drafted", "accepted"))
         steps = sum(each.steps for each in told)
         gains = [each.gain for each in told if each.gain is not None]
         row: dict[str, object] = {
             "prompt": name,
             "draft": kind,
-            "same": {text for text, _ in answers[kind]} == {text for text, _ in answers["none"]},
+            "same": {each.text for each in answers[kind]} == {each.text for each in answers["none"]},
             "acceptance": round(accepted / drafted, 3) if drafted else None,
             "tokens_per_step": round((steps + accepted) / steps, 2) if steps else None,
             "gain": round(statistics.median(ratios), 3),
+            "gain_cpu": round(statistics.median(without.seconds / each.seconds for without, each in pairs), 3),
             "told": round(statistics.median(gains), 3) if gains else None,
             "paused": sorted({each.paused for each in told} - {""}),
         }
@@ -148,17 +158,24 @@ def begin(child: OurChild, load: Load) -> None:
             raise RuntimeError(f"the load failed: {message}")
 
 
-def ask(child: OurChild, prompt: str, tokens: int) -> tuple[str, Generated]:
-    """Return text and end of a greedy answer."""
+def ask(child: OurChild, prompt: str, tokens: int) -> Answered:
+    """Return a greedy answer."""
     sampling = SamplingSettings(temperature=0.0, max_tokens=tokens)
     child.send(Generate(id=next(_numbers), messages=(ChatMessage("user", prompt),), sampling=sampling))
-    text = ""
+    text, begun = "", 0.0
     while not isinstance(message := child.message(), Generated):
         if isinstance(message, Piece):
+            begun = begun or processor_seconds(child.pid)
             text += message.text
         elif not isinstance(message, Reading):
             raise RuntimeError(f"the answer failed: {message}")
-    return text, message
+    return Answered(text, message, processor_seconds(child.pid) - begun)
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def layers_of(text: str) -> list[int]:

@@ -5,7 +5,8 @@
 
 A draft of n tokens gains only if the model accepts more of it than the step with n + 1 tokens costs. llama.cpp alone,
 in this process: a sequence of --depth tokens, then batches of each width in turn with logits for all tokens, whose KV
-cells are removed again. Prints the medians of the ratios of each round. The last line is one JSON object.
+cells are removed again. Prints the medians of the ratios of each round. With one thread it is the time of the
+processor, which other work on the machine changes little. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def measure(path: Path, threads: int, rounds: int, depth: int, widths: list[int]
     model = low.llama_model_load_from_file(str(path).encode(), low.llama_model_default_params())
     context = low.llama_init_from_model(model, context_parameters(depth + max(widths), threads))
     batch = low.llama_batch_init(max(depth, *widths), 0, 1)
+    # Several threads wait for each other in loops, which takes processor time.
+    clock = time.process_time if threads == 1 else time.perf_counter
     memory = low.llama_get_memory(context)
     extend(batch, list(range(1000, 1000 + depth)), 0, 0)
     decode(context, batch)
@@ -58,10 +61,10 @@ def measure(path: Path, threads: int, rounds: int, depth: int, widths: list[int]
             batch.n_tokens = 0
             for place in range(width):
                 extend(batch, [2000 + place], depth + place, 0)
-            begun = time.perf_counter()
+            begun = clock()
             decode(context, batch)
             if number:
-                times[width].append(time.perf_counter() - begun)
+                times[width].append(clock() - begun)
             low.llama_memory_seq_rm(memory, 0, depth, -1)
     low.llama_batch_free(batch)
     low.llama_free(context)

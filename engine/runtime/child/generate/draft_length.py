@@ -37,8 +37,10 @@ Most are multiples of 4, the height of ggml's tiles.
 
 KEPT_EVIDENCE = 0.93
 """Factor of the earlier drafts in the counts of accepted tokens with each new draft. So about 14 drafts count."""
-PRIOR_DRAFTS, PRIOR_RATE = 2.0, 0.6
-"""Number of drafts and their acceptance that are assumed before there were any."""
+PRIOR_DRAFTS = 2.0
+"""Number of drafts with the assumed acceptance that count before there were any."""
+MODEL_RATES = (0.6,)
+"""Assumed share of accepted tokens of draft models and MTP heads, whose drafts are of one kind."""
 LEAST_GAIN = 1.03
 """Expected gain below which nothing is drafted."""
 
@@ -88,9 +90,13 @@ def _typical(costs: Sequence[float]) -> float:
 
 
 class Acceptance:
-    """Chances that the first, the first two, ... tokens of a draft are accepted, for drafts of several kinds."""
+    """Chances that the first, the first two, ... tokens of a draft are accepted, for drafts of several kinds.
 
-    def __init__(self) -> None:
+    `rates`: assumed share of accepted tokens for each kind.
+    """
+
+    def __init__(self, rates: Sequence[float] = MODEL_RATES) -> None:
+        self._rates = rates
         self._tried: dict[int, list[float]] = {}
         self._accepted: dict[int, list[float]] = {}
 
@@ -107,7 +113,7 @@ class Acceptance:
     def chances(self, kind: int, most: int) -> Iterator[float]:
         """Yield the chance that the first token of a draft is accepted, that the first two are, and so on."""
         tries, right = self._tried.get(kind, ()), self._accepted.get(kind, ())
-        rate, chance = PRIOR_RATE, 1.0
+        rate, chance = self._rates[kind], 1.0
         for place in range(most):
             tried, accepted = (tries[place], right[place]) if place < len(tries) else (0.0, 0.0)
             # A token that was seldom reached is as likely as the one before it.
@@ -129,11 +135,11 @@ class Possible(NamedTuple):
 
 
 class DraftLengths:
-    """Chooses the number of drafted tokens for each answer of a loaded model."""
+    """Chooses the number of drafted tokens for each answer of a loaded model. `rates`: as of `Acceptance`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: Sequence[float] = MODEL_RATES) -> None:
         self.costs = StepCosts()
-        self.acceptance = Acceptance()
+        self.acceptance = Acceptance(rates)
 
     def choose(self, answers: int, drafts: Sequence[Possible], room: int) -> list[int]:
         """Return the number of tokens to draft for each of `drafts`; all 0 if drafts are expected to lose time.

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.runtime.child.generate.draft_gain import AnswerDraft, PlainSteps, Rest
-from engine.runtime.child.generate.draft_length import DraftLengths, Possible
+from engine.runtime.child.generate.draft_length import MODEL_RATES, DraftLengths, Possible
 from engine.runtime.child.generate.drafter import Drafter, Wanted
 from engine.runtime.child.generate.model_drafter import ModelDrafter
 from engine.runtime.child.generate.mtp_drafter import Computed, MtpDrafter
-from engine.runtime.child.generate.ngrams import NgramDraft
+from engine.runtime.child.generate.ngrams import RATES, NgramDraft
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.load.loaded_context import LoadedContext
@@ -50,7 +50,7 @@ class Drafting:
         self._plain = PlainSteps()
         self._rest = Rest()
         self._skips = False
-        self._lengths = DraftLengths()
+        self._lengths = DraftLengths(RATES if source.kind == "ngram" else MODEL_RATES)
         # Numbers of tokens that were to be drafted for the present batch, by request. A draft model may have drafted
         # fewer, or none.
         self._asked: dict[int, int] = {}

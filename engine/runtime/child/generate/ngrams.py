@@ -19,8 +19,13 @@ N = 3
 """Length of the n-grams, in tokens. Shorter ones match too often for the following tokens to be a good draft."""
 KEPT_PLACES = 4
 """Number of the latest places of an n-gram that are compared."""
-LENGTHS = (4, 6, 10, 20)
-"""Lengths of a match, in tokens, at which drafts are of another kind. A match is not followed beyond the last one."""
+LENGTHS = (N, 4, 6, 10, 20)
+"""Lengths of a match, in tokens, from which drafts are of another kind. A match is not followed beyond the last one."""
+RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.98)
+"""Assumed share of accepted tokens for each kind of draft: if the places differ, and for each of `LENGTHS`.
+
+The order is that of answers of a small model; the shares follow the text.
+"""
 
 
 class NgramDraft(NamedTuple):
@@ -61,7 +66,8 @@ class NgramIndex:
         # Images and sounds stand as negative numbers in a sequence, and are no tokens.
         drafted = next((drafted[:number] for number, token in enumerate(drafted) if token < 0), drafted)
         is_disputed = any(tokens[other] != tokens[place] for other in places)
-        return NgramDraft(drafted, 2 * bisect_right(LENGTHS, length) + is_disputed)
+        kind = bisect_right(LENGTHS, length)
+        return NgramDraft(drafted, 0 if is_disputed and length < LENGTHS[-1] else kind)
 
 
 def _match(tokens: Sequence[int], place: int) -> int:

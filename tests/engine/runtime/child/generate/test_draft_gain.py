@@ -23,7 +23,7 @@ from engine.runtime.child.generate.draft_gain import (
 from engine.runtime.child.generate.draft_length import Acceptance
 from engine.runtime.child.generate.drafter import Wanted
 from engine.runtime.child.generate.drafting import Drafting, Step
-from engine.runtime.child.generate.ngrams import KEPT_PLACES, LENGTHS, N, NgramDraft, NgramDrafts, NgramIndex
+from engine.runtime.child.generate.ngrams import KEPT_PLACES, LENGTHS, RATES, N, NgramDraft, NgramDrafts, NgramIndex
 from engine.runtime.child.generate.slots import Slot
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.native.stop import StopFlag
@@ -103,9 +103,10 @@ def test_an_answer_whose_drafts_would_be_slower_says_so() -> None:
     draft = AnswerDraft("ngram")
     for _ in range(DECLINED_STEPS - 1):
         draft.decline()
-    assert not draft.statistics.paused
+    told = [draft.statistics.paused]
     draft.decline()
-    assert draft.statistics.paused == "earlier", "none was tried in this answer"
+    told.append(draft.statistics.paused)
+    assert told == ["", "earlier"], "none was tried in this answer"
     assert not draft.paused, "a better draft is computed"
     stepped(draft, 4, 0, 1.5)
     assert not draft.statistics.paused
@@ -180,24 +181,25 @@ def test_long_matches_are_drafts_of_another_kind() -> None:
     kinds = [index.draft([*text, 0, *text[:copied]], 4) for copied in range(3, 40)]
     assert all(each.tokens == text[copied : copied + 4] for copied, each in enumerate(kinds, start=3))
     assert [each.kind for each in kinds] == sorted(each.kind for each in kinds)
-    assert (kinds[0].kind, kinds[-1].kind) == (0, 2 * len(LENGTHS))
-    # What follows "1 2 3" was 4 and 5.
+    assert (kinds[0].kind, kinds[-1].kind) == (1, len(LENGTHS))
+    assert len(RATES) == len(LENGTHS) + 1
+    # After "1 2 3" came 4 and 5.
     disputed = NgramIndex().draft([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 2)
-    assert disputed == NgramDraft([5, 1], 1)
+    assert disputed == NgramDraft([5, 1], 0)
 
 
 def test_drafts_that_were_not_computed_count_too() -> None:
-    text, acceptance, drafts = list(range(1, 60)), Acceptance(), NgramDrafts()
+    text, acceptance, drafts = list(range(1, 60)), Acceptance(RATES), NgramDrafts()
     tokens = [*text, 0, *text[:3]]
     first = drafts.draft(tokens, 4, acceptance)
-    assert first == NgramDraft([4, 5, 6, 7], 0)
+    assert first == NgramDraft([4, 5, 6, 7], 1)
     for number in (4, 5, 6):
         tokens.append(number)
         drafts.draft(tokens, 4, acceptance)
-    assert list(acceptance.chances(0, 1)) == [0.6], "the draft is still open"
+    assert list(acceptance.chances(1, 1)) == [RATES[1]], "the draft is still open"
     tokens.append(7)
     drafts.draft(tokens, 4, acceptance)
-    assert list(acceptance.chances(0, 4))[-1] > 0.4, "all of it was right"
+    assert next(acceptance.chances(1, 1)) > RATES[1], "it was right"
     # The next draft was one of a longer match.
     tokens.append(0)
     kind = NgramIndex().draft(tokens[:-1], 4).kind

@@ -107,7 +107,7 @@ def test_the_choice_follows_the_text() -> None:
 
 def test_kinds_of_drafts_are_told_apart() -> None:
     """Short matches of an n-gram lose, long ones gain."""
-    lengths = DraftLengths()
+    lengths = DraftLengths((0.6,) * 4)
     short, long = World(lengths, seed=1), World(lengths, seed=2)
     for _ in range(100):
         short.run(1, linear(0.4), 0.2, kind=0, shadow=True)
@@ -118,7 +118,7 @@ def test_kinds_of_drafts_are_told_apart() -> None:
 
 def test_several_answers_share_a_batch() -> None:
     """The tokens that are likely to be accepted come first, whichever answer they belong to."""
-    lengths = DraftLengths()
+    lengths = DraftLengths((0.6,) * 4)
     for _ in range(20):
         lengths.acceptance.note(0, 0, 1)
         lengths.acceptance.note(1, 8, 8)
@@ -163,14 +163,14 @@ def test_old_costs_are_forgotten() -> None:
 
 
 def test_the_chance_of_a_token_is_that_of_all_before_it() -> None:
-    acceptance = Acceptance()
+    acceptance = Acceptance((0.6, 0.9))
     for _ in range(200):
         acceptance.note(0, 2, 3)
     chances = list(acceptance.chances(0, 5))
     assert chances == sorted(chances, reverse=True)
     assert chances[1] > 0.9
     assert chances[2] < 0.2
-    assert list(acceptance.chances(1, 1)) == [0.6], "another kind"
+    assert list(acceptance.chances(1, 1)) == [0.9], "another kind"
     for _ in range(40):
         acceptance.note(0, 0, 1)
     assert next(acceptance.chances(0, 1)) < 0.2

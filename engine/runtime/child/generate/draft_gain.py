@@ -161,7 +161,7 @@ class AnswerDraft:
     def pause(self) -> None:
         """Pause the drafts of this answer and of the next ones, because they lose time."""
         if self._pauses and not self.paused:
-            self.paused = "slower"
+            self.paused = "slower" if self._was_drafted else "earlier"
             self.rest.begin()
 
     @property
@@ -169,7 +169,7 @@ class AnswerDraft:
         gain = self._plain_seconds / self._seconds if self._was_drafted and self._seconds > 0 else None
         paused = self.paused
         if not paused and self._declined >= DECLINED_STEPS:
-            paused = "slower" if self._drafted else "earlier"
+            paused = "slower" if self._was_drafted else "earlier"
         return DraftStatistics(
             kind=self._kind,
             drafted_tokens=self._drafted,

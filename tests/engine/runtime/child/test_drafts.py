@@ -84,6 +84,18 @@ def test_greedy_answers_are_those_without_drafts(model: Path, draft_model: Path,
     assert {each.kind for each in told} == {kind}
 
 
+def test_answers_do_not_depend_on_the_chosen_numbers_of_drafted_tokens(
+    model: Path, draft_model: Path, plain: list[str]
+) -> None:
+    """The durations of the steps choose them, and differ in each run."""
+    for draft in (NGRAM, source_of(draft_model, n_tokens=8)):
+        with RawChild() as child:
+            load(child, model, msgspec.structs.replace(draft, pauses=True))
+            for number, prompt in enumerate(PROMPTS, start=1):
+                assert ask(child, number, prompt)[0] == plain[number - 1]
+            assert [text_of(said) for said in ask_together(child, 11)] == plain
+
+
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.3, "dry_multiplier": 0.8}, {"xtc_probability": 0.5}])
 def test_sampled_answers_are_those_without_drafts(model: Path, draft_model: Path, settings: dict[str, Any]) -> None:
     """Samplers advance with tokens of the answer only, so that a seed gives the same tokens."""

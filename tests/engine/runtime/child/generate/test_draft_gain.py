@@ -108,6 +108,9 @@ def test_an_answer_whose_drafts_would_be_slower_says_so() -> None:
     told.append(draft.statistics.paused)
     assert told == ["", "earlier"], "none was tried in this answer"
     assert not draft.paused, "a better draft is computed"
+    other = AnswerDraft("model")
+    other.pause()
+    assert other.paused == "earlier", "what was measured in other answers suffices"
     stepped(draft, 4, 0, 1.5)
     assert not draft.statistics.paused
     for _ in range(DECLINED_STEPS):

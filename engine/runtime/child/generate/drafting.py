@@ -25,6 +25,13 @@ from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import DraftPause
 from engine.runtime.protocol.requests import DraftSource
 
+MOST_WIDTH = 63
+"""Largest number of tokens in a batch with drafts.
+
+From 64 tokens on, ggml's flash attention on the CPU computes in tiles (`GGML_FA_TILE_Q` in ggml-cpu/common.h).
+Logits of the demo model then differ by 0.5, and greedy answers differed from those without drafts.
+"""
+
 
 class Step(NamedTuple):
     """One request's part of a computed batch, from which the time of its drafts is counted.
@@ -75,8 +82,11 @@ class Drafting:
         drafts: list[list[int]] = [[] for _ in tasks]
         self._asked.clear()
         skips, self._skips = self._skips, False
+        computed = sum(counts)
+        if computed <= MOST_WIDTH:
+            room = min(room, MOST_WIDTH - computed)
         if self._window_tokens is not None:
-            room = min(room, self._window_tokens - sum(counts))
+            room = min(room, self._window_tokens - computed)
         most = [self._most(task, count) for task, count in zip(tasks, counts, strict=True)]
         wanting = [index for index, each in enumerate(most) if each]
         if skips or room < len(wanting) or not wanting or self._plain.is_due(len(tasks)):

@@ -22,7 +22,7 @@ from engine.runtime.child.generate.draft_gain import (
 )
 from engine.runtime.child.generate.draft_length import Acceptance
 from engine.runtime.child.generate.drafter import Wanted
-from engine.runtime.child.generate.drafting import Drafting, Step
+from engine.runtime.child.generate.drafting import MOST_WIDTH, Drafting, Step
 from engine.runtime.child.generate.ngrams import KEPT_PLACES, LENGTHS, RATES, N, NgramDraft, NgramDrafts, NgramIndex
 from engine.runtime.child.generate.slots import Slot
 from engine.runtime.child.generate.tasks import SequenceTask
@@ -107,15 +107,16 @@ def test_an_answer_whose_drafts_would_be_slower_says_so() -> None:
     draft.decline()
     told.append(draft.statistics.paused)
     assert told == ["", "earlier"], "none was tried in this answer"
-    assert not draft.paused, "a better draft is computed"
+    assert draft.paused == "", "a better draft is computed"
     other = AnswerDraft("model")
     other.pause()
     assert other.paused == "earlier", "what was measured in other answers suffices"
     stepped(draft, 4, 0, 1.5)
-    assert not draft.statistics.paused
+    told = [draft.statistics.paused]
     for _ in range(DECLINED_STEPS):
         draft.decline()
-    assert draft.statistics.paused == "slower"
+    told.append(draft.statistics.paused)
+    assert told == ["", "slower"]
 
 
 def test_a_batch_that_gives_no_token_is_no_gain() -> None:
@@ -224,9 +225,10 @@ class Unsure:
 
 
 class Answering(SequenceTask):
-    """An answer of which any number of tokens may be drafted."""
+    """An answer of which `most` tokens may be drafted."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 9) -> None:
+        self._most = most
         super().__init__(1, [1, 2, 3], cast("Any", None))
         self.draft = AnswerDraft("model")
         self.slot = Slot(0, [1, 2])
@@ -237,7 +239,7 @@ class Answering(SequenceTask):
 
     @property
     def draftable(self) -> int:
-        return 9
+        return self._most
 
     def read(self, count: int) -> None:
         raise NotImplementedError
@@ -276,6 +278,27 @@ def test_a_draft_model_that_drafts_nothing_costs_its_time() -> None:
         drafting.drafts([task], [1], 60)
         drafting.note([Step(task, is_answer=True, computed=1, drafted=0)], 2.0)
     assert task.draft.paused == "slower", "in vain for 8 steps"
+
+
+def test_batches_with_drafts_are_not_computed_in_tiles() -> None:
+    """Flash attention in tiles gives other logits, and another answer, than single steps."""
+    loaded = SimpleNamespace(draft_model=None, has_window_cache=False)
+    slots = SimpleNamespace(can_roll_back=lambda _slot: True)
+    source = DraftSource(kind="ngram", n_tokens=64, pauses=False)
+    drafting = Drafting(cast("Any", loaded), source, cast("Any", slots), StopFlag())
+    tasks = [Answering(most=100), Answering(most=100)]
+    for task in tasks:
+        task.tokens = [1, 2, 3] * 4
+        task.slot = Slot(0, task.tokens[:-1])
+    for _ in range(LEAST_PLAIN):
+        for answering in (tasks, tasks[:1]):
+            drafting.note([Step(task, is_answer=True, computed=1, drafted=0) for task in answering], 1.0)
+    widths = [
+        sum(1 + len(draft) for draft in drafting.drafts(answering, [1] * len(answering), 500))
+        for answering in (tasks[:1], tasks)
+    ]
+    assert widths == [MOST_WIDTH, MOST_WIDTH - 1]
+    assert MOST_WIDTH < 64
 
 
 def test_an_answer_that_begins_while_drafts_rest_has_none() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from engine.runtime.child.generate.ngrams import NgramIndex
+from engine.runtime.child.generate.ngrams import NgramDrafts
 from engine.runtime.protocol.messages import DraftPause, DraftStatistics
 from engine.runtime.protocol.requests import DraftKind
 
@@ -24,14 +24,12 @@ KEPT_PLAIN = 9
 STEPS_BETWEEN = 40
 """Number of steps with drafts after which a plain step (a step without drafts) is measured again."""
 TESTED_TOKENS = 200
-"""Number of tokens from steps with drafts after which drafts are paused if they have made the answer slower."""
-LEAST_TESTED = 8
-"""Fewest steps with drafts after which a large loss pauses them earlier."""
-MOST_LOST, MOST_LOST_AGAIN = 8.0, 4.0
-"""Loss, in durations of a plain step, that pauses drafts before `TESTED_TOKENS`.
+"""Number of tokens from steps with drafts after which drafts are paused if they have made the answer slower.
 
-The second value applies if drafts of an earlier answer have lost time.
+Few drafts do: the measured durations also choose how many tokens are drafted (`draft_length`).
 """
+DECLINED_STEPS = 8
+"""Number of steps in a row whose drafts would have been slower, after which the answer says so."""
 RESTED_TOKENS, MOST_RESTED = 200, 3200
 """Numbers of answer tokens for which drafts pause after a loss: the first pause, and the longest.
 
@@ -42,16 +40,12 @@ Each loss doubles it.
 class Rest:
     """The pause of drafts that begins after drafts have made answers slower; all answers of a loaded model share it.
 
-    The pause ends after a number of answered tokens. Losses are summed over answers, because a short answer has few
-    steps.
+    The pause ends after a number of answered tokens.
     """
 
     def __init__(self) -> None:
-        self._costs: list[float] = []
-        self._tokens_given = 0
         self._left = 0
         self._tokens = RESTED_TOKENS
-        self.has_lost = False
 
     @property
     def is_on(self) -> bool:
@@ -59,44 +53,18 @@ class Rest:
         return self._left > 0
 
     def begin(self) -> None:
-        """Begin the pause, because drafts have made an answer slower.
+        """Begin the pause, because drafts make an answer slower. A pause that has already begun is not prolonged."""
+        if not self.is_on:
+            self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
 
-        A pause that has already begun is not prolonged.
-        """
-        self._clear()
-        if self.is_on:
-            return
-        self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
-        self.has_lost = True
-
-    def count(self, tokens: int) -> None:
-        """Subtract the tokens of an answer from the rest of the pause."""
-        self._left = max(0, self._left - tokens)
+    def count(self, tokens: int) -> bool:
+        """Subtract the tokens of an answer from the rest of the pause; return whether they ended it."""
+        was_on, self._left = self.is_on, max(0, self._left - tokens)
+        return was_on and not self.is_on
 
     def forget(self) -> None:
         """Forget earlier losses and end the pause, because drafts made the last `TESTED_TOKENS` tokens faster."""
-        self._clear()
-        self._left, self._tokens, self.has_lost = 0, RESTED_TOKENS, False
-
-    def is_lost(self, cost: float, tokens: int) -> bool:
-        """Add a step with drafts; return whether drafts have lost so much time that they should be paused.
-
-        `cost`: duration of the step, in durations of a plain step. `tokens`: number of tokens that the step added to
-        the answer.
-        """
-        self._costs.append(cost)
-        self._tokens_given += tokens
-        steps = len(self._costs)
-        # The median: a few slow steps may be the work of another program.
-        lost = steps * median(self._costs) - self._tokens_given
-        if self._tokens_given >= TESTED_TOKENS:
-            self._clear()
-        # An answer that gains is not paused for the loss of another one.
-        most = MOST_LOST_AGAIN if self.has_lost else MOST_LOST
-        return steps >= LEAST_TESTED and lost >= most and cost > tokens
-
-    def _clear(self) -> None:
-        self._costs, self._tokens_given = [], 0
+        self._left, self._tokens = 0, RESTED_TOKENS
 
 
 class PlainSteps:
@@ -129,7 +97,7 @@ class AnswerDraft:
 
     `pauses`: whether drafts that lose time are paused.
     `paused`: why drafts are paused; empty: they are not.
-    `ngrams`: n-grams of the sequence, for n-gram drafts.
+    `ngrams`: n-gram drafts of the sequence.
     `step_tokens`: number of tokens that the present step has added so far.
     `rest`: the pause that all answers of the loaded model share.
     """
@@ -138,35 +106,40 @@ class AnswerDraft:
         self._pauses = pauses
         self.paused: DraftPause = ""
         self.rest = Rest()
-        self.ngrams = NgramIndex()
+        self.ngrams = NgramDrafts()
         self.step_tokens = 0
         self._kind: DraftKind = kind
-        self._steps = self._drafted = self._accepted = 0
+        self._steps = self._drafted = self._accepted = self._declined = 0
         self._seconds = self._plain_seconds = 0.0
         self._was_drafted = False
         self._tested_tokens, self._lost_seconds = 0, 0.0
 
     def forget(self) -> None:
         """Forget the n-grams, because tokens were removed from the sequence."""
-        self.ngrams = NgramIndex()
+        self.ngrams = NgramDrafts()
 
     def begin_step(self, drafted: int) -> None:
         """Count a step. `drafted`: number of tokens that were drafted for it."""
         self._steps += 1
         self._drafted += drafted
         self.step_tokens = 1
+        if drafted:
+            self._declined = 0
+
+    def decline(self) -> None:
+        """Count a step for which nothing is drafted, because its drafts would make it slower."""
+        self._declined += 1
 
     def accept(self) -> None:
         """Count a drafted token that the model sampled too."""
         self._accepted += 1
         self.step_tokens += 1
 
-    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool, is_reading: bool = False) -> None:
+    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool) -> None:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
         `plain_seconds`: duration of a plain step; equal to `seconds` if this step was plain.
         `has_drafts`: whether the step drafted or tried to draft for this answer, and not only for other answers.
-        `is_reading`: whether the draft model was still computing a prompt, which costs time only once.
         """
         # A batch that computes lost tokens again may give no token.
         tokens, self.step_tokens = self.step_tokens, 0
@@ -178,28 +151,30 @@ class AnswerDraft:
         self._was_drafted = True
         self._tested_tokens += tokens
         self._lost_seconds += seconds - without
-        if not is_reading and plain_seconds > 0 and self.rest.is_lost(seconds / plain_seconds, tokens):
-            self._pause()
-        elif self._tested_tokens >= TESTED_TOKENS:
+        if self._tested_tokens >= TESTED_TOKENS:
             if self._lost_seconds > 0:
-                self._pause()
+                self.pause()
             else:
                 self.rest.forget()
             self._tested_tokens, self._lost_seconds = 0, 0.0
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Pause the drafts of this answer and of the next ones, because they lose time."""
         if self._pauses and not self.paused:
-            self.paused = "slower"
+            self.paused = "slower" if self._was_drafted else "earlier"
             self.rest.begin()
 
     @property
     def statistics(self) -> DraftStatistics:
         gain = self._plain_seconds / self._seconds if self._was_drafted and self._seconds > 0 else None
+        paused = self.paused
+        if not paused and self._declined >= DECLINED_STEPS:
+            paused = "slower" if self._was_drafted else "earlier"
         return DraftStatistics(
             kind=self._kind,
             drafted_tokens=self._drafted,
             accepted_tokens=self._accepted,
             steps=self._steps,
             gain=None if gain is None else round(gain, 3),
-            paused=self.paused,
+            paused=paused,
         )

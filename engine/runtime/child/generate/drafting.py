@@ -3,6 +3,8 @@
 The batch gets the last token of an answer and the drafted ones, with logits of all. The loop samples one position after
 the other with the request's own sampler, as long as the sampled token is the drafted one (`DecodeLoop`). So sampler,
 grammar and stop texts see only tokens of the answer, and drafts change nothing about its distribution.
+
+How many tokens are drafted follows from what the last steps took and gave (`DraftLengths`).
 """
 
 from __future__ import annotations
@@ -10,15 +12,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.runtime.child.generate.draft_gain import PlainSteps, Rest
-from engine.runtime.child.generate.model_drafter import ModelDrafter, Wanted
+from engine.runtime.child.generate.draft_gain import AnswerDraft, PlainSteps, Rest
+from engine.runtime.child.generate.draft_length import MODEL_RATES, DraftLengths, Possible
+from engine.runtime.child.generate.drafter import Drafter, Wanted
+from engine.runtime.child.generate.model_drafter import ModelDrafter
 from engine.runtime.child.generate.mtp_drafter import Computed, MtpDrafter
+from engine.runtime.child.generate.ngrams import RATES, NgramDraft
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import DraftPause
 from engine.runtime.protocol.requests import DraftSource
+
+MOST_WIDTH = 63
+"""Largest number of tokens in a batch with drafts.
+
+From 64 tokens on, ggml's flash attention on the CPU computes in tiles (`GGML_FA_TILE_Q` in ggml-cpu/common.h).
+Logits of the demo model then differ by 0.5, and greedy answers differed from those without drafts.
+"""
 
 
 class Step(NamedTuple):
@@ -45,9 +57,11 @@ class Drafting:
         self._plain = PlainSteps()
         self._rest = Rest()
         self._skips = False
-        # Requests for which the draft model computed before the present batch, even if no draft came of it.
-        self._computed_for: set[int] = set()
-        self._drafter: ModelDrafter | MtpDrafter | None = None
+        self._lengths = DraftLengths(RATES if source.kind == "ngram" else MODEL_RATES)
+        # Numbers of tokens that were to be drafted for the present batch, by request. A draft model may have drafted
+        # fewer, or none.
+        self._asked: dict[int, int] = {}
+        self._drafter: Drafter | None = None
         self._heads: MtpDrafter | None = None
         if loaded.draft_model is not None and loaded.draft_model.is_mtp:
             self._drafter = self._heads = MtpDrafter(loaded, loaded.draft_model)
@@ -65,24 +79,35 @@ class Drafting:
 
         `counts`: tokens of each request in the batch. `room`: number of further tokens that the batch can hold.
         """
-        none: list[list[int]] = [[] for _ in tasks]
-        self._computed_for.clear()
+        drafts: list[list[int]] = [[] for _ in tasks]
+        self._asked.clear()
         skips, self._skips = self._skips, False
+        computed = sum(counts)
+        if computed <= MOST_WIDTH:
+            room = min(room, MOST_WIDTH - computed)
         if self._window_tokens is not None:
-            room = min(room, self._window_tokens - sum(counts))
+            room = min(room, self._window_tokens - computed)
         most = [self._most(task, count) for task, count in zip(tasks, counts, strict=True)]
         wanting = [index for index, each in enumerate(most) if each]
         if skips or room < len(wanting) or not wanting or self._plain.is_due(len(tasks)):
-            return none
-        each_most = max(1, room // len(wanting))
-        wanted = [
-            Wanted(task.slot.number, task.tokens, min(most[index], each_most))
-            for index in wanting
-            if (task := tasks[index]).slot is not None
-        ]
-        for index, draft in zip(wanting, self._drafted([tasks[index] for index in wanting], wanted), strict=True):
-            none[index] = draft
-        return none
+            return drafts
+        if self._drafter is None:
+            found = {index: self._ngram_draft(tasks[index], most[index]) for index in wanting}
+            possible = [Possible(found[index].kind, len(found[index].tokens)) for index in wanting]
+            for index, length in zip(wanting, self._chosen(tasks, wanting, possible, room), strict=True):
+                drafts[index] = found[index].tokens[:length]
+        else:
+            possible = [Possible(0, most[index]) for index in wanting]
+            lengths = self._chosen(tasks, wanting, possible, room)
+            asked = [(index, length) for index, length in zip(wanting, lengths, strict=True) if length]
+            if not asked:
+                # To go on later in the same answer, the draft model would have to read what it missed.
+                for index in wanting:
+                    _draft_of(tasks[index]).pause()
+                return drafts
+            for (index, _), draft in zip(asked, self._computed(self._drafter, tasks, asked), strict=True):
+                drafts[index] = draft
+        return drafts
 
     def begin(self, task: SequenceTask) -> None:
         """Prepare drafts for a request that got a slot. The request gets no drafts while they are paused after a loss
@@ -109,20 +134,29 @@ class Drafting:
         if not all(step.is_answer for step in steps):
             return
         answers = len(steps)
-        is_plain = not self._computed_for and all(step.computed == 1 and not step.drafted for step in steps)
+        is_plain = not self._asked and all(step.computed == 1 and not step.drafted for step in steps)
         if is_plain:
             self._plain.note(answers, seconds)
         else:
             self._plain.note_drafted()
+        self._lengths.costs.count_step()
         plain_seconds = seconds if is_plain else self._plain.seconds(answers)
         if plain_seconds is None:
             return
+        is_reading = self._drafter is not None and self._drafter.is_reading
+        if self._asked and not is_reading and plain_seconds > 0:
+            self._lengths.costs.note(answers, sum(self._asked.values()), seconds / plain_seconds)
         for step in steps:
-            if step.task.draft is not None:
-                self._rest.count(step.task.draft.step_tokens)
-                has_drafts = bool(step.drafted) or step.computed > 1 or step.task.id in self._computed_for
-                is_reading = bool(self._computed_for) and self._drafter is not None and self._drafter.is_reading
-                step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts, is_reading=is_reading)
+            draft = step.task.draft
+            if draft is None:
+                continue
+            asked = self._asked.get(step.task.id, 0)
+            if asked and self._drafter is not None and not is_reading:
+                accepted = max(0, draft.step_tokens - 1)
+                self._lengths.acceptance.note(0, accepted, min(accepted + 1, asked))
+            if self._rest.count(draft.step_tokens):
+                self._lengths.acceptance.forget()
+            draft.note_seconds(seconds, plain_seconds, has_drafts=asked > 0 or step.drafted > 0 or step.computed > 1)
 
     def _most(self, task: SequenceTask, count: int) -> int:
         """Return the largest number of tokens that may be drafted for a request.
@@ -143,12 +177,41 @@ class Drafting:
             return "state"
         return "" if self._drafter is None else self._drafter.refusal(task.slot.number, len(task.tokens))
 
-    def _drafted(self, tasks: Sequence[SequenceTask], wanted: Sequence[Wanted]) -> list[list[int]]:
-        if self._drafter is None:
-            return [
-                [] if task.draft is None else task.draft.ngrams.draft(each.tokens, each.most)
-                for task, each in zip(tasks, wanted, strict=True)
-            ]
-        self._computed_for.update(task.id for task in tasks)
-        with self._stop.computing(self._computed_for):
-            return self._drafter.draft(wanted)
+    def _ngram_draft(self, task: SequenceTask, most: int) -> NgramDraft:
+        return _draft_of(task).ngrams.draft(task.tokens, most, self._lengths.acceptance)
+
+    def _chosen(
+        self, tasks: Sequence[SequenceTask], wanting: Sequence[int], possible: Sequence[Possible], room: int
+    ) -> list[int]:
+        """Return the number of tokens to draft for each request, and note it for the time of the step.
+
+        `wanting`: indices of the requests in `tasks`, each of which has an entry in `possible`.
+        """
+        if self._source.pauses:
+            lengths = self._lengths.choose(len(tasks), possible, room)
+        else:
+            lengths = [min(each.most, max(1, room // len(wanting))) for each in possible]
+        for index, each, length in zip(wanting, possible, lengths, strict=True):
+            if length:
+                self._asked[tasks[index].id] = length
+            elif each.most:
+                _draft_of(tasks[index]).decline()
+        return lengths
+
+    def _computed(
+        self, drafter: Drafter, tasks: Sequence[SequenceTask], asked: Sequence[tuple[int, int]]
+    ) -> list[list[int]]:
+        """Return the drafts of a draft model or of MTP heads. `asked`: index in `tasks` and length of each draft."""
+        wanted = [
+            Wanted(slot.number, tasks[index].tokens, length)
+            for index, length in asked
+            if (slot := tasks[index].slot) is not None
+        ]
+        with self._stop.computing(self._asked):
+            return drafter.draft(wanted)
+
+
+def _draft_of(task: SequenceTask) -> AnswerDraft:
+    """Return the statistics of a request that drafts are made for."""
+    assert task.draft is not None
+    return task.draft

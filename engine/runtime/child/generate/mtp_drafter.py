@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.runtime.child.generate.model_drafter import FAILED, Wanted, likely_token
+from engine.runtime.child.generate.drafter import Draft, Drafter, Wanted
 from engine.runtime.child.load.draft_model import MOST_DRAFTED
-from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
-from engine.runtime.protocol.messages import DraftPause
+from engine.runtime.child.load.loaded_context import LoadedContext
 
 MOST_PENDING = MOST_DRAFTED + 1
 """Largest number of hidden states kept for the next draft.
@@ -66,49 +65,19 @@ class _Sequence:
         return self.hidden_start + len(self.hidden_tokens)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A draft that is being computed. `place`: index of its token in the last batch; -1 if there is none."""
-
-    number: int
-    most: int
-    position: int
-    tokens: list[int] = field(default_factory=list)
-    place: int = -1
-
-
-class MtpDrafter:
-    """Computes drafts with the MTP heads of a loaded model. Use it in the main thread only.
+class MtpDrafter(Drafter):
+    """Computes drafts with the MTP heads of a loaded model. `is_reading` stays False, because `note` computes prompts.
 
     `target`: the context of the model itself.
     `heads`: the context of the model's MTP heads.
     """
 
-    is_reading = False
-    """Whether a prompt must still be computed after a draft; always False, because `note` computes prompts at once."""
-
     def __init__(self, target: LoadedContext, heads: LoadedContext) -> None:
-        # Imported on request, as in `ChoiceReader`.
-        import numpy
-
-        self._numpy = numpy
+        super().__init__(heads, heads.new_batch(heads.batch_tokens), heads.vocabulary_size)
         self._target = target
-        self._loaded = heads
-        self._low: Any = heads.engine.low
         self._width = heads.hidden_width
-        self._nothing = numpy.zeros(self._width, numpy.float32)
-        self._most_tokens = heads.context_tokens
-        self._batch = heads.new_batch(heads.batch_tokens)
+        self._nothing = self._numpy.zeros(self._width, self._numpy.float32)
         self._sequences = [_Sequence() for _ in range(heads.n_sequences)]
-        self.has_failed = False
-
-    def refusal(self, number: int, tokens: int) -> DraftPause:
-        """Return why nothing can be drafted for slot `number`, which has `tokens` tokens; empty if drafting is
-        possible.
-        """
-        if self.has_failed or number >= len(self._sequences):
-            return FAILED
-        return "" if tokens + 1 < self._most_tokens else "context"
 
     def note(self, parts: Iterable[Computed]) -> None:
         """Keep the hidden states of the tokens that the model has just computed, before its next batch."""
@@ -129,36 +98,36 @@ class MtpDrafter:
             if part.sure and len(sequence.hidden_tokens) > MOST_PENDING:
                 self._read(part.number)
 
-    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Return the drafted tokens for each of `wanted`.
+    def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        """Let the heads read the tokens of the slots that they have not computed yet, up to the last ones.
 
-        A draft is empty if hidden states are missing, or after a stop.
+        A draft stays empty if hidden states are missing.
         """
-        drafts = [_Draft(each.number, each.most, len(each.tokens)) for each in wanted]
+        drafts = [Draft(each.number, each.most, len(each.tokens)) for each in wanted]
         room = self._batch.size // max(1, len(wanted))
+        sequences = self._sequences
         able = [self._prepare(each, asked.tokens, room) for each, asked in zip(drafts, wanted, strict=True)]
+        if self._sequences is not sequences:
+            return drafts  # A stop while the heads read the tokens of one slot has emptied the others too.
         self._batch.clear()
-        begun = []
         for draft, asked, is_able in zip(drafts, wanted, able, strict=True):
             if is_able:
-                self._begin(draft, asked.tokens)
-                begun.append(draft)
-        active = begun if begun and self._compute() else []
-        while active := [each for each in active if self._extend(each)]:
-            places = [each.place for each in active]
-            rows = [self._loaded.engine.nextn_row(self._loaded.context, place) for place in places]
-            hidden = [self._numpy.ctypeslib.as_array(row, (self._width,)).copy() for row in rows]
-            self._batch.clear()
-            for each, state in zip(active, hidden, strict=True):
-                each.place = self._batch.add(each.tokens[-1], each.position, each.number)
-                self._batch.bring(each.place, state)
-                each.position += 1
-                self._sequences[each.number].has_drafts = True
-            if not self._compute():
-                break
-        return [each.tokens for each in drafts]
+                self._add_missing(draft, asked.tokens)
+        if self._batch.count and not self._compute():
+            return [Draft(each.number, 0, 0) for each in wanted]
+        return drafts
 
-    def _prepare(self, draft: _Draft, tokens: Sequence[int], room: int) -> bool:
+    def _add_drafted(self, draft: Draft) -> None:
+        # The hidden state of the last batch, which belongs to the token before.
+        row = self._loaded.engine.nextn_row(self._loaded.context, draft.place)
+        draft.place = self._batch.add(draft.tokens[-1], draft.position, draft.number)
+        self._batch.bring(draft.place, self._numpy.ctypeslib.as_array(row, (self._width,)))
+        self._sequences[draft.number].has_drafts = True
+
+    def _empty_sequences(self) -> None:
+        self._sequences = [_Sequence() for _ in self._sequences]
+
+    def _prepare(self, draft: Draft, tokens: Sequence[int], room: int) -> bool:
         """Drop the parts of the heads' sequence that differ from the slot; return whether the draft can begin.
 
         `tokens`: all tokens of the slot. The model has not computed the last one yet.
@@ -177,7 +146,7 @@ class MtpDrafter:
             return False
         return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
 
-    def _begin(self, draft: _Draft, tokens: Sequence[int]) -> None:
+    def _add_missing(self, draft: Draft, tokens: Sequence[int]) -> None:
         """Add to the batch the tokens of the slot that the heads have not computed yet."""
         begin, last = self._first(draft.number), len(tokens) - 1
         draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
@@ -253,25 +222,6 @@ class MtpDrafter:
         if not kept:
             sequence.start = 0
         return bool(self._low.llama_memory_seq_rm(self._loaded.memory, number, first, -1))
-
-    def _extend(self, draft: _Draft) -> bool:
-        """Append the most probable token to a draft; return whether another one may follow."""
-        token = likely_token(self._numpy, self._loaded, draft.place)
-        if token is None:
-            return False
-        draft.tokens.append(token)
-        return len(draft.tokens) < draft.most
-
-    def _compute(self) -> bool:
-        """Decode the batch; return whether that succeeded. If not, all sequences are emptied."""
-        status = self._loaded.compute(self._batch.struct)
-        if status == DECODED:
-            return True
-        # After a stop, or without room in the KV cache, the sequences begin anew with the next draft.
-        self.has_failed = status < 0
-        self._loaded.clear()
-        self._sequences = [_Sequence() for _ in self._sequences]
-        return False
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

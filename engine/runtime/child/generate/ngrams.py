@@ -1,38 +1,99 @@
 """N-gram drafts (prompt lookup): the last tokens are found earlier in the sequence, and what followed there is drafted.
 
 Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
-way. The index here makes a search as fast in a long sequence as in a short one.
+way. The index here makes a search as fast in a long sequence as in a short one. Of several places the one with the
+longest match is taken, because a long copy will probably go on. So the length of the match tells how likely a draft is
+(`NgramDraft.kind`). Drafts that are not computed are also compared with the tokens that come (`NgramDrafts`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.runtime.child.generate.draft_length import Acceptance
 
 N = 3
 """Length of the n-grams, in tokens. Shorter ones match too often for the following tokens to be a good draft."""
+KEPT_PLACES = 4
+"""Number of the latest places of an n-gram that are compared."""
+LENGTHS = (N, 4, 6, 10, 20)
+"""Lengths of a match, in tokens, from which drafts are of another kind. A match is not followed beyond the last one."""
+RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.98)
+"""Assumed share of accepted tokens for each kind of draft: if the places differ, and for each of `LENGTHS`.
+
+The order is that of answers of a small model; the shares follow the text.
+"""
+
+
+class NgramDraft(NamedTuple):
+    """Tokens that may come next.
+
+    `kind`: drafts of one kind are about equally likely; the kind depends on the length of the match, and on whether
+    other places have another token after the n-gram.
+    """
+
+    tokens: list[int]
+    kind: int
 
 
 class NgramIndex:
-    """The n-grams of one sequence, each with the position after its last occurrence. The sequence may only grow."""
+    """The n-grams of one sequence, each with the positions after its last occurrences. The sequence may only grow."""
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}
+        self._after: dict[tuple[int, ...], list[int]] = {}
         self._indexed = N
 
-    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that may follow `tokens`; empty if their last n-gram did not occur before."""
+    def draft(self, tokens: Sequence[int], most: int) -> NgramDraft:
+        """Return up to `most` tokens that may follow `tokens`; none if their last n-gram did not occur before."""
         count = len(tokens)
-        if count <= N:
-            return []
         # Not the last n-gram, which nothing follows yet.
         for end in range(self._indexed, count):
-            self._after[tuple(tokens[end - N : end])] = end
+            places = self._after.setdefault(tuple(tokens[end - N : end]), [])
+            places.append(end)
+            del places[:-KEPT_PLACES]
         self._indexed = max(self._indexed, count)
-        place = self._after.get(tuple(tokens[count - N :]))
-        if place is None:
-            return []
+        places = self._after.get(tuple(tokens[count - N :]), []) if count > N else []
+        if not places:
+            return NgramDraft([], 0)
+        # The latest one of the longest matches.
+        length, place = max((_match(tokens, place), place) for place in places)
         # If the sequence ends before the draft does, the text between both places is taken to be repeated again.
         period = count - place
         drafted = [tokens[place + number % period] for number in range(most)]
         # Images and sounds stand as negative numbers in a sequence, and are no tokens.
-        return next((drafted[:number] for number, token in enumerate(drafted) if token < 0), drafted)
+        drafted = next((drafted[:number] for number, token in enumerate(drafted) if token < 0), drafted)
+        is_disputed = any(tokens[other] != tokens[place] for other in places)
+        kind = bisect_right(LENGTHS, length)
+        return NgramDraft(drafted, 0 if is_disputed and length < LENGTHS[-1] else kind)
+
+
+def _match(tokens: Sequence[int], place: int) -> int:
+    """Return how many tokens before `place` are those at the end; at least `N`, at most the last of `LENGTHS`."""
+    count = len(tokens)
+    most = min(LENGTHS[-1], place)
+    return next((n for n in range(N, most) if tokens[place - 1 - n] != tokens[count - 1 - n]), most)
+
+
+class NgramDrafts:
+    """N-gram drafts of one answer, each of which is compared with the tokens that came, whether computed or not."""
+
+    def __init__(self) -> None:
+        self._index = NgramIndex()
+        self._open = NgramDraft([], 0)
+        self._begin = 0
+
+    def draft(self, tokens: Sequence[int], most: int, acceptance: Acceptance) -> NgramDraft:
+        """Return up to `most` tokens that may follow `tokens`. `acceptance`: counts the earlier drafts."""
+        came, opened = tokens[self._begin :], self._open.tokens
+        right = next((n for n, (one, other) in enumerate(zip(opened, came, strict=False)) if one != other), None)
+        if right is not None:
+            acceptance.note(self._open.kind, right, right + 1)
+        elif len(came) >= len(opened):
+            acceptance.note(self._open.kind, len(opened), len(opened))
+        found = self._index.draft(tokens, most)
+        if right is not None or len(came) >= len(opened):
+            # One at a time: the drafts of the next steps would count the same tokens again.
+            self._open, self._begin = found, len(tokens)
+        return found

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from engine.planning.memory.backends import HOST_RULE
-from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     AllocationFailure,
-    AnyMessage,
-    DraftStatistics,
-    Failure,
-    Generated,
     LoadedModel,
     Piece,
     SequenceRestored,
@@ -26,26 +18,33 @@ from engine.runtime.protocol.messages import (
     StageProgress,
 )
 from engine.runtime.protocol.requests import (
-    ChatMessage,
     DraftSource,
-    Generate,
     Load,
-    ProjectorFile,
     RestoreSequence,
     SaveSequence,
-    Stop,
+)
+from tests.engine.runtime.child.draft_answers import (
+    CONTEXT,
+    PROMPTS,
+    SINGLE,
+    ask,
+    ask_together,
+    check_answers_about_images,
+    check_answers_after_a_stop,
+    check_greedy_answers,
+    load,
+    plain_answers,
+    refusal,
+    request,
+    statistics,
+    text_of,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.draft_models import write_sure_llama
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
-from tests.support.pictures import image_file, picture
 from tests.support.real_model import real_model
-from tests.support.side_models import write_tiny_projector
 
-CONTEXT = ContextSettings(n_ctx=1024, n_batch=64, n_ubatch=64, n_seq_max=4, threads=1, type_k="f32", type_v="f32")
-SINGLE = msgspec.structs.replace(CONTEXT, n_ctx=256, n_seq_max=1)
-PROMPTS = ("the cat sat on the mat, the cat sat on", "abcabcabcabc", "one two three one two", "to be or not to be")
 # Without a pause, as otherwise the speed of the machine decided which tokens are drafted.
 NGRAM = DraftSource(kind="ngram", pauses=False)
 
@@ -72,60 +71,29 @@ def source_of(path: Path, context: ContextSettings = CONTEXT, n_tokens: int = 4)
     )
 
 
-def load(
-    child: RawChild, path: Path, draft: DraftSource | None = None, context: ContextSettings = CONTEXT
-) -> LoadedModel:
-    loaded = child.ask(Load(path=str(path), devices=(), parameters=entries(), context=context, draft=draft))
-    assert isinstance(loaded, LoadedModel), loaded
-    return loaded
-
-
-def request(number: int, prompt: str, count: int | None = 60, **settings: Any) -> Generate:
-    settings = {"temperature": 0.0, **settings}
-    return Generate(id=number, prompt=prompt, sampling=SamplingSettings(max_tokens=count, **settings))
-
-
-def text_of(messages: Iterable[AnyMessage]) -> str:
-    return "".join(message.text for message in messages if isinstance(message, Piece))
-
-
-def ask(child: RawChild, number: int, prompt: str, count: int | None = 60, **settings: Any) -> tuple[str, Generated]:
-    done = child.ask(request(number, prompt, count, **settings))
-    assert isinstance(done, Generated), done
-    return text_of(child.heard), done
-
-
-def statistics(done: AnyMessage) -> DraftStatistics:
-    assert isinstance(done, Generated)
-    assert done.draft is not None
-    return done.draft
-
-
 @pytest.fixture(scope="module")
 def plain(model: Path) -> list[str]:
     """The greedy answers without drafts."""
-    with RawChild() as child:
-        load(child, model)
-        return [ask(child, number, prompt)[0] for number, prompt in enumerate(PROMPTS, start=1)]
+    return plain_answers(model)
 
 
 @pytest.mark.parametrize("kind", ["ngram", "model"])
 def test_greedy_answers_are_those_without_drafts(model: Path, draft_model: Path, plain: list[str], kind: str) -> None:
     draft = NGRAM if kind == "ngram" else source_of(draft_model)
-    with RawChild() as child:
-        load(child, model, draft)
-        alone = [ask(child, number, prompt) for number, prompt in enumerate(PROMPTS, start=1)]
-        for number, prompt in enumerate(PROMPTS, start=11):
-            child.send(request(number, prompt))
-        together = child.last_words(11, 12, 13, 14)
-    assert [text for text, _ in alone] == plain
-    assert [text_of(together[number]) for number in (11, 12, 13, 14)] == plain
-    told = [*(statistics(done) for _, done in alone), *(statistics(said[-1]) for said in together.values())]
-    for each in told:
-        assert each.kind == kind
-        # The first token comes from the prompt, every other one from a step.
-        assert each.steps + each.accepted_tokens == 59
-    assert 0 < sum(each.accepted_tokens for each in told) < sum(each.drafted_tokens for each in told)
+    told = check_greedy_answers(model, draft, plain)
+    assert {each.kind for each in told} == {kind}
+
+
+def test_answers_do_not_depend_on_the_chosen_numbers_of_drafted_tokens(
+    model: Path, draft_model: Path, plain: list[str]
+) -> None:
+    """The durations of the steps choose them, and differ in each run."""
+    for draft in (NGRAM, source_of(draft_model, n_tokens=8)):
+        with RawChild() as child:
+            load(child, model, msgspec.structs.replace(draft, pauses=True))
+            for number, prompt in enumerate(PROMPTS, start=1):
+                assert ask(child, number, prompt)[0] == plain[number - 1]
+            assert [text_of(said) for said in ask_together(child, 11)] == plain
 
 
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.3, "dry_multiplier": 0.8}, {"xtc_probability": 0.5}])
@@ -199,17 +167,7 @@ def test_grammar_stop_texts_and_length_end_an_answer_at_the_same_token(model: Pa
 
 
 def test_a_stop_in_the_middle_leaves_a_sound_model(model: Path, draft_model: Path, plain: list[str]) -> None:
-    with RawChild() as child:
-        load(child, model, source_of(draft_model))
-        child.send(request(1, PROMPTS[0], None))
-        child.send(request(2, PROMPTS[1], None))
-        while not isinstance(message := child.message(), Piece) or message.request != 2:
-            pass
-        child.send(Stop(request=1))
-        child.send(Stop(request=2))
-        said = child.last_words(1, 2)
-        assert all(isinstance(each[-1], Generated) and each[-1].stop_reason == "stopped" for each in said.values())
-        assert [ask(child, 10 + number, prompt)[0] for number, prompt in enumerate(PROMPTS)] == plain
+    check_answers_after_a_stop(model, source_of(draft_model), plain)
 
 
 def test_a_saved_state_goes_on_with_and_without_drafts(model: Path, draft_model: Path, tmp_path: Path) -> None:
@@ -270,21 +228,7 @@ def test_models_whose_memory_cannot_simply_be_cut(tmp_path: Path, name: str) -> 
 
 def test_images_in_the_prompt(model: Path, draft_model: Path, tmp_path: Path) -> None:
     """Neither n-grams nor the draft model see them."""
-    projector = read_projector(write_tiny_projector(tmp_path / "mmproj.gguf"))
-    file = ProjectorFile(str(projector.path), "CPU", projector.weights_bytes(HOST_RULE), projector.plain_bytes)
-    image = image_file(picture(1, (16, 16)), (16, 16))
-    seen = ChatMessage("user", "What? What? What? What?", (image, image))
-    found = []
-    for draft in (None, NGRAM, source_of(draft_model)):
-        request = Load(path=str(model), devices=(), parameters=entries(), context=CONTEXT, projector=file, draft=draft)
-        with RawChild() as child:
-            assert isinstance(child.ask(request), LoadedModel)
-            done = child.ask(Generate(id=1, messages=(seen,), max_tokens=60, temperature=0.0))
-            assert isinstance(done, Generated), done
-            found.append((text_of(child.heard), done.context_used))
-            assert draft is None or statistics(done).drafted_tokens
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    check_answers_about_images(model, tmp_path, NGRAM, source_of(draft_model))
 
 
 def test_positions_with_several_numbers(tmp_path: Path) -> None:
@@ -342,10 +286,7 @@ def test_a_batch_smaller_than_the_draft(model: Path, draft_model: Path, plain: l
     for draft in (DraftSource(kind="ngram", n_tokens=16, pauses=False), source_of(draft_model, small, 16)):
         with RawChild() as child:
             load(child, model, draft, small)
-            for number, prompt in enumerate(PROMPTS, start=1):
-                child.send(request(number, prompt))
-            said = child.last_words(1, 2, 3, 4)
-        assert [text_of(said[number]) for number in (1, 2, 3, 4)] == plain
+            assert [text_of(said) for said in ask_together(child)] == plain
 
 
 def test_a_shared_context_that_is_full(model: Path, plain: list[str]) -> None:
@@ -353,10 +294,7 @@ def test_a_shared_context_that_is_full(model: Path, plain: list[str]) -> None:
     context = msgspec.structs.replace(CONTEXT, n_ctx=256, kv_unified=True)
     with RawChild() as child:
         load(child, model, DraftSource(kind="ngram", n_tokens=8, pauses=False), context)
-        for number, prompt in enumerate(PROMPTS, start=1):
-            child.send(request(number, prompt))
-        said = child.last_words(1, 2, 3, 4)
-    assert [text_of(said[number]) for number in (1, 2, 3, 4)] == plain
+        assert [text_of(said) for said in ask_together(child)] == plain
 
 
 def test_the_memory_of_a_draft_is_told_apart(model: Path, draft_model: Path) -> None:
@@ -373,15 +311,6 @@ def test_the_memory_of_a_draft_is_told_apart(model: Path, draft_model: Path) -> 
     assert output == [4 * 4 * without.n_vocab, 4 * 5 * 4 * without.n_vocab]
     assert sorted({draft for draft, _ in stages}) == [False, True]
     assert stages == sorted(stages, key=lambda each: each[0])
-
-
-def refusal(model: Path, draft: DraftSource) -> Failure:
-    with RawChild() as child:
-        failed = child.ask(Load(path=str(model), devices=(), parameters=entries(), context=CONTEXT, draft=draft))
-        assert isinstance(failed, Failure), failed
-        # Nothing is lost: the same child loads the model without the draft.
-        load(child, model)
-    return failed
 
 
 def test_draft_models_that_cannot_be_used_are_refused_with_a_reason(model: Path, tmp_path: Path) -> None:

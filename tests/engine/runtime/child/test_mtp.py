@@ -8,44 +8,39 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.planning.memory.backends import HOST_RULE
-from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import (
     AllocationFailure,
-    Generated,
     LoadedModel,
-    Piece,
     SequenceRestored,
     SequenceSaved,
     StageProgress,
 )
 from engine.runtime.protocol.requests import (
-    ChatMessage,
     DraftSource,
-    Generate,
     Load,
-    ProjectorFile,
     RestoreSequence,
     SaveSequence,
-    Stop,
 )
-from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
-from tests.engine.runtime.child.test_drafts import (
+from tests.engine.runtime.child.draft_answers import (
     CONTEXT,
     PROMPTS,
     SINGLE,
     ask,
+    ask_together,
+    check_answers_about_images,
+    check_answers_after_a_stop,
+    check_greedy_answers,
     load,
+    plain_answers,
     refusal,
     request,
     statistics,
     text_of,
 )
+from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 from tests.support.mtp_models import write_mtp_model
-from tests.support.pictures import image_file, picture
-from tests.support.side_models import write_tiny_projector
 
 # Without a pause, as otherwise the speed of the machine decided which tokens are drafted.
 MTP = DraftSource(kind="mtp", pauses=False)
@@ -60,28 +55,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(model: Path) -> list[str]:
     """The greedy answers without drafts."""
-    with RawChild() as child:
-        load(child, model)
-        return [ask(child, number, prompt)[0] for number, prompt in enumerate(PROMPTS, start=1)]
+    return plain_answers(model)
 
 
 @pytest.mark.parametrize("unified", [False, True])
 def test_greedy_answers_are_those_without_drafts(model: Path, plain: list[str], unified: bool) -> None:
-    with RawChild() as child:
-        load(child, model, MTP, msgspec.structs.replace(CONTEXT, kv_unified=unified))
-        alone = [ask(child, number, prompt) for number, prompt in enumerate(PROMPTS, start=1)]
-        for number, prompt in enumerate(PROMPTS, start=11):
-            child.send(request(number, prompt))
-        together = child.last_words(11, 12, 13, 14)
-    assert [text for text, _ in alone] == plain
-    assert [text_of(together[number]) for number in (11, 12, 13, 14)] == plain
-    told = [*(statistics(done) for _, done in alone), *(statistics(said[-1]) for said in together.values())]
-    for each in told:
-        assert each.kind == "mtp"
-        # The first token comes from the prompt, every other one from a step.
-        assert each.steps + each.accepted_tokens == 59
-        assert not each.paused
-    assert 0 < sum(each.accepted_tokens for each in told) < sum(each.drafted_tokens for each in told)
+    told = check_greedy_answers(model, MTP, plain, msgspec.structs.replace(CONTEXT, kv_unified=unified))
+    assert {each.kind for each in told} == {"mtp"}
 
 
 def test_a_head_that_computes_as_the_model_is_always_right(tmp_path: Path) -> None:
@@ -157,19 +137,7 @@ def test_grammar_stop_texts_and_length_end_an_answer_at_the_same_token(model: Pa
 
 
 def test_a_stop_in_the_middle_leaves_a_sound_model(model: Path, plain: list[str]) -> None:
-    with RawChild() as child:
-        load(child, model, MTP)
-        child.send(request(1, PROMPTS[0], None))
-        child.send(request(2, PROMPTS[1], None))
-        while not isinstance(message := child.message(), Piece) or message.request != 2:
-            pass
-        child.send(Stop(request=1))
-        child.send(Stop(request=2))
-        said = child.last_words(1, 2)
-        assert all(isinstance(each[-1], Generated) and each[-1].stop_reason == "stopped" for each in said.values())
-        again = [ask(child, 10 + number, prompt) for number, prompt in enumerate(PROMPTS)]
-    assert [text for text, _ in again] == plain
-    assert all(statistics(done).drafted_tokens for _, done in again)
+    check_answers_after_a_stop(model, MTP, plain)
 
 
 def test_a_saved_state_goes_on_with_and_without_drafts(model: Path, tmp_path: Path) -> None:
@@ -192,20 +160,7 @@ def test_a_saved_state_goes_on_with_and_without_drafts(model: Path, tmp_path: Pa
 
 def test_images_in_the_prompt(model: Path, tmp_path: Path) -> None:
     """The head does not see them, and begins anew behind each."""
-    projector = read_projector(write_tiny_projector(tmp_path / "mmproj.gguf"))
-    file = ProjectorFile(str(projector.path), "CPU", projector.weights_bytes(HOST_RULE), projector.plain_bytes)
-    image = image_file(picture(1, (16, 16)), (16, 16))
-    seen = ChatMessage("user", "What? What? What? What?", (image, image))
-    found = []
-    for draft in (None, MTP):
-        request = Load(path=str(model), devices=(), parameters=entries(), context=CONTEXT, projector=file, draft=draft)
-        with RawChild() as child:
-            assert isinstance(child.ask(request), LoadedModel)
-            done = child.ask(Generate(id=1, messages=(seen,), max_tokens=60, temperature=0.0))
-            assert isinstance(done, Generated), done
-            found.append((text_of(child.heard), done.context_used))
-            assert draft is None or statistics(done).drafted_tokens
-    assert found[1] == found[0]
+    check_answers_about_images(model, tmp_path, MTP)
 
 
 def test_a_full_context(model: Path) -> None:
@@ -223,20 +178,14 @@ def test_a_shared_context_that_is_full(model: Path, plain: list[str]) -> None:
     context = msgspec.structs.replace(CONTEXT, n_ctx=256, kv_unified=True)
     with RawChild() as child:
         load(child, model, msgspec.structs.replace(MTP, n_tokens=8), context)
-        for number, prompt in enumerate(PROMPTS, start=1):
-            child.send(request(number, prompt))
-        said = child.last_words(1, 2, 3, 4)
-    assert [text_of(said[number]) for number in (1, 2, 3, 4)] == plain
+        assert [text_of(said) for said in ask_together(child)] == plain
 
 
 def test_a_batch_smaller_than_the_draft(model: Path, plain: list[str]) -> None:
     small = msgspec.structs.replace(CONTEXT, n_batch=4, n_ubatch=4)
     with RawChild() as child:
         load(child, model, msgspec.structs.replace(MTP, n_tokens=16), small)
-        for number, prompt in enumerate(PROMPTS, start=1):
-            child.send(request(number, prompt))
-        said = child.last_words(1, 2, 3, 4)
-    assert [text_of(said[number]) for number in (1, 2, 3, 4)] == plain
+        assert [text_of(said) for said in ask_together(child)] == plain
 
 
 def test_the_memory_of_the_head_is_told_apart(model: Path) -> None:

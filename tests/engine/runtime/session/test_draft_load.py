@@ -17,11 +17,9 @@ from engine.planning.memory.drafts import Draft, read_draft
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
-from engine.runtime.session.events import Loaded
-from engine.runtime.session.load_order import LoadOrder
+from tests.support.draft_loads import check_load
 from tests.support.models import write_tiny_llama
 from tests.support.orders import plan_of
-from tests.support.session_log import SessionLog
 
 CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, n_seq_max=2, threads=1, load_mode="none")
 LAYOUT = make_layout(4, [CPU_ID, "RPC0", "RPC0", "RPC0"])
@@ -51,17 +49,7 @@ def lab() -> Iterator[LabRig]:
 def test_both_models_hold_what_was_forecast_to_the_byte(
     model: ModelFile, draft: Draft, lab: LabRig, placed: Layout
 ) -> None:
-    plan = plan_of(model, lab.rig, LAYOUT, CONTEXT, SideFiles(draft=replace(draft, layout=placed)))
-    with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
-        (loaded,) = log.wait_for_endings(1)
-    assert isinstance(loaded, Loaded), loaded
-    expected = {row.id: row.without_overhead() for row in plan.forecast}
-    for row in loaded.devices:
-        asked = expected[row.id]
-        assert row.draft_bytes == asked.draft_bytes
-        assert (row.output_bytes, row.kv_cache_bytes) == (asked.output_bytes, asked.kv_cache_bytes)
-        assert (row.weights_bytes, row.compute_bytes) == (asked.weights_bytes, asked.compute_bytes)
+    check_load(plan_of(model, lab.rig, LAYOUT, CONTEXT, SideFiles(draft=replace(draft, layout=placed))))
 
 
 def test_a_probe_over_workers_has_the_numbers_of_the_forecast(model: ModelFile, draft: Draft, lab: LabRig) -> None:

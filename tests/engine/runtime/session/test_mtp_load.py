@@ -20,11 +20,9 @@ from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
-from engine.runtime.session.events import Loaded
-from engine.runtime.session.load_order import LoadOrder
+from tests.support.draft_loads import check_load
 from tests.support.mtp_models import write_mtp_model
 from tests.support.orders import plan_of
-from tests.support.session_log import SessionLog
 
 CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, n_seq_max=2, threads=1, load_mode="none")
 LAYOUTS = {
@@ -65,18 +63,7 @@ def test_a_model_with_heads_holds_what_was_forecast_to_the_byte(
 ) -> None:
     context = msgspec.structs.replace(CONTEXT, **SETTINGS[settings])
     placed = make_layout(5, LAYOUTS[layout])
-    plan = plan_of(model, lab.rig, placed, context, SideFiles(draft=Draft("mtp")))
-    with SessionLog() as log:
-        log.session.load(LoadOrder(plan))
-        (loaded,) = log.wait_for_endings(1)
-    assert isinstance(loaded, Loaded), loaded
-    expected = {row.id: row.without_overhead() for row in plan.forecast}
-    for row in loaded.devices:
-        asked = expected[row.id]
-        state_bytes = row.kv_cache_bytes + row.recurrent_bytes
-        assert row.draft_bytes == asked.draft_bytes, row.id
-        assert (row.output_bytes, state_bytes) == (asked.output_bytes, asked.kv_cache_bytes + asked.recurrent_bytes)
-        assert (row.weights_bytes, row.compute_bytes) == (asked.weights_bytes, asked.compute_bytes)
+    check_load(plan_of(model, lab.rig, placed, context, SideFiles(draft=Draft("mtp"))))
 
 
 def test_a_probe_over_workers_has_the_numbers_of_the_forecast(model: ModelFile, lab: LabRig) -> None:

@@ -1,0 +1,168 @@
+"""Chooses how many tokens are drafted for a step, so that the answers get the most tokens per second.
+
+A step with drafts takes longer than a plain step: the model computes more tokens, and a draft model computes too. How
+much longer is measured for each number of tokens (`StepCosts`); on a processor the duration rises in steps, with the
+tiles of the matrix products. What a step gives depends on the chances that the first, the first two, ... drafted tokens
+are accepted (`Acceptance`). `DraftLengths` compares both and chooses a number for each answer; 0 means a plain step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+from typing import NamedTuple
+
+KEPT_COSTS = 9
+"""Number of latest durations kept for a number of drafted tokens."""
+LEAST_COSTS = 2
+"""Number of durations from which they count. The shorter one of two counts: the first batch of a size is often slow."""
+MOST_SLOW = 3.0
+"""Durations above this multiple of the median are the work of another program, and do not count."""
+NEW_COST = 0.1
+"""Duration that is assumed for each drafted token before anything was measured, in durations of a plain step.
+
+It is low, so that drafts are tried.
+"""
+UNMEASURED = 0.8
+"""Factor of a duration that is interpolated: a number of tokens that may be the best one is tried."""
+FORGOTTEN_STEPS = 1000
+"""Number of steps after which a duration that was not measured again is forgotten, and may be tried again."""
+TRIED_WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of tokens in a batch that are tried, besides that of the longest drafts.
+
+Most are multiples of 4, the height of ggml's tiles.
+"""
+
+KEPT_EVIDENCE = 0.93
+"""Factor of the earlier drafts in the counts of accepted tokens with each new draft. So about 14 drafts count."""
+PRIOR_DRAFTS = 2.0
+"""Number of drafts with the assumed acceptance that count before there were any."""
+MODEL_RATES = (0.6,)
+"""Assumed share of accepted tokens of draft models and MTP heads, whose drafts are of one kind."""
+LEAST_GAIN = 1.03
+"""Expected gain below which nothing is drafted."""
+
+
+class StepCosts:
+    """Durations of steps by the number of drafted tokens, in durations of a plain step with as many answers."""
+
+    def __init__(self) -> None:
+        self._measured: dict[int, dict[int, deque[float]]] = {}
+        self._last: dict[tuple[int, int], int] = {}
+        self._steps = 0
+
+    def count_step(self) -> None:
+        """Count a step of any kind; durations that are too old are forgotten."""
+        self._steps += 1
+        if self._steps % FORGOTTEN_STEPS == 0:
+            for answers, drafted in [key for key, last in self._last.items() if last + FORGOTTEN_STEPS < self._steps]:
+                del self._measured[answers][drafted], self._last[answers, drafted]
+
+    def note(self, answers: int, drafted: int, cost: float) -> None:
+        """Add the duration of a step. `drafted`: number of tokens that were to be drafted for all `answers`."""
+        self._measured.setdefault(answers, {}).setdefault(drafted, deque(maxlen=KEPT_COSTS)).append(cost)
+        self._last[answers, drafted] = self._steps
+
+    def cost(self, answers: int, drafted: int) -> float:
+        """Return the duration of a step; interpolated if it was not measured."""
+        measured = self._measured.get(answers, {})
+        known = sorted(each for each, costs in measured.items() if len(costs) >= LEAST_COSTS)
+        if drafted in known:
+            return _typical(measured[drafted])
+        place = bisect_left(known, drafted)
+        low, low_cost = (known[place - 1], _typical(measured[known[place - 1]])) if place else (0, 1.0)
+        if place == len(known):
+            slope = (low_cost - 1) / low if low else NEW_COST
+        else:
+            slope = (_typical(measured[known[place]]) - low_cost) / (known[place] - low)
+        factor = UNMEASURED if known else 1.0
+        return max(1.0, factor * (low_cost + slope * (drafted - low)))
+
+
+def _typical(costs: Sequence[float]) -> float:
+    if len(costs) <= LEAST_COSTS:
+        return min(costs)
+    # Not the median: the drafts of a draft model end early or late, and the mean of both counts.
+    most = MOST_SLOW * median(costs)
+    return mean(cost for cost in costs if cost <= most)
+
+
+class Acceptance:
+    """Chances that the first, the first two, ... tokens of a draft are accepted, for drafts of several kinds.
+
+    `rates`: assumed share of accepted tokens for each kind.
+    """
+
+    def __init__(self, rates: Sequence[float] = MODEL_RATES) -> None:
+        self._rates = rates
+        self._tried: dict[int, list[float]] = {}
+        self._accepted: dict[int, list[float]] = {}
+
+    def note(self, kind: int, accepted: int, tried: int) -> None:
+        """Add a draft of which the first `accepted` tokens were right. `tried`: one more if the next one was wrong."""
+        tries, right = self._tried.setdefault(kind, []), self._accepted.setdefault(kind, [])
+        for place in range(tried):
+            if place == len(tries):
+                tries.append(0.0)
+                right.append(0.0)
+            tries[place] = tries[place] * KEPT_EVIDENCE + 1
+            right[place] = right[place] * KEPT_EVIDENCE + (place < accepted)
+
+    def chances(self, kind: int, most: int) -> Iterator[float]:
+        """Yield the chance that the first token of a draft is accepted, that the first two are, and so on."""
+        tries, right = self._tried.get(kind, ()), self._accepted.get(kind, ())
+        rate, chance = self._rates[kind], 1.0
+        for place in range(most):
+            tried, accepted = (tries[place], right[place]) if place < len(tries) else (0.0, 0.0)
+            # A token that was seldom reached is as likely as the one before it.
+            rate = (accepted + PRIOR_DRAFTS * rate) / (tried + PRIOR_DRAFTS)
+            chance *= rate
+            yield chance
+
+    def forget(self) -> None:
+        """Forget the drafts so far, because the text may be another one."""
+        self._tried.clear()
+        self._accepted.clear()
+
+
+class Possible(NamedTuple):
+    """A draft that may be computed. `kind`: kind of the draft. `most`: largest number of tokens."""
+
+    kind: int
+    most: int
+
+
+class DraftLengths:
+    """Chooses the number of drafted tokens for each answer of a loaded model. `rates`: as of `Acceptance`."""
+
+    def __init__(self, rates: Sequence[float] = MODEL_RATES) -> None:
+        self.costs = StepCosts()
+        self.acceptance = Acceptance(rates)
+
+    def choose(self, answers: int, drafts: Sequence[Possible], room: int) -> list[int]:
+        """Return the number of tokens to draft for each of `drafts`; all 0 if drafts are expected to lose time.
+
+        `answers`: number of running answers, also of those without a draft.
+        `room`: largest number of drafted tokens in the batch.
+        """
+        # The duration depends on the number of tokens only, so that the most likely ones come first. A token is never
+        # more likely than the one before it, so that they are the first ones of each draft.
+        chances = sorted(
+            (
+                (chance, index)
+                for index, draft in enumerate(drafts)
+                for chance in self.acceptance.chances(draft.kind, draft.most)
+            ),
+            key=lambda each: -each[0],
+        )[: max(0, room)]
+        best, best_rate, tokens = 0, LEAST_GAIN * answers, float(answers)
+        for count, (chance, _) in enumerate(chances, start=1):
+            tokens += chance
+            if answers + count in TRIED_WIDTHS or count == len(chances):
+                rate = tokens / self.costs.cost(answers, count)
+                if rate > best_rate:
+                    best, best_rate = count, rate
+        chosen = Counter(index for _, index in chances[:best])
+        return [chosen[index] for index in range(len(drafts))]

@@ -1,0 +1,136 @@
+"""Base of the drafters that compute drafts: the draft model and the MTP heads of a loaded model.
+
+Both draft greedily, one token at a time for all running answers in a common batch, until a token is unlikely. They
+differ in how a sequence is brought to the tokens of its slot, and in what belongs to a drafted token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from engine.runtime.child.load.loaded_context import DECODED, Batch, LoadedContext
+from engine.runtime.protocol.messages import DraftPause
+
+LEAST_PROBABILITY = 0.4
+"""Probability below which a draft ends: a token to which the draft model gives less would be rejected too often."""
+
+
+class Wanted(NamedTuple):
+    """Describes one draft to compute.
+
+    `number`: index of the slot.
+    `tokens`: the slot's tokens.
+    `most`: largest number of tokens to draft.
+    """
+
+    number: int
+    tokens: Sequence[int]
+    most: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """A draft that is being computed.
+
+    `position`: position of the next drafted token in the drafter's sequence.
+    `place`: index of the last token in the last batch, for its logits; -1 while tokens before the draft are missing.
+    """
+
+    number: int
+    most: int
+    position: int
+    tokens: list[int] = field(default_factory=list)
+    place: int = -1
+
+
+class Drafter(ABC):
+    """Computes drafts in the context of a draft model or of MTP heads. Use it in the main thread only.
+
+    `loaded`: that context.
+    `n_tokens`: number of the model's tokens; a draft model may have a few more, which are not drafted.
+    `is_reading`: whether the last call of `draft` computed tokens of a prompt, which costs time only once.
+    `has_failed`: whether a batch could not be computed, so that nothing is drafted any more.
+    """
+
+    def __init__(self, loaded: LoadedContext, batch: Batch, n_tokens: int) -> None:
+        # Imported on request, as in `ChoiceReader`.
+        import numpy
+
+        self._numpy = numpy
+        self._loaded = loaded
+        self._low: Any = loaded.engine.low
+        self._batch = batch
+        self._n_tokens = n_tokens
+        self._most_tokens = loaded.context_tokens
+        self.has_failed = self.is_reading = False
+
+    def refusal(self, number: int, tokens: int) -> DraftPause:
+        """Return why nothing can be drafted for slot `number`, which has `tokens` tokens; empty if drafting is
+        possible.
+        """
+        if self.has_failed or number >= self._loaded.n_sequences:
+            return "failed"
+        return "" if tokens + 1 < self._most_tokens else "context"
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Return the drafted tokens for each of `wanted`.
+
+        A draft is empty if its sequence could not be brought to the tokens of the slot, or after a stop.
+        """
+        drafts = self._begin(wanted)
+        # One token for each draft at a time; the last one is not computed, because nothing follows it.
+        active = [each for each in drafts if each.place >= 0]
+        while active := [each for each in active if self._extend(each)]:
+            self._batch.clear()
+            for each in active:
+                self._add_drafted(each)
+                each.position += 1
+            if not self._compute():
+                break
+        return [each.tokens for each in drafts]
+
+    @abstractmethod
+    def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        """Bring the sequences to the tokens of their slots and compute the last of these; return drafts without tokens.
+
+        Each draft that can go on has its `place`.
+        """
+
+    @abstractmethod
+    def _add_drafted(self, draft: Draft) -> None:
+        """Add the last drafted token to the batch and to its sequence, and set the draft's `place`."""
+
+    @abstractmethod
+    def _empty_sequences(self) -> None:
+        """Forget the tokens of all sequences, because the KV cache was emptied."""
+
+    def _extend(self, draft: Draft) -> bool:
+        """Append the most probable token to a draft; return whether another one may follow.
+
+        The draft ends before a token whose probability is low, or that ends the answer.
+        """
+        pointer = self._low.llama_get_logits_ith(self._loaded.context, draft.place)
+        logits = self._numpy.ctypeslib.as_array(pointer, (self._loaded.vocabulary_size,))
+        token = int(logits.argmax())
+        probability = 1.0 / float(self._numpy.exp(logits - logits[token]).sum())
+        # Not `<`: the logits may be no numbers.
+        if not probability >= LEAST_PROBABILITY or token >= self._n_tokens:
+            return False
+        if self._low.llama_vocab_is_eog(self._loaded.vocabulary, token):
+            return False
+        draft.tokens.append(token)
+        return len(draft.tokens) < draft.most
+
+    def _compute(self) -> bool:
+        """Decode the batch; return whether that succeeded. If not, all sequences are emptied."""
+        status = self._loaded.compute(self._batch.struct)
+        if status == DECODED:
+            return True
+        # After a stop, or without room in the KV cache, the sequences are computed anew with the next draft.
+        self.has_failed = status < 0
+        self._loaded.clear()
+        self._empty_sequences()
+        return False

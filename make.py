@@ -114,7 +114,7 @@ def run_translation_check(_arguments: Sequence[str]) -> int:
 
 NEED_MORE = (
     "against_llama_bench", "against_llama_server", "bundle_start", "hour_of_use", "killed_windows", "machine_faults",
-    "mutated_loads",
+    "mutated_loads", "step_widths",
 )  # fmt: skip
 """Benchmarks that run only with `python -m benchmarks.NAME`: they need an argument, another program or the bundle."""
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QComboBox, QLabel, QMenu, QToolButton, QWidget
 
 from engine.base.language import tr
 from engine.planning.plan.decisions.decision import Decision
@@ -19,6 +19,7 @@ from engine.planning.settings.context_settings import (
     FlashAttention,
     KvType,
 )
+from widgets.common.boxes import h_box
 from widgets.common.counts import format_count
 from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label, tool_button
@@ -228,9 +229,7 @@ def _choices(name: str, values: tuple[str, ...]) -> QComboBox:
 
 def _group(*widgets: QWidget) -> QWidget:
     group = QWidget()
-    row = QHBoxLayout(group)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(4)
+    row = h_box(group, spacing=4)
     for widget in widgets:
         if not isinstance(widget, QLabel):
             widget.setFixedHeight(CONTROL_HEIGHT_PX)

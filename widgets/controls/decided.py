@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from engine.base.language import tr
 from engine.planning.plan.decisions.decision import Decision
+from widgets.common.boxes import h_box
 from widgets.common.counts import format_count
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
@@ -83,9 +84,7 @@ def _beside(controls: tuple[QWidget, ...]) -> QWidget:
     if len(controls) == 1:
         return controls[0]
     group = QWidget()
-    row = QHBoxLayout(group)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(8)
+    row = h_box(group, spacing=8)
     for control in controls:
         row.addWidget(control)
     return group

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
 from engine.base.language import tr
+from widgets.common.boxes import h_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.memory_bar import PartRole, part_colour
 from widgets.common.painting import colour, keep_left_to_right
@@ -111,9 +112,7 @@ class Notes(QWidget):
         short.setSpacing(4)
         for label in self._labels:
             short.addWidget(label)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(8)
+        row = h_box(self, spacing=8)
         row.addLayout(short, 1)
         row.addWidget(self._scroll, 1)
         row.addWidget(self.drop_button, 0, Qt.AlignmentFlag.AlignTop)

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 
 from engine.base.language import tr
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from widgets.common.boxes import h_box, v_box
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role, tool_button
 from widgets.common.tool_tips import plain_tool_tip
@@ -324,9 +325,7 @@ class LoadReport(QWidget):
         # The sentence above is never cut for it.
         scroll.setMinimumHeight(MIN_DETAILS_HEIGHT_PX)
         scroll.setWidget(content)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(8, 4, 8, 8)
-        layout.setSpacing(8)
+        layout = v_box(self, spacing=8, margins=(8, 4, 8, 8))
         layout.addLayout(heading)
         layout.addWidget(self._progress)
         layout.addWidget(scroll, 1)
@@ -340,18 +339,14 @@ class ProposalList(QWidget):
     def __init__(self, proposals: Sequence[ProposalWords], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.buttons: list[QPushButton] = []
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
+        column = v_box(self, spacing=4)
         for index, words in enumerate(proposals):
             column.addWidget(self._row(index, words))
 
     def _row(self, index: int, words: ProposalWords) -> QFrame:
         frame = QFrame()
         frame.setProperty("role", "card")
-        row = QHBoxLayout(frame)
-        row.setContentsMargins(8, 4, 4, 4)
-        row.setSpacing(12)
+        row = h_box(frame, spacing=12, margins=(8, 4, 4, 4))
         row.addWidget(_text(words.text, "strong"), 4)
         row.addWidget(_text(words.detail, "dim"), 5)
         button = QPushButton(tr("Apply"))

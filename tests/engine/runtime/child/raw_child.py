@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 
 import msgspec
 
@@ -51,9 +50,7 @@ class RawChild:
         assert isinstance(self.message(), Hello)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()

@@ -219,7 +219,7 @@ def test_speeds_are_measured_from_the_menu(
 def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
     first = open_window()
     with qtbot.waitSignal(first.desk.rig.live.rig_changed):
-        first.desk.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
+        first.desk.rig.search.set_limits(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
     first.main.close()
     second = open_window().desk.rig
     with qtbot.waitSignal(second.live.rig_changed):

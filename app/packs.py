@@ -46,7 +46,7 @@ def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, check
     `verdicts`: file of the results of the self test. `rpc_endpoints`: addresses `host:port`. `checks`: file of the
     results of the engine checks, or None.
     """
-    from engine.machines.rigs.packed import find_packed_devices
+    from engine.machines.rigs.pack_installer import find_packed_devices
 
     return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)
 

@@ -14,7 +14,7 @@ from app.serving.api_server import ServerPhase, ServerState, WindowApiServer
 from app.settings import Settings
 from app.window.main_window import MainWindow
 from engine.base.language import tr
-from widgets.common.counts import format_count
+from engine.base.units import format_count
 from widgets.common.delayed_call import DelayedCall
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane, ServeSettings, ServeStatus

@@ -11,14 +11,13 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QLayout, QSizePolicy, QWidget
 
 from engine.base.language import tr
+from engine.base.units import format_count
 from widgets.common.boxes import h_box
-from widgets.common.counts import format_count
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import tool_button
+from widgets.common.roles import plain_tool_tip, tool_button
 from widgets.common.text import elide, text_width, ui_font
-from widgets.common.tool_tips import plain_tool_tip
 
 BAR_PX = 4
 MIN_WIDTH_PX = 60

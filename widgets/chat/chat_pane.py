@@ -36,8 +36,7 @@ from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.boxes import centred, v_box
 from widgets.common.delayed_call import DelayedCall
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.markdown.matches import match_pattern
 from widgets.markdown.typesetter import Typesetter
 

@@ -7,8 +7,8 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from engine.base.language import tr
+from engine.base.units import format_count
 from widgets.common.boxes import h_box
-from widgets.common.counts import format_count
 from widgets.common.roles import plain_label, tool_button
 
 

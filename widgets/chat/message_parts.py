@@ -23,8 +23,7 @@ from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownMessage
 from widgets.common.boxes import h_box, v_box
 from widgets.common.delayed_call import DelayedCall
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 

@@ -26,8 +26,7 @@ from widgets.common.boxes import centred, h_box, v_box
 from widgets.common.delayed_call import DelayedCall
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.common.wrap_layout import WrapLayout
 
 LONG_LINES = 3

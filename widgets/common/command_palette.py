@@ -21,8 +21,7 @@ from shiboken6 import isValid
 
 from engine.base.language import tr
 from widgets.common.boxes import v_box
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 
 WIDTH_PX = 640
 HEIGHT_PX = 420

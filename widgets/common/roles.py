@@ -1,6 +1,11 @@
-"""Labels and small buttons with a role, which is a dynamic property that selectors of the stylesheet use."""
+"""Labels, small buttons and tooltips that show foreign text literally, and roles for the stylesheet.
+
+A role is a dynamic property that selectors of the stylesheet use.
+"""
 
 from __future__ import annotations
+
+from html import escape
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt
 from PySide6.QtWidgets import QLabel, QToolButton, QWidget
@@ -38,3 +43,9 @@ def tool_button(text: str, name: str, role: str = "quiet", *, tip: str = "") -> 
     button.setToolTip(tip or name)
     button.setProperty("role", role)
     return button
+
+
+def plain_tool_tip(text: str) -> str:
+    """Return a tooltip that shows `text` literally, with its line breaks; empty for an empty text."""
+    # `<qt>` makes Qt take every text as rich text, so that none is guessed to be. Rich tooltips wrap long lines, too.
+    return f"<qt>{escape(text).replace(chr(10), '<br>')}</qt>" if text else ""

@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QComboBox, QLabel, QMenu, QToolButton, QWidget
 
 from engine.base.language import tr
+from engine.base.units import format_count
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import (
     AUTO_CONTEXT,
@@ -20,10 +21,8 @@ from engine.planning.settings.context_settings import (
     KvType,
 )
 from widgets.common.boxes import h_box
-from widgets.common.counts import format_count
 from widgets.common.inputs import ComboBox
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.controls.decided import decided_text
 from widgets.controls.setting_controls import TokenSpinBox, is_typed_in, show_number
 from widgets.controls.values import CONTROL_HEIGHT_PX

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from engine.base.language import tr
+from engine.base.units import format_count
 from engine.planning.plan.decisions.decision import Decision
 from widgets.common.boxes import h_box
-from widgets.common.counts import format_count
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 
 MIN_COUNT = 10_000
 """Numbers from this one on are shown with a separator for thousands."""

@@ -13,8 +13,7 @@ from engine.planning.settings.context_settings import AUTO
 from engine.planning.settings.table import DRAFTED_TOKENS, MOST_DRAFTED
 from widgets.common.boxes import v_box
 from widgets.common.inputs import ComboBox, SpinBox
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.controls.values import DraftChoice, ProposedDraft
 
 _NONE, _NGRAM, _MTP, _FILE = "none", "ngram", "mtp", "file"

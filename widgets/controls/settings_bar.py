@@ -24,8 +24,8 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.context_editor import ContextEditor
 from widgets.controls.values import CONTROL_HEIGHT_PX, SplitModeChoice

@@ -27,8 +27,7 @@ from engine.planning.settings.table import GROUPS, SETTINGS, Group
 from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox, DoubleSpinBox
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.controls.decided import DecidedRows, decided_text
 from widgets.controls.draft_form import DraftForm
 from widgets.controls.setting_controls import SettingControl, make_control

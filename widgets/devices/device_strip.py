@@ -26,8 +26,8 @@ from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import elide, text_width, ui_font, zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.devices.limits import DeviceLimits, LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
 

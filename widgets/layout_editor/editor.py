@@ -12,9 +12,8 @@ from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, tool_button
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
 from widgets.layout_editor.number_bar import NumberBar

@@ -24,9 +24,8 @@ from engine.planning.layout.moves import CountMove, Move
 from engine.planning.plan.preview import Preview
 from widgets.common.boxes import h_box, v_box
 from widgets.common.inputs import SpinBox
-from widgets.common.roles import plain_label, set_role
+from widgets.common.roles import plain_label, plain_tool_tip, set_role
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
 MAX_LINE = 4000

@@ -27,8 +27,7 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.library.entry_words import fit_of, short_speed
 
 _MOST_ROWS = 8

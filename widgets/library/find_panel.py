@@ -27,8 +27,7 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label, set_role
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, set_role
 from widgets.library.entry_parts import ROW_HEIGHT
 from widgets.library.find_values import DownloadChoice, FoundRepo, JobRow, SearchRequest, ShownRepo
 from widgets.library.library_filters import SearchEdit

@@ -11,8 +11,7 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSize
 
 from engine.base.language import tr
 from widgets.common.boxes import v_box
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 
 
 class LoadAnswer(StrEnum):

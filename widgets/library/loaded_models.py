@@ -21,8 +21,7 @@ from PySide6.QtWidgets import (
 from engine.base.language import tr
 from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 
 # Keep-alive times: seconds, the short text, and the text in the menu.
 KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (

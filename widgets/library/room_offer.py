@@ -8,8 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
 from widgets.common.boxes import h_box
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 
 MAX_BUTTON_PX = 320
 """Largest width of a button: its text has the name of a model, which can be as long as a file name."""

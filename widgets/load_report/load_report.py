@@ -23,8 +23,7 @@ from engine.base.language import tr
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.boxes import h_box, v_box
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label, set_role, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, set_role, tool_button
 from widgets.load_report.outcome import (
     Outcome,
     ProposalWords,

@@ -25,9 +25,8 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.plan.slices import Slices, layer_slices
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.hop_costs import HopCosts, hop_costs
 from engine.planning.speed.prediction import CostModel, LastAnswer, SpeedForecast, anchored
-from engine.planning.speed.speeds import NO_MEASUREMENTS, Sending, Speeds, sendings
+from engine.planning.speed.speeds import NO_MEASUREMENTS, HopCosts, Sending, Speeds, hop_costs, sendings
 from engine.planning.speed.work import Work
 
 
@@ -279,7 +278,7 @@ def make_preview(
         sendings=plan_sendings(plan, speeds),
         embedding_moves=tables.embedding_moves,
         slices=tables.slices(plan),
-        hops=hop_costs(tables.work, plan.rig, speeds),
+        hops=hop_costs(tables.work.hop_bytes, plan.rig, speeds),
         draft=_draft_block(plan),
     )
 

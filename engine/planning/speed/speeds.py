@@ -387,3 +387,32 @@ def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tupl
         if device.is_rpc and size_bytes and link is not None:
             found.append(Sending(device.id, size_bytes, size_bytes / link.bytes_per_second))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class HopCosts:
+    """Cost of passing a token's hidden state between devices.
+
+    `size_bytes`: bytes of the hidden state.
+    `seconds`: (device id, seconds) of one transfer to or from each device.
+    """
+
+    size_bytes: int
+    seconds: tuple[tuple[str, float], ...]
+
+    def between(self, one: str, other: str) -> float:
+        """Return the seconds for passing a token's hidden state from device `one` to device `other`.
+
+        The result is the sum of a transfer to or from each of the two devices; the CPU adds nothing.
+        """
+        times = dict(self.seconds)
+        return sum(times.get(each, 0.0) for each in (one, other) if each != CPU_ID)
+
+
+def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
+    """Return the cost of passing a hidden state of `size_bytes` between devices of `rig`, computed as in `CostModel`."""
+    times = []
+    for device in rig.devices:
+        away = link(device, speeds)
+        times.append((device.id, hop_seconds(device) + away.latency_s + size_bytes / away.bytes_per_second))
+    return HopCosts(int(size_bytes), tuple(times))

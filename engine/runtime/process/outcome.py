@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 
-from engine.base.device_loss import CARD_MEMORY, loss_sentences, tells_of_loss
+from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.base.language import tr
 from engine.base.texts import show

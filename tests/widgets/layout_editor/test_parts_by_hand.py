@@ -13,8 +13,8 @@ from engine.devices.device import CPU_ID
 from engine.planning.layout.moves import EmbeddingMove, Move, PartMove, RangeMove
 from engine.planning.layout.parts import place_embedding, place_part
 from engine.planning.plan.advice import Advice
-from engine.planning.speed.hop_costs import HopCosts
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
+from engine.planning.speed.speeds import HopCosts
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.editor_hand import Hand, MakeHand
 from tests.support.previews import dense_preview, moe_preview, with_layout

@@ -16,7 +16,7 @@ import pytest
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID, Rig
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model

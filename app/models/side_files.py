@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.models.document import LayoutDocument
 from app.notices import Notices
-from app.settings import KeptAdapter, KeptSideFiles, Settings
+from app.settings import KeptSideFiles, Settings
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
@@ -24,6 +24,7 @@ from engine.planning.memory.drafts import Draft, draft_file, draft_of_file, read
 from engine.planning.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
 from engine.planning.settings.table import DRAFTED_TOKENS
 from widgets.controls.settings_dialog import AdapterScale
+from widgets.controls.values import AdapterName
 
 _Found = TypeVar("_Found", Projector, Adapter, Draft)
 
@@ -240,6 +241,6 @@ def _kept(files: SideFiles) -> KeptSideFiles:
     return KeptSideFiles(
         projector="" if projector is None else str(projector.path),
         device=None if projector is None else projector.device,
-        adapters=tuple(KeptAdapter(str(each.path), each.scale) for each in files.adapters),
+        adapters=tuple(AdapterName(str(each.path), each.scale) for each in files.adapters),
         draft="" if draft is None else encode_draft(draft),
     )

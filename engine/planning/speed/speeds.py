@@ -410,7 +410,7 @@ class HopCosts:
 
 
 def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
-    """Return the cost of passing a hidden state of `size_bytes` between devices of `rig`, computed as in `CostModel`."""
+    """Return the cost of passing a hidden state of this size between devices of `rig`, computed as in `CostModel`."""
     times = []
     for device in rig.devices:
         away = link(device, speeds)

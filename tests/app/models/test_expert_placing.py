@@ -20,13 +20,14 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.expert_moves import ExpertOutcome
 from engine.planning.layout.layout import Layout, Override, make_layout
 from engine.planning.layout.moves import PartMove
+from engine.planning.layout.parts import PartPin
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import SpeedForecast
 from tests.support.models import write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
 from widgets.layout_editor.number_bar import ExpertCount
-from widgets.layout_editor.placement import PinnedPart, PinToggle
+from widgets.layout_editor.placement import PinToggle
 
 START = make_layout(8, ["CUDA0"] * 4 + ["CUDA1"] * 4)
 
@@ -141,9 +142,9 @@ def test_pinned_experts_are_stored_and_released(window: WindowParts) -> None:
     window.main.editor.move_finished.emit()
     window.main.editor.pin_toggled.emit(PinToggle((0, 4), "experts"))
     pins = (
-        PinnedPart(CPU_ID, "experts", 0, 1),
-        PinnedPart("CUDA0", "experts", 2, 3),
-        PinnedPart("CUDA1", "experts", 4, 4),
+        PartPin(CPU_ID, "experts", 0, 1),
+        PartPin("CUDA0", "experts", 2, 3),
+        PartPin("CUDA1", "experts", 4, 4),
     )
     assert layouts.pins.parts == pins
     layouts.toggle_pin(PinToggle((0, 4), "experts"))

@@ -22,9 +22,10 @@ from engine.devices.device import CPU_ID, Holding, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal, ProposalKind, changes_in_words
 from engine.planning.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
-from engine.planning.fit.strategies.constraints import Constraints, Pin, Watch
+from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.layout.parts import Pin
 from engine.planning.layout.split_modes import with_shares
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory

@@ -19,8 +19,9 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import MAX_TENTHS, NextLayout, Refusal, Tried, change_words, step_back
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Pin
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import Layout, Override, SplitMode, make_layout, single_device
+from engine.planning.layout.parts import Pin
 from engine.planning.layout.split_modes import layout_in_mode, with_shares
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory

@@ -16,8 +16,9 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import Refusal, Tried
-from engine.planning.fit.strategies.constraints import Constraints, Pin
+from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.layout import make_layout
+from engine.planning.layout.parts import Pin
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.plan import Plan

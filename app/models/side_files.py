@@ -19,7 +19,7 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
-from engine.planning.layout.layout_file import DraftEntry, decode_draft, encode_draft
+from engine.planning.layout.layout_file import decode_draft, encode_draft
 from engine.planning.memory.drafts import Draft, draft_file, draft_of_file, read_draft
 from engine.planning.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
 from engine.planning.settings.table import DRAFTED_TOKENS
@@ -95,22 +95,6 @@ class SideFileController(QObject):
         model = self._document.model
         if model is not None:
             self._read(path, partial(read_draft, path, model, self._drafted_tokens), _with_draft)
-
-    def use_draft(self, entry: DraftEntry, folder: Path) -> None:
-        """Make the draft of a layout file in `folder` the draft of the edit; its model is read in the background."""
-        model = self._document.model
-        if model is None:
-            return
-        if entry.kind != "model":
-            self._change(tr("choose a draft"), lambda files: _with_draft(files, Draft(entry.kind, entry.n_tokens)))
-            return
-
-        def read() -> Draft:
-            found = draft_of_file(entry, model, folder)
-            assert found is not None  # The entry names a model.
-            return found
-
-        self._read(Path(entry.model), read, _with_draft)
 
     def draft_by_ngrams(self) -> None:
         """Make n-gram drafting the draft of the edit; it proposes repeats of the conversation."""

@@ -114,11 +114,6 @@ class LoadReport(QWidget):
             self._table.apply_palette(palette)
 
     @property
-    def has_table(self) -> bool:
-        """Whether the report has a table, also if it is hidden."""
-        return self._table is not None
-
-    @property
     def needed_height(self) -> int:
         """Height in pixels at which nothing scrolls, at the present width."""
         shown = self._scroll.viewport().size()

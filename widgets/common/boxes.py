@@ -17,14 +17,14 @@ def h_box(
 
     `spacing`: pixels between two widgets; None for that of the style.
     """
-    return _spaced(QHBoxLayout(parent), spacing, margins)
+    return _placed(QHBoxLayout(), parent, spacing, margins)
 
 
 def v_box(
     parent: QWidget | None = None, *, spacing: int | None = None, margins: tuple[int, int, int, int] = NO_MARGINS
 ) -> QVBoxLayout:
     """Return a column; the arguments are those of `h_box`."""
-    return _spaced(QVBoxLayout(parent), spacing, margins)
+    return _placed(QVBoxLayout(), parent, spacing, margins)
 
 
 def centred(widget: QWidget, parent: QWidget | None = None) -> QHBoxLayout:
@@ -37,7 +37,9 @@ def centred(widget: QWidget, parent: QWidget | None = None) -> QHBoxLayout:
     return row
 
 
-def _spaced(box: _Box, spacing: int | None, margins: tuple[int, int, int, int]) -> _Box:
+def _placed(box: _Box, parent: QWidget | None, spacing: int | None, margins: tuple[int, int, int, int]) -> _Box:
+    if parent is not None:
+        parent.setLayout(box)
     box.setContentsMargins(*margins)
     if spacing is not None:
         box.setSpacing(spacing)

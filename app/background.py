@@ -239,11 +239,6 @@ class Worker:
             self._runs = True
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
-    def close(self) -> None:
-        """Drop the work that has not started; running work is not interrupted."""
-        with self._lock:
-            self._waiting.clear()
-
     def _run(self) -> None:
         while True:
             with self._lock:

@@ -47,7 +47,6 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     architecture: str = ""
     name: str = ""
     file_type: str = ""
-    size_label: str = ""
     n_layers: int | None = None
     n_ctx_train: int | None = None
     n_embd: int | None = None
@@ -122,7 +121,6 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
         architecture=architecture,
         name=_text(metadata, "general.name"),
         file_type=mix_name(metadata, (tensor for header in headers for tensor in header.tensors)),
-        size_label=_text(metadata, "general.size_label"),
         n_layers=n_layers,
         n_ctx_train=_number(metadata, f"{architecture}.context_length"),
         n_embd=_number(metadata, f"{architecture}.embedding_length"),

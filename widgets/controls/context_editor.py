@@ -81,10 +81,6 @@ class ContextEditor(QObject):
         self.set_settings(self._settings, None)
 
     @property
-    def settings(self) -> ContextSettings:
-        return self._settings
-
-    @property
     def controls(self) -> tuple[QWidget, ...]:
         """All boxes and buttons, from left to right."""
         boxes = (self.type_k_box, self.type_v_box, self.flash_box)

@@ -42,7 +42,7 @@ class JobView:
     """State of a download for the window. The fields from `stage` to `left_s` are set only while it runs.
 
     `size_bytes`: size of all files, None if the server did not state it.
-    `kind`, `reason`: kind and sentence of the error that ended the download, else empty.
+    `reason`: sentence of the error that ended the download, else empty.
     `note`: reason why a running download waits, else empty.
     `left_s`: estimated seconds left, None if the rate is not steady.
     `paths`: paths of the complete files.
@@ -54,11 +54,8 @@ class JobView:
     state: JobState
     done_bytes: int
     size_bytes: int | None
-    kind: str = ""
     reason: str = ""
     stage: DownloadStage | None = None
-    file: str = ""
-    connections: int = 0
     note: str = ""
     rate_bytes_per_second: float | None = None
     left_s: float | None = None
@@ -111,12 +108,9 @@ class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
 
 
-def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:
-    """Return the files of a repository to download: all parts, and the projector if there is one.
-
-    `projector`: whether the projector is wanted.
-    """
-    beside = listing.projector_of(quantisation) if projector else None
+def files_of(listing: RepoListing, quantisation: Quantisation) -> tuple[HubFile, ...]:
+    """Return the files of a repository to download: all parts, and the projector if there is one."""
+    beside = listing.projector_of(quantisation)
     return (*quantisation.files, *([beside] if beside else []))
 
 

@@ -48,7 +48,6 @@ class QuantisationFit:
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
-    `explanation`: text of the strategy on its layout.
     `expected_per_second`: predicted speed of an answer of usual length, between those two; 0 if there is no prediction.
     `speed_source`: the least certain source among the devices that matter for `expected_per_second`.
     `projector`: the projector whose memory is counted, None if none is.
@@ -66,7 +65,6 @@ class QuantisationFit:
     context: ContextSettings | None = None
     rows: tuple[DeviceRow, ...] = ()
     tokens_per_second: tuple[float, float] | None = None
-    explanation: str = ""
     expected_per_second: float = 0.0
     speed_source: Source = "guess"
     projector: HubFile | None = None

@@ -292,10 +292,6 @@ class Lent:
         """Whether no worker accepts connections of other users of this machine."""
         return all(each.is_guarded for each in self.servings)
 
-    @property
-    def caps_enforced(self) -> bool:
-        return all(each.caps_enforced for each in self.servings)
-
 
 def serve_secure(
     address: SecureAddress,

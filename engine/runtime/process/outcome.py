@@ -217,9 +217,7 @@ class ProcessOutcome:
             return UnreachableError(self.sentence)
         if self.lost_rpc:
             return UnreachableError(self.sentence, endpoint=self.lost_endpoint)
-        return WorkerCrashedError(
-            self.sentence, signal=self.signal, exit_code=self.exit_code, stderr_tail="\n".join(self.stderr_tail)
-        )
+        return WorkerCrashedError(self.sentence, signal=self.signal, exit_code=self.exit_code)
 
     def _how(self) -> str:
         if self.signal is not None:

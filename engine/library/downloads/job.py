@@ -42,7 +42,7 @@ class JobView:
     """State of a download for the window. The fields from `stage` to `left_s` are set only while it runs.
 
     `size_bytes`: size of all files, None if the server did not state it.
-    `reason`: sentence of the error that ended the download, else empty.
+    `kind`, `reason`: kind and sentence of the error that ended the download, else empty.
     `note`: reason why a running download waits, else empty.
     `left_s`: estimated seconds left, None if the rate is not steady.
     `paths`: paths of the complete files.
@@ -54,6 +54,7 @@ class JobView:
     state: JobState
     done_bytes: int
     size_bytes: int | None
+    kind: str = ""
     reason: str = ""
     stage: DownloadStage | None = None
     note: str = ""

@@ -185,6 +185,7 @@ class DownloadQueue:
             state=job.state,
             done_bytes=job.done_bytes,
             size_bytes=size_bytes,
+            kind=job.kind,
             reason=job.reason,
             paths=job.paths,
             retry_s=self._retries.left_s(job.id),

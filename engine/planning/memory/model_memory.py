@@ -367,11 +367,3 @@ def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
 def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:
     nothing = {device_id: DeviceMemory() for device_id in rig.ids}
     return MemoryEstimate(nothing, Grade.ESTIMATED, reason, _EVERYTHING)
-
-
-def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
-    """Return the memory of `layout` on every device of `rig`.
-
-    For repeated calls use one `ModelMemory`, which is faster.
-    """
-    return ModelMemory(model).estimate(layout, context, rig)

@@ -324,14 +324,6 @@ _UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "d
 """Names of cached properties that do not depend on `probed`; `with_probed` copies them."""
 
 
-def make_plan(model: ModelFile, rig: Rig, edit: Edit) -> Plan:
-    """Return a plan with its own tables.
-
-    For several plans of one model, share a `ModelMemory` instead, which is faster.
-    """
-    return Plan(ModelMemory(model), rig, edit)
-
-
 def _state(state: os.stat_result) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 

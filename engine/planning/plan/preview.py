@@ -18,7 +18,6 @@ from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.mtp import mtp_fault
-from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.plan import Plan
@@ -199,18 +198,6 @@ class PreviewTables:
         if self._last is None or self._last[0] != context:
             self._last = (context, _layers(self.memory, context))
         return self._last[1]
-
-
-def make_report(
-    model: ModelFile | ModelMemory,
-    rig: Rig,
-    layout: Layout,
-    context: ContextSettings,
-    side_files: SideFiles = NO_SIDE_FILES,
-) -> FitReport:
-    """Return the memory forecast of a layout. It is for callers that need no other value of a plan."""
-    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    return Plan(memory, rig, Edit(layout, context, side_files)).report
 
 
 def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:

@@ -30,11 +30,11 @@ from engine.planning.layout.split_modes import with_shares
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
-from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.orders import file_key, holding, plan_of
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
 from tests.support.strategies import rigs

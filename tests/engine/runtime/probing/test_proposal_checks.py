@@ -22,7 +22,6 @@ from engine.planning.layout.parts import Pin
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import Probes
@@ -30,6 +29,7 @@ from engine.runtime.probing.proposal_checks import ProposalCheck, missing_bytes
 from tests.support.models import write_header_only
 from tests.support.orders import holding, plan_of
 from tests.support.patience import DEADLINE_S
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 
 N_LAYERS = 16

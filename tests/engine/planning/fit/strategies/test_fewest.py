@@ -15,8 +15,8 @@ from engine.planning.fit.strategies.fewest import Place, Placed, fewest, place_l
 from engine.planning.layout.layout import Layout, check_cover
 from engine.planning.layout.rules import violations
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.plans import make_report
 from tests.support.truth import truth_model
 
 

@@ -34,11 +34,12 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import make_report, plan_speed
+from engine.planning.plan.preview import plan_speed
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
 from tests.support.strategies import rigs

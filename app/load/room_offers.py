@@ -79,10 +79,7 @@ class RoomOffers(QObject):
         self._forget()
         if found is None or edit is None or not is_current:
             return False
-        for victim in found.victims:
-            model = self._models.find(victim.key)
-            if model is not None and model.loading.unload():
-                model.set_parked(True)
+        self._models.park(victim.key for victim in found.victims)
         made = replace(edit, layout=found.plan.edit.layout)
         if self._document.is_untouched:
             self._document.restart(self._live.rig, made)

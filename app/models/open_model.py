@@ -105,6 +105,13 @@ class OpenModel(QObject):
             self._refresh_status()
             self.parked_changed.emit(parked)
 
+    def park(self) -> bool:
+        """Unload the model so that its next question loads it again; return False if it was not loaded."""
+        if not self.loading.unload():
+            return False
+        self.set_parked(True)
+        return True
+
     def show_edit(self, edit: Edit | None) -> None:
         """Store the present edit, and update the status, which says whether the loaded layout differs from it."""
         before = self.planned_context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -67,6 +67,13 @@ class OpenModels(QObject):
     def find(self, key: FileIdentity) -> OpenModel | None:
         """Return the open model with this file identity; None if there is none."""
         return next((model for model in self._all if model.key == key), None)
+
+    def park(self, keys: Iterable[FileIdentity]) -> None:
+        """Park the open models with these file identities: their next question loads them again."""
+        for key in keys:
+            # Another file may have taken its place since the caller looked.
+            if (model := self.find(key)) is not None:
+                model.park()
 
     def copies(self, path: Path) -> int:
         """Return how many open models have the file `path`."""

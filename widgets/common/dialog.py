@@ -64,6 +64,7 @@ class StatusDialog(Dialog):
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(title, parent, once=True)
+        self.close_button = self.buttons.button(CLOSE)
         self.status_label = plain_label("", wrap=True)
 
     @property

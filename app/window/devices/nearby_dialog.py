@@ -14,7 +14,7 @@ from engine.base.units import format_bytes
 from engine.machines.tunnel.identity import shown_fingerprint
 from engine.machines.tunnel.pairing import read_code
 from engine.machines.tunnel.pairings import Pairing
-from widgets.common.dialog import CLOSE, StatusDialog
+from widgets.common.dialog import StatusDialog
 from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
 
@@ -134,7 +134,7 @@ class NearbyDialog(StatusDialog):
         form.addRow(tr("Address"), self.address_line)
         form.addRow(tr("Pairing code"), self.code_line)
         # Qt makes each button of a dialog an auto-default one, which Enter presses. These two it must not press.
-        for button in (self.forget_button, self.buttons.button(CLOSE)):
+        for button in (self.forget_button, self.close_button):
             button.setAutoDefault(False)
         self.lay_out(plain_label(INTRODUCTION, "dim", wrap=True), self.table, form, self.status_label)
         self.resize(760, 460)

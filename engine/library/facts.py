@@ -15,12 +15,12 @@ import msgspec
 
 from engine.base.errors import ModelFileError
 from engine.base.files import open_regular
+from engine.base.texts import clean
 from engine.library.capabilities import capabilities_of
 from engine.library.names import ROLES, Role, role_of
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.header import FileHeader, skim_header
 from engine.model.gguf.model_file import MetadataValue, mix_name
-from engine.model.gguf.quoting import clean
 
 # Headers read at a time. Disks serve several requests in the time of one.
 READERS = 8

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.base.errors import CancelledError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.record import Architecture
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.quoting import quote
 from engine.planning.layout.engine_parameters import split_members
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.row_mode import ROW_BACKENDS

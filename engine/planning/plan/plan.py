@@ -28,9 +28,8 @@ from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
-from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.decision import Decision, model_key
 from engine.planning.plan.decisions.drafts import draft_violations, reads_slower
-from engine.planning.plan.decisions.measured import model_key
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing

@@ -15,8 +15,7 @@ from importlib import metadata
 from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.base.language import tr
-from engine.base.texts import show
-from engine.model.gguf.quoting import clean
+from engine.base.texts import clean, show
 from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, Failure
 
 # Log texts of ggml-rpc.cpp and transport.cpp about a lost server. All but the last two come with GGML_ABORT.

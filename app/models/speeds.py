@@ -62,7 +62,6 @@ class SpeedRepository(QObject):
         document: LayoutDocument,
         background: Background,
         notices: Notices,
-        path: Path | None = None,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -72,7 +71,7 @@ class SpeedRepository(QObject):
         self._background = background
         self._notices = notices
         self._writer = Worker("speeds")
-        self._path = path or speeds_path()
+        self._path = speeds_path()
         self.book = read_speed_book(self._path)
         self._answered: dict[tuple[Path, Edit], LastAnswer] = {}
         self._devices: tuple[tuple[str, str], ...] = ()

@@ -22,13 +22,13 @@ RULER_HEIGHT = 24
 _MIN_DISTANCE = 44.0
 
 
-def ruler_step(n_layers: int, width: float, min_distance: float = _MIN_DISTANCE) -> int:
+def ruler_step(n_layers: int, width: float) -> int:
     """Return the step, a power of two, between numbered layers.
 
-    The numbers are then on average at least `min_distance` pixels apart.
+    The numbers are then on average at least `_MIN_DISTANCE` pixels apart.
     """
     step = 1
-    while step < n_layers and width / max(n_layers, 1) * step < min_distance:
+    while step < n_layers and width / max(n_layers, 1) * step < _MIN_DISTANCE:
         step *= 2
     return step
 

@@ -101,12 +101,9 @@ class Shared:
         assert found is None or isinstance(found, kind)
         return found
 
-    def get(self, kind: type[Value], of: object = None) -> Value:
-        """Return the value of class `kind` that an earlier layer stored; raise `LookupError` if there is none.
-
-        `of`: further key of the value, as for `put`.
-        """
-        found = self.find(kind, of)
+    def get(self, kind: type[Value]) -> Value:
+        """Return the value of class `kind` that an earlier layer stored; raise `LookupError` if there is none."""
+        found = self.find(kind)
         if found is None:
             raise LookupError(f"no layer made {kind.__name__}")
         return found

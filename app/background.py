@@ -242,11 +242,6 @@ class Worker:
             self._runs = True
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
-    def close(self) -> None:
-        """Drop the functions that have not started. The running one is not interrupted."""
-        with self._lock:
-            self._waiting.clear()
-
     def _run(self) -> None:
         while True:
             with self._lock:

@@ -47,7 +47,7 @@ def find_all_devices(self_tests: Path, rpc_endpoints: Sequence[str] = (), *, che
     `rpc_endpoints`: addresses `host:port` of the RPC servers.
     `checks`: file with the results of the engine checks, which name broken features; None to ignore them.
     """
-    from engine.machines.rigs.packed import find_packed_devices
+    from engine.machines.rigs.pack_installer import find_packed_devices
 
     return find_packed_devices(pack_installer(), self_tests, rpc_endpoints, checks=checks)
 

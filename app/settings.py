@@ -19,6 +19,7 @@ from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
+from widgets.controls.values import AdapterName
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
 
@@ -65,13 +66,6 @@ class _StoredModel(msgspec.Struct, frozen=True):
     detail: str
 
 
-class KeptAdapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter of a model: path of its file, and the scale that it is applied with."""
-
-    path: str
-    scale: float
-
-
 class KeptSideFiles(msgspec.Struct, frozen=True):
     """The projector, the LoRA adapters and the draft of a model, as they are stored in the settings.
 
@@ -82,7 +76,7 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
 
     projector: str = ""
     device: str | None = None
-    adapters: tuple[KeptAdapter, ...] = ()
+    adapters: tuple[AdapterName, ...] = ()
     draft: str = ""
 
 

@@ -48,7 +48,7 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
 
 
 def _quoted(folder: str) -> str:
-    from engine.model.gguf.quoting import quote  # late: every command runs this, and few quote
+    from engine.base.texts import quote  # late: every command runs this, and few quote
 
     return quote(folder)
 

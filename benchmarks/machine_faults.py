@@ -145,7 +145,7 @@ class World:
             self.laptop.folder / "identity.pem", self.laptop.book, self.tunnels, self.folder / "checks.json"
         )
         found = machines.find(Machine(self.pairing.endpoint, self.pairing.fingerprint, self.pairing.name))
-        return Rig(found.devices, host_device())
+        return Rig(found, host_device())
 
     def wait_until_usable(self) -> Rig | str:
         """Return the rig once the lent device answers and is free, or the last error message after `USABLE_S`."""

@@ -33,10 +33,10 @@ from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_ll
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import DEFAULT_TIMEOUT_S, ProbeCache, ProbeRun
 from engine.runtime.process.questions import SpareChild
+from tests.support.plans import make_plan
 
 ROUNDS = 7
 N_CTX = 4096

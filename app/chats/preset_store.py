@@ -27,7 +27,6 @@ class PresetStore(QObject):
     ) -> None:
         super().__init__(parent)
         self._path = path
-        self._models = models
         self._background = background
         self._writer = Worker("presets")
         self._notices = notices

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.models.answering import StateStorage
@@ -38,6 +38,7 @@ from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.protocol.messages import SequenceRestored, SequenceSaved
 from engine.runtime.protocol.requests import RestoreSequence, SaveSequence
 from engine.runtime.session.events import Answered
+from widgets.common.delayed_call import DelayedCall
 
 PAUSE_MS = 2000
 """Milliseconds after an answer before its state is saved, so that a question that follows at once need not wait."""
@@ -233,10 +234,7 @@ class ModelKvStates(QObject, StateStorage):
         self._unsaved: _Unsaved | None = None
         self._saving: dict[int, tuple[str, Path]] = {}
         self._restoring: _Restoring | None = None
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(PAUSE_MS)
-        self._timer.timeout.connect(self.save_now)
+        self._timer = DelayedCall(self, self.save_now, PAUSE_MS)
         model.conversation.answering.states = self
         model.loading.loaded_changed.connect(self._on_loaded_changed)
         model.loading.leaving.connect(self._on_leaving)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from app.chats.attacher import attachment_size
 from engine.base.language import tr, tr_count
 from engine.base.texts import fenced, show
+from engine.base.units import format_count
 from engine.chat.conversation import result_key
 from engine.chat.exports import copied_text
 from engine.chat.message import Message, Timings
@@ -15,7 +16,6 @@ from engine.chat.tools import calls_of_path, missing_results, pretty_arguments
 from engine.chat.tree import MessageTree
 from engine.runtime.session.drafts import draft_words
 from widgets.chat.shown import Role, ShownCall, ShownImage, ShownMessage
-from widgets.common.counts import format_count
 
 ENDINGS = {
     "stopped": tr("Stopped. The partial answer was kept."),

@@ -13,7 +13,8 @@ from app.cli.placing_options import add_device_argument, devices_off, placed_mod
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_size
 from engine.devices.device import Rig
-from engine.planning.fit.strategies.constraints import Constraints, PartPin, Pin, check_constraints
+from engine.planning.fit.strategies.constraints import Constraints, check_constraints
+from engine.planning.layout.parts import PartPin, Pin
 from engine.planning.settings.context_settings import KV_TYPES, KvType
 
 STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")

@@ -63,7 +63,7 @@ class CommandTunnels:
         from engine.machines.tunnel.pairings import PairingStore
 
         book = PairingStore(pairings_path())
-        return RemoteMachines(identity_path(), book, self._made(), engine_checks_path()).ask(machine)[0]
+        return RemoteMachines(identity_path(), book, self._made(), engine_checks_path()).ask(machine)
 
     def lent_devices(self, names: Sequence[str]) -> tuple[Device, ...]:
         """Return the devices that the paired computers with these names lend, each reached through a tunnel.
@@ -83,7 +83,7 @@ class CommandTunnels:
         return tuple(
             device
             for each in found.values()
-            for device in machines.find(Machine(each.endpoint, each.fingerprint, each.name)).devices
+            for device in machines.find(Machine(each.endpoint, each.fingerprint, each.name))
         )
 
     def known_names(self) -> tuple[str, ...]:

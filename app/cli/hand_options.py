@@ -15,8 +15,8 @@ from engine.devices.device import CPU_ID, Rig
 
 if TYPE_CHECKING:
     from engine.model.gguf.model_file import ModelFile
-    from engine.planning.fit.strategies.constraints import PartPin
     from engine.planning.layout.layout import Layout
+    from engine.planning.layout.parts import PartPin
 
 # At most six digits: no model has more layers, and `int` refuses very long numbers.
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
@@ -132,7 +132,7 @@ def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin
     Raises:
         ArgumentError: if there is no such layer or device.
     """
-    from engine.planning.fit.strategies.constraints import PartPin
+    from engine.planning.layout.parts import PartPin
 
     found = []
     for each in (one for several in getattr(options, "experts", ()) for one in several):

@@ -20,11 +20,10 @@ from app.cli.placing_options import listed_devices, placed_modules, rig_of, with
 from app.cli.settings_options import context_of, side_files_of
 from app.cli.used_devices import settle_used
 from app.paths import calibration_path, speeds_path
-from app.timed_answer import timed_answer
 from engine.base.errors import ArgumentError, EngineError, RuleViolationError
 from engine.devices.device import ComputingNeed, Rig
 from engine.devices.rig_file import read_rig
-from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt
+from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt, timed_answer
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.calibration import read_calibration, write_calibration

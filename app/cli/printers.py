@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from app.cli.output import print_document, print_event, print_line, print_text, say
 from engine.base.texts import escape
 from engine.base.units import format_bytes
-from engine.devices.holder import holder_words
+from engine.devices.telemetry.sample import holder_words
 from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.drafts import draft_words

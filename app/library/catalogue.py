@@ -47,7 +47,6 @@ class LibraryContents:
 
     `models`: the list of models. `folders`: folders that the user has added.
     `problems`: a sentence for each folder that could not be read.
-    `n_files`: number of model files.
     `aside`: path to which an unusable index file was renamed; empty if there was none.
     `is_scanned`: whether the folders have been scanned since the window was opened.
     """
@@ -55,7 +54,6 @@ class LibraryContents:
     models: tuple[Listed, ...] = ()
     folders: tuple[Path, ...] = ()
     problems: tuple[str, ...] = ()
-    n_files: int = 0
     aside: str = ""
     is_scanned: bool = False
 
@@ -134,7 +132,6 @@ class LibraryCatalogue:
             list_models(census.files, facts, index.notes(), fits),
             index.folders(),
             (*filter(None, [index.not_saved]), *(problem.sentence for problem in census.problems)),
-            len(census.files),
             "" if index.set_aside is None else str(index.set_aside),
             self._is_scanned,
         )

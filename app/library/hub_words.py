@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from engine.base.language import tr
-from engine.base.units import format_bytes
+from engine.base.units import format_bytes, format_count
 from engine.library.downloads.job import JobState, JobView, time_words
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.card import ModelCard
 from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.library.hub.listing import HubModel, Quantisation, RepoListing
 from engine.planning.speed.prediction import predicted_rate_text
-from widgets.common.counts import format_count
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 

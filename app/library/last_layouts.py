@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.library.library import Library
 from app.models.document import LayoutDocument
@@ -16,6 +16,7 @@ from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.library.notes import SavedDocument
 from engine.model.gguf.model_file import ModelFile
+from widgets.common.delayed_call import DelayedCall
 
 SAVE_AFTER_MS = 1000
 """Milliseconds after an edit before the layout is saved, so that quick changes are saved once."""
@@ -42,10 +43,7 @@ class LastLayouts(QObject):
         super().__init__(parent)
         self._document, self._layouts, self._library, self._notices = document, layouts, library, notices
         self._offered: SavedDocument | None = None
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(SAVE_AFTER_MS)
-        self._timer.timeout.connect(self._save)
+        self._timer = DelayedCall(self, self._save, SAVE_AFTER_MS)
         self._unsaved: tuple[Path, SavedDocument] | None = None
         document.edit_settled.connect(self._on_edit_settled)
         opener.model_changed.connect(self._on_model_changed)

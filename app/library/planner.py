@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 
 from app.library.catalogue import LibraryContents
 from app.library.library import Library, Report
@@ -18,6 +18,7 @@ from engine.devices.device import Rig
 from engine.library.planning import settled_rig, settled_speeds
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.speed.speeds import Speeds
+from widgets.common.delayed_call import DelayedCall
 
 # Milliseconds without changes of the rig before it is planned for.
 RIG_SETTLES_MS = 1_500
@@ -41,10 +42,7 @@ class ForecastPlanner(QObject):
         self._task = library.task()
         self._rig: Rig | None = None
         self._planned_speeds: Speeds | None = None
-        self._settling = QTimer(self)
-        self._settling.setSingleShot(True)
-        self._settling.setInterval(RIG_SETTLES_MS)
-        self._settling.timeout.connect(self._plan)
+        self._settling = DelayedCall(self, self._plan, RIG_SETTLES_MS)
         library.scan_begun.connect(self._task.cancel)
         library.scan_finished.connect(self._plan)
         library.closed.connect(self._stop)

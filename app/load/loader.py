@@ -293,12 +293,8 @@ class Loader(QObject):
         if answer is LoadAnswer.CANCEL:
             return
         if answer is LoadAnswer.UNLOAD:
-            for victim in wanted.room.victims:
-                # Another file may have taken its place since the question was asked.
-                model = self._models.find(victim.key)
-                if model is not None and model.loading.unload():
-                    # It went for the sake of another: its next question brings it back.
-                    model.set_parked(True)
+            # They go for the sake of another: their next question brings them back.
+            self._models.park(victim.key for victim in wanted.room.victims)
         # Drivers return memory some time after the process has ended.
         self.memory_return.then(wanted.model, lambda: self._begin(wanted))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 
 from app.background import Background, Task
 from app.models.document import LayoutDocument
@@ -16,6 +16,7 @@ from engine.base.errors import EngineError
 from engine.planning.plan.plan import Plan
 from engine.runtime.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
 from engine.runtime.process.questions import SpareChild
+from widgets.common.delayed_call import DelayedCall
 
 _log = logging.getLogger("layerdeck.prober")
 
@@ -43,10 +44,7 @@ class Prober(QObject):
         self._probing = background.latest()
         self._closed = False
         self._spare = SpareChild(timeout_s=DEFAULT_TIMEOUT_S)
-        self._pause = QTimer(self)
-        self._pause.setSingleShot(True)
-        self._pause.setInterval(PAUSE_MS)
-        self._pause.timeout.connect(self._start)
+        self._pause = DelayedCall(self, self._start, PAUSE_MS)
         document.edit_settled.connect(self.restart)
         document.edit_settled.connect(self._prepare)
 

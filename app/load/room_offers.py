@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
 from app.load.loader import Loader
@@ -24,6 +24,7 @@ from engine.planning.layout.layout import Layout
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.status import Phase
+from widgets.common.delayed_call import DelayedCall
 from widgets.library.load_question import LoadAnswer
 from widgets.library.room_offer import RoomOffer
 
@@ -63,10 +64,7 @@ class RoomOffers(QObject):
         """The devices at the last search. The memory of all idle models counts as free."""
         self._found: WholeWithout | None = None
         self._edit: Edit | None = None
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(SETTLE_MS)
-        self._timer.timeout.connect(self._search)
+        self._timer = DelayedCall(self, self._search, SETTLE_MS)
         document.preview_changed.connect(self._on_changed)
         models.changed.connect(self._on_changed)
         models.current_changed.connect(self._on_changed)
@@ -82,10 +80,7 @@ class RoomOffers(QObject):
         self._forget()
         if found is None or edit is None or not is_current:
             return False
-        for victim in found.victims:
-            model = self._models.find(victim.key)
-            if model is not None and model.loading.unload():
-                model.set_parked(True)
+        self._models.park(victim.key for victim in found.victims)
         made = replace(edit, layout=found.plan.edit.layout)
         # A layout that nobody has edited needs no undo step, and still counts as unedited afterwards.
         if self._document.is_untouched:

@@ -132,10 +132,7 @@ class SeveralModels(QObject):
             text = tr("{name} is answering. Wait for the answer or stop it, then load all.", name=held.name)
             self._notices.say(text, bad=True)
             return
-        for held in [each for each in self._models.held if not each.is_busy]:
-            model = self._models.find(held.key)
-            if model is not None and model.loading.unload():
-                model.set_parked(True)
+        self._models.park([each.key for each in self._models.held if not each.is_busy])
         self._queue = [(several.path_of[each.name], each.plan.edit) for each in several.found.placed]
         self._go_on()
 

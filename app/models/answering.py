@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.models.loading import AnswerLost, Loading
 from engine.base.errors import EngineError
@@ -24,6 +24,7 @@ from engine.chat.tree import MessageTree
 from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.events import Answered, Done, Shifted, Token
+from widgets.common.delayed_call import DelayedCall
 
 KEEP_INTERVAL_MS = 30
 """Milliseconds for which new text is collected, then stored and painted together."""
@@ -118,10 +119,7 @@ class Answering(QObject):
         """The number of the request for the present answer; None before the request is sent to the model."""
         self._count: int | None = None
         """The number of the request that counts the tokens of the prompt; None if no such request runs."""
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(KEEP_INTERVAL_MS)
-        self._timer.timeout.connect(self._flush)
+        self._timer = DelayedCall(self, self._flush, KEEP_INTERVAL_MS)
         loading.bridge.token.connect(self._on_token)
         loading.bridge.shifted.connect(self._on_shifted)
         loading.answered.connect(self._on_done)
@@ -236,8 +234,7 @@ class Answering(QObject):
         if run is not None and self.request is not None and event.request == self.request:
             run.token(event.text, event.choices)
             # Not restarted: with many tokens a second the timer would never fire.
-            if not self._timer.isActive():
-                self._timer.start()
+            self._timer.begin()
 
     def _on_shifted(self, event: Shifted) -> None:
         run = self.answer

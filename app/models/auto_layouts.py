@@ -20,21 +20,14 @@ from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.strategies.constraints import (
-    AutoLayout,
-    Constraints,
-    PartPin,
-    Pin,
-    Watch,
-    check_constraints,
-)
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Watch, check_constraints
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, PartPin, Pin, part_device
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.settings.context_settings import ContextSettings, KvType
+from engine.planning.settings.context_settings import ContextSettings
 from widgets.controls.values import AutoWishes, StrategyWords
-from widgets.layout_editor.placement import PinnedLayers, PinnedPart, Pins, PinToggle
+from widgets.layout_editor.placement import Pins, PinToggle
 
 STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),
@@ -55,25 +48,6 @@ STRATEGY_WORDS = (
 _Value = TypeVar("_Value")
 Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
 """Type of a function that finds a layout and context settings for a model on a rig; see `AutoLayouts.finder`."""
-
-
-class KeptWishes(msgspec.Struct, frozen=True):
-    """The options of automatic layouts, as they are stored in the settings.
-
-    `strategy`: name of the preferred strategy.
-    `order`: device ids, the preferred one first.
-    `off`: ids of devices that must not be used.
-    `kv_types`: cache types that the strategy `context` may choose, the preferred one first.
-    `split`: whether to use several devices even if one is enough.
-    `one_backend`: whether to use devices of one backend only.
-    """
-
-    strategy: str = "fewest"
-    order: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
-    kv_types: tuple[KvType, ...] = ()
-    split: bool = False
-    one_backend: bool = False
 
 
 class KeptPins(msgspec.Struct, frozen=True):
@@ -117,7 +91,7 @@ class AutoLayouts(QObject):
         self._settings = settings
         self._speeds = speeds
         self._notices = notices
-        self.wishes = _wishes(settings.kept("auto_layout", KeptWishes) or KeptWishes())
+        self.wishes = _wishes(settings.kept("auto_layout", AutoWishes) or AutoWishes())
         self._pins = settings.kept("pins", KeptPins) or KeptPins()
 
     @property
@@ -136,16 +110,7 @@ class AutoLayouts(QObject):
     def set_wishes(self, wishes: AutoWishes) -> None:
         """Set the options of automatic layouts (strategy, devices, cache types), and store them."""
         self.wishes = wishes
-        kept = KeptWishes(
-            wishes.strategy,
-            wishes.order,
-            # A set has no order of its own: the same choice must give the same text in the file.
-            tuple(sorted(wishes.off)),
-            wishes.kv_types,
-            wishes.split,
-            wishes.one_backend,
-        )
-        self._settings.keep("auto_layout", kept)
+        self._settings.keep("auto_layout", wishes)
         self.wishes_changed.emit(wishes)
 
     @property
@@ -295,60 +260,39 @@ def _constraints(model: ModelFile, ids: set[str], wishes: AutoWishes, pins: Pins
     return Constraints(
         order=tuple(device_id for device_id in wishes.order if device_id in ids),
         off=wishes.off & ids,
-        pins=tuple(
-            Pin(pin.device, pin.first, pin.last)
-            for pin in pins.layers
-            if pin.device in ids and pin.last < model.n_layers
-        ),
+        pins=tuple(pin for pin in pins.layers if pin.device in ids and pin.last < model.n_layers),
         output=pins.output if pins.output in ids else None,
         split=wishes.split,
         one_backend=wishes.one_backend,
         kv_types=wishes.kv_types,
-        parts=tuple(
-            PartPin(pin.device, pin.part, pin.first, pin.last)
-            for pin in pins.parts
-            if pin.device in ids and pin.last < model.n_layers
-        ),
+        parts=tuple(pin for pin in pins.parts if pin.device in ids and pin.last < model.n_layers),
     )
 
 
 def _pins(kept: KeptPins, path: str) -> Pins:
-    layers = (PinnedLayers(*pin) for pin in kept.layers.get(path, ()))
-    parts = (PinnedPart(*pin) for pin in kept.parts.get(path, ()))
+    layers = (Pin(*pin) for pin in kept.layers.get(path, ()))
+    parts = (PartPin(*pin) for pin in kept.parts.get(path, ()))
     return Pins(tuple(layers), kept.outputs.get(path), tuple(parts))
 
 
-def _wishes(kept: KeptWishes) -> AutoWishes:
+def _wishes(kept: AutoWishes) -> AutoWishes:
+    """Return `kept` with a strategy that exists: another version of the program may have stored it."""
     names = {words.name for words in STRATEGY_WORDS}
-    strategy = kept.strategy if kept.strategy in names else "fewest"
-    return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split, kept.one_backend)
+    return kept if kept.strategy in names else msgspec.structs.replace(kept, strategy="fewest")
 
 
-def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:
+def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[Pin, ...]:
     """Return the pins of layers after layers `first` to `last` were pinned to their devices in `layout`.
 
     If all these layers are pinned to these devices already, their pins are removed instead.
     """
-    places = dict(enumerate(layout.assignment()))
-    held = {index: device for index in places if (device := pins.device_of(index)) is not None}
-    span = range(first, last + 1)
-    # A layer that was moved since it was pinned counts as not pinned. It is pinned to its present device.
-    if all(held.get(index) == places[index] for index in span):
-        held = {index: device for index, device in held.items() if index not in span}
-    else:
-        held |= {index: places[index] for index in span}
-    ranges: list[PinnedLayers] = []
-    # In order, so that neighbours on the same device become one range.
-    for index in sorted(held):
-        before = ranges[-1] if ranges else None
-        if before is not None and before.last == index - 1 and before.device == held[index]:
-            ranges[-1] = replace(before, last=index)
-        else:
-            ranges.append(PinnedLayers(held[index], index, index))
-    return tuple(ranges)
+    assigned = dict(enumerate(layout.assignment()))
+    held = {index: device for index in assigned if (device := pins.device_of(index)) is not None}
+    places = {index: assigned[index] for index in range(first, last + 1)}
+    return tuple(Pin(*each) for each in _ranges(_toggled_places(held, places)))
 
 
-def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PinnedPart, ...]:
+def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PartPin, ...]:
     """Return the pins of layer parts after `part` of layers `first` to `last` was pinned to its devices in `layout`.
 
     If the part is pinned to these devices in all these layers already, its pins are removed instead.
@@ -358,18 +302,32 @@ def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, la
         layer: device for layer in range(layout.n_layers) if (device := pins.part_device_of(part, layer)) is not None
     }
     places = {layer: part_device(layout, name, layer) for layer in range(first, last + 1)}
+    toggled = _ranges(_toggled_places(held, places))
+    return (
+        *(pin for pin in pins.parts if pin.part != part),
+        *(PartPin(device, part, begin, end) for device, begin, end in toggled),
+    )
+
+
+def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, str]:
+    """Return the pinned device of each layer after the layers of `places` were pinned there, or unpinned if they were.
+
+    A layer that was moved since it was pinned counts as not pinned. It is pinned to its present device.
+    """
     if all(held.get(layer) == device for layer, device in places.items()):
-        held = {layer: device for layer, device in held.items() if layer not in places}
-    else:
-        held |= places
-    ranges: list[PinnedPart] = []
+        return {layer: device for layer, device in held.items() if layer not in places}
+    return held | places
+
+
+def _ranges(held: dict[int, str]) -> list[tuple[str, int, int]]:
+    """Return device, first and last layer of each range of neighbours on the same device, in order."""
+    ranges: list[tuple[str, int, int]] = []
     for layer in sorted(held):
-        before = ranges[-1] if ranges else None
-        if before is not None and before.last == layer - 1 and before.device == held[layer]:
-            ranges[-1] = replace(before, last=layer)
+        if ranges and ranges[-1][0] == held[layer] and ranges[-1][2] == layer - 1:
+            ranges[-1] = held[layer], ranges[-1][1], layer
         else:
-            ranges.append(PinnedPart(held[layer], part, layer, layer))
-    return (*(pin for pin in pins.parts if pin.part != part), *ranges)
+            ranges.append((held[layer], layer, layer))
+    return ranges
 
 
 def _latest(kept: dict[str, _Value]) -> dict[str, _Value]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.models.loading import AnswerLost, Loading
 from engine.base.errors import EngineError
@@ -20,6 +20,7 @@ from engine.runtime.protocol.messages import Counted
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, MediaFile, TemplateInput
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
+from widgets.common.delayed_call import DelayedCall
 
 MOST_CONVERSATIONS = 32
 """Largest number of whole conversations whose counts are cached.
@@ -71,9 +72,7 @@ class ContextCounter(QObject):
         self._media: dict[MediaFile, int] = {}
         self._prompts: dict[CountTokens, int] = {}
         # Waits until all receivers of the current signal are done: one of them may count another conversation.
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._go_on)
+        self._timer = DelayedCall(self, self._go_on)
         loading.bridge.answered.connect(self._on_answered)
         loading.answer_lost.connect(self._on_lost)
         loading.loaded_changed.connect(self._forget)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
 from math import isnan, nan
 from typing import Any
 
@@ -80,16 +79,9 @@ class DeviceHistory(QObject):
     recorded = Signal(object)  # tuple[Sample, ...]
     marked = Signal(Mark)
 
-    def __init__(
-        self,
-        live: LiveRig,
-        models: OpenModels,
-        parent: QObject | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, live: LiveRig, models: OpenModels, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._live, self._clock = live, clock
+        self._live = live
         self._readings: dict[str, _Readings] = {}
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         live.samples_arrived.connect(self._on_samples)
@@ -132,6 +124,6 @@ class DeviceHistory(QObject):
             self._mark(tr("{model}: out of memory", model=model.name))
 
     def _mark(self, text: str) -> None:
-        mark = Mark(self._clock(), text)
+        mark = Mark(time.monotonic(), text)
         self._marks.append(mark)
         self.marked.emit(mark)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
 from app.background import Background
@@ -35,6 +35,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.probing.probe import ProbeCache
+from widgets.common.delayed_call import DelayedCall
 
 FRAME_MS = 16
 """Milliseconds between two previews during a drag: at most one per frame (60 Hz), however fast mouse events arrive."""
@@ -97,10 +98,7 @@ class LayoutDocument(QObject):
         """The plan as it was drawn last; None if no model is open."""
         self._forecaster = Forecaster(self.probes, self._on_forecast, background)
         self._then: list[Callable[[], None]] = []
-        self._frame = QTimer(self)
-        self._frame.setSingleShot(True)
-        self._frame.setInterval(FRAME_MS)
-        self._frame.timeout.connect(self._on_frame)
+        self._frame = DelayedCall(self, self._recompute, FRAME_MS)
 
     @property
     def model(self) -> ModelFile | None:
@@ -245,8 +243,7 @@ class LayoutDocument(QObject):
         self._state.edit = start.after(move)
         self._drag_start = start
         # Moves between two frames need no preview of their own.
-        if not self._frame.isActive():
-            self._frame.start()
+        self._frame.begin()
 
     def finish_move(self) -> None:
         """End the drag and add it to the undo stack. If there is no drag, or it changed nothing, nothing is added."""
@@ -319,9 +316,6 @@ class LayoutDocument(QObject):
         state.undo_stack.push(_EditCommand(restore, before, after, text))
 
     # ------------------------------------------------------------------ preview
-
-    def _on_frame(self) -> None:
-        self._recompute()
 
     def _recompute(self) -> None:
         # The preview that is requested here is newer than the one for which the timer waits.

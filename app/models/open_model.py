@@ -106,6 +106,13 @@ class OpenModel(QObject):
             self._refresh_status()
             self.parked_changed.emit(parked)
 
+    def park(self) -> bool:
+        """Unload the model so that its next question loads it again; return False if it was not loaded."""
+        if not self.loading.unload():
+            return False
+        self.set_parked(True)
+        return True
+
     def show_edit(self, edit: Edit | None) -> None:
         """Store the edited layout and settings, and update the status: it shows if they differ from the loaded ones."""
         before = self.planned_context

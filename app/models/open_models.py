@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
 from engine.model.gguf.model_file import FileIdentity, ModelFile
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, expired, next_expiry_s
 from engine.runtime.session.status import Phase
+from widgets.common.delayed_call import DelayedCall
 
 _LONGEST_WAIT_MS = 3_600_000
 """Longest interval of the timer: Qt's intervals have 32 bits. A later expiry is checked again after this time."""
@@ -40,9 +41,7 @@ class OpenModels(QObject):
         self._calibrator = calibrator
         self._clock = clock
         self._keep_alive_s = keep_alive_s
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self.unload_expired)
+        self._timer = DelayedCall(self, self.unload_expired)
         self._all: list[OpenModel] = []
         self.current = self._add()
 
@@ -68,6 +67,13 @@ class OpenModels(QObject):
     def find(self, key: FileIdentity) -> OpenModel | None:
         """Return the open model with this file identity; None if there is none."""
         return next((model for model in self._all if model.key == key), None)
+
+    def park(self, keys: Iterable[FileIdentity]) -> None:
+        """Park the open models with these file identities: their next question loads them again."""
+        for key in keys:
+            # Another file may have taken its place since the caller looked.
+            if (model := self.find(key)) is not None:
+                model.park()
 
     def copies(self, path: Path) -> int:
         """Return how many open models have the file `path`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 
 from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
@@ -14,6 +14,7 @@ from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from engine.base.units import MIB
 from engine.devices.device import Rig
+from widgets.common.delayed_call import DelayedCall
 from widgets.library.load_question import LoadAnswer
 
 SETTLE_MS = 1500
@@ -47,10 +48,7 @@ class Replanner(QObject):
         super().__init__(parent)
         self._document, self._models, self._live, self._layouts = document, models, live, layouts
         self._settings = settings
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(SETTLE_MS)
-        self._timer.timeout.connect(self._on_settled)
+        self._timer = DelayedCall(self, self._on_settled, SETTLE_MS)
         live.rig_changed.connect(self._look)
         models.changed.connect(self._look)
         opener.model_changed.connect(self._look)

@@ -13,17 +13,18 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.models.document import LayoutDocument
 from app.notices import Notices
-from app.settings import KeptAdapter, KeptSideFiles, Settings
+from app.settings import KeptSideFiles, Settings
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
-from engine.planning.layout.layout_file import DraftEntry, decode_draft, encode_draft
+from engine.planning.layout.layout_file import decode_draft, encode_draft
 from engine.planning.memory.drafts import Draft, draft_file, draft_of_file, read_draft
 from engine.planning.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
 from engine.planning.settings.table import DRAFTED_TOKENS
 from widgets.controls.settings_dialog import AdapterScale
+from widgets.controls.values import AdapterName
 
 _Found = TypeVar("_Found", Projector, Adapter, Draft)
 
@@ -94,22 +95,6 @@ class SideFileController(QObject):
         model = self._document.model
         if model is not None:
             self._read(path, partial(read_draft, path, model, self._drafted_tokens), _with_draft)
-
-    def use_draft(self, entry: DraftEntry, folder: Path) -> None:
-        """Use the draft of a layout file in `folder` for the next load. A draft model is read in the background."""
-        model = self._document.model
-        if model is None:
-            return
-        if entry.kind != "model":
-            self._change(tr("choose a draft"), lambda files: _with_draft(files, Draft(entry.kind, entry.n_tokens)))
-            return
-
-        def read() -> Draft:
-            found = draft_of_file(entry, model, folder)
-            assert found is not None  # The entry names a model.
-            return found
-
-        self._read(Path(entry.model), read, _with_draft)
 
     def draft_by_ngrams(self) -> None:
         """Use n-gram drafting for the next load: it proposes tokens that followed the same n-gram before."""
@@ -240,6 +225,6 @@ def _kept(files: SideFiles) -> KeptSideFiles:
     return KeptSideFiles(
         projector="" if projector is None else str(projector.path),
         device=None if projector is None else projector.device,
-        adapters=tuple(KeptAdapter(str(each.path), each.scale) for each in files.adapters),
+        adapters=tuple(AdapterName(str(each.path), each.scale) for each in files.adapters),
         draft="" if draft is None else encode_draft(draft),
     )

@@ -16,7 +16,6 @@ from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.paths import speeds_path
 from app.rig.live_rig import LiveRig
-from app.timed_answer import timed_answer
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.devices.device import Rig
@@ -29,6 +28,7 @@ from engine.machines.rigs.speeds import (
     learnt,
     measured_book,
     speed_lines,
+    timed_answer,
 )
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
 from engine.planning.memory.model_memory import ModelMemory
@@ -63,7 +63,6 @@ class SpeedRepository(QObject):
         document: LayoutDocument,
         background: Background,
         notices: Notices,
-        path: Path | None = None,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -73,7 +72,7 @@ class SpeedRepository(QObject):
         self._background = background
         self._notices = notices
         self._writer = Worker("speeds")
-        self._path = path or speeds_path()
+        self._path = speeds_path()
         self.book = read_speed_book(self._path)
         self._answered: dict[tuple[Path, Edit], LastAnswer] = {}
         self._devices: tuple[tuple[str, str], ...] = ()

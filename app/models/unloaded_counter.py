@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.models.context_counter import CountedChat
@@ -21,6 +21,7 @@ from engine.chat.context import ContextUse, answer_reserve, use_of
 from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.status import Phase
+from widgets.common.delayed_call import DelayedCall
 
 DELAY_MS = 400
 """Milliseconds after the last change before tokens are counted, so that typing starts no count for each letter."""
@@ -42,10 +43,7 @@ class UnloadedCounter(QObject):
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
         """The file whose vocabulary could not be read; None if there is none. It is not tried again before `forget`."""
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(DELAY_MS)
-        self._timer.timeout.connect(self._run)
+        self._timer = DelayedCall(self, self._run, DELAY_MS)
 
     @property
     def is_wanted(self) -> bool:

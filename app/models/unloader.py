@@ -61,8 +61,7 @@ class Unloader(QObject):
 
     def park(self, model: OpenModel) -> None:
         """Park `model`: unload it and save its KV state. Its next question loads it again."""
-        if model.loading.unload():
-            model.set_parked(True)
+        if model.park():
             self._notices.say(tr("Parked {name}. The next question loads it again.", name=model.name))
 
     def unload(self, model: OpenModel) -> None:

@@ -1,7 +1,4 @@
-"""Changes of the window's device list: by a search, from a rig file, and by a test.
-
-The test finds out whether a device may be used several times in one layout.
-"""
+"""Changes of the window's device list: by a search, by the user's limits, from a rig file, after a test."""
 
 from __future__ import annotations
 
@@ -30,15 +27,17 @@ from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.check_results import CheckResults, read_check_results
 from engine.machines.rigs.discovery import discover, find_workers
 from engine.machines.rigs.self_test import keep_verdict, try_repeated
+from widgets.devices.limits import DeviceLimits
 
 
 class DeviceSearch(QObject):
-    """Searches for devices in the background, and puts them with the user's limits into the device list."""
+    """Searches for devices in the background, puts them with the user's limits into the device list, and tests them."""
 
     def __init__(
         self,
         live: LiveRig,
         limits: LimitStore,
+        lab: Lab,
         background: Background,
         notices: Notices,
         verdicts: Path | None = None,
@@ -47,6 +46,7 @@ class DeviceSearch(QObject):
         super().__init__(parent)
         self._live = live
         self._limits = limits
+        self._lab = lab
         self._background = background
         self._notices = notices
         self._verdicts = verdicts or self_test_path()
@@ -120,6 +120,52 @@ class DeviceSearch(QObject):
         """Remove a device from the list. A worker keeps running."""
         self._live.set_devices(self._live.devices.without(device_id))
 
+    def set_limits(self, limits: DeviceLimits) -> None:
+        """Set the memory cap and margin of a device in the list, and store them.
+
+        Limits of rig files and lab workers are not stored: later runs lack the devices.
+        """
+        self._live.set_devices(self._live.devices.with_limits(limits.device, limits.cap_bytes, limits.margin_bytes))
+        devices = self._live.devices
+        device = devices.rig.device(limits.device)
+        if device is not None and not devices.from_file and device.endpoint not in self._lab.endpoints:
+            self._limits.keep(device)
+
+    def test_repeats(self) -> None:
+        """Test whether a device may occur twice in llama.cpp's device list, so that two runs of layers can use it.
+
+        One device of each backend is tested; the result holds for all devices of that backend. The test runs in the
+        background. Then its results are stored and shown, and a search applies them.
+        """
+        rig, path = self._live.devices.rig, self._verdicts
+        # The last of each backend stands for all of them.
+        tested = {device.backend: device for device in rig.devices if not device.is_rpc}
+        if not tested:
+            self._notices.say(
+                tr("There is no local GPU to test. CPU and remote devices may always be repeated in a layout.")
+            )
+            return
+
+        def test() -> str:
+            model = ensure_demo()
+            sentences = []
+            for device in tested.values():
+                result = try_repeated(rig, device.id, model)
+                keep_verdict(path, device, result)
+                verdict = (
+                    tr("{backend} devices may be repeated in a layout.", backend=device.backend)
+                    if result.passed
+                    else tr("{backend} devices cannot be repeated in a layout.", backend=device.backend)
+                )
+                sentences.append(verdict)
+            return " ".join(sentences)
+
+        def show(sentence: str) -> None:
+            self._notices.say(sentence)
+            self.judge_again()
+
+        self._background.run(tr("Testing devices"), test, show, self._notices.tell)
+
 
 class RigFiles(QObject):
     """Opens and saves rig files in the background."""
@@ -182,57 +228,3 @@ class RigFiles(QObject):
         self._background.run(
             tr("Saving {name}", name=path.name), partial(write_rig, path, rig), show, self._notices.tell
         )
-
-
-class RepeatTest(QObject):
-    """Tests whether a device may occur twice in llama.cpp's device list, so that two runs of layers can use it.
-
-    One device of each backend is tested; the result holds for all devices of that backend.
-    """
-
-    def __init__(
-        self,
-        live: LiveRig,
-        search: DeviceSearch,
-        background: Background,
-        notices: Notices,
-        verdicts: Path | None = None,
-        parent: QObject | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self._live = live
-        self._search = search
-        self._background = background
-        self._notices = notices
-        self._verdicts = verdicts or self_test_path()
-
-    def run(self) -> None:
-        """Run the test in the background, store and show its results, and search again so that they are applied."""
-        rig, path = self._live.devices.rig, self._verdicts
-        # The last of each backend stands for all of them.
-        tested = {device.backend: device for device in rig.devices if not device.is_rpc}
-        if not tested:
-            self._notices.say(
-                tr("There is no local GPU to test. CPU and remote devices may always be repeated in a layout.")
-            )
-            return
-
-        def test() -> str:
-            model = ensure_demo()
-            sentences = []
-            for device in tested.values():
-                result = try_repeated(rig, device.id, model)
-                keep_verdict(path, device, result)
-                verdict = (
-                    tr("{backend} devices may be repeated in a layout.", backend=device.backend)
-                    if result.passed
-                    else tr("{backend} devices cannot be repeated in a layout.", backend=device.backend)
-                )
-                sentences.append(verdict)
-            return " ".join(sentences)
-
-        def show(sentence: str) -> None:
-            self._notices.say(sentence)
-            self._search.judge_again()
-
-        self._background.run(tr("Testing devices"), test, show, self._notices.tell)

@@ -128,7 +128,7 @@ class KnownMachines(QObject):
         """
         offered: Mapping[str, OfferedDevice] | None
         try:
-            offer, _ = self._peers.machines.ask(machine)
+            offer = self._peers.machines.ask(machine)
             offered = {each.name: each for each in offer.devices}
         except TunnelError as error:
             # An older release closes such a question, and its device has no name.

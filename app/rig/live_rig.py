@@ -55,14 +55,6 @@ class LiveMemory:
         """
 
     @property
-    def endpoints(self) -> frozenset[str]:
-        """Endpoints of workers that our models use.
-
-        A worker serves one client at a time, so nothing else may connect to them.
-        """
-        return frozenset().union(*(model.endpoints for model in self._models))
-
-    @property
     def free_bytes(self) -> Mapping[str, int]:
         """Free bytes by device id, from the last sample that had a reading, without rounding."""
         return self._free

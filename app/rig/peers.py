@@ -20,7 +20,7 @@ from engine.base.errors import ArgumentError, EngineError, RigError
 from engine.base.language import tr
 from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import parse_endpoint
-from engine.machines.rigs.remote_machines import LentDevices, Machine, RemoteMachines
+from engine.machines.rigs.remote_machines import Machine, RemoteMachines
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
@@ -199,12 +199,12 @@ class Peers(QObject):
         """
         asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
 
-        def show(found: LentDevices) -> None:
+        def show(found: tuple[Device, ...]) -> None:
             known = {device.endpoint: device.fingerprint for device in self._live.devices.rig.devices}
-            new = [device for device in found.devices if device.endpoint not in known]
+            new = [device for device in found if device.endpoint not in known]
             now = {
                 device.endpoint: self._limits.apply(device)
-                for device in found.devices
+                for device in found
                 if known.get(device.endpoint) not in (None, device.fingerprint)
             }
             if now:

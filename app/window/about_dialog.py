@@ -13,12 +13,9 @@ from pathlib import Path
 from PySide6.QtCore import Qt, qVersion
 from PySide6.QtWidgets import (
     QApplication,
-    QDialog,
-    QDialogButtonBox,
     QGridLayout,
     QPlainTextEdit,
     QTabWidget,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -30,6 +27,7 @@ from engine.devices.device import Rig
 from engine.devices.packs.store import ListedPack
 from engine.machines.doctor.installed import backends_built
 from resources.loader import folder
+from widgets.common.dialog import Dialog
 from widgets.common.roles import plain_label
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"
@@ -155,29 +153,19 @@ ABOUT = tr("Layerdeck places the layers of a model on your devices, loads exactl
 NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
 
 
-class AboutDialog(QDialog):
+class AboutDialog(Dialog):
     """The About dialog, with tabs for versions and folders, for the licence, and for the licences of libraries."""
 
     def __init__(self, parent: QWidget, contents: AboutContents) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("About Layerdeck"))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(tr("About Layerdeck"), parent, once=True)
         self.contents = contents
         tabs = QTabWidget()
         tabs.setAccessibleName(tr("About Layerdeck"))
         tabs.addTab(_table((*contents.versions, *contents.folders)), tr("Versions and folders"))
         tabs.addTab(_text(tr("Licence of Layerdeck"), contents.licence), tr("Licence"))
         tabs.addTab(_text(tr("Licences of third-party software"), contents.notices), tr("Third-Party Software"))
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        self.copy_button = buttons.addButton(tr("Copy Versions"), QDialogButtonBox.ButtonRole.ActionRole)
-        self.copy_button.clicked.connect(self._on_copy)
-        buttons.rejected.connect(self.reject)
-        layout = QVBoxLayout(self)
-        layout.setSpacing(8)
-        layout.addWidget(plain_label(ABOUT, "strong", wrap=True))
-        layout.addWidget(plain_label(NOTHING_SENT, "dim", wrap=True))
-        layout.addWidget(tabs, 1)
-        layout.addWidget(buttons)
+        self.copy_button = self.add_button(tr("Copy Versions"), self._on_copy)
+        self.lay_out(plain_label(ABOUT, "strong", wrap=True), plain_label(NOTHING_SENT, "dim", wrap=True), tabs)
         self.resize(720, 480)
 
     def _on_copy(self) -> None:

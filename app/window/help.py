@@ -7,7 +7,7 @@ from functools import partial
 
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QGridLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QScrollArea, QWidget
 
 from app.background import Background
 from app.notices import Notices
@@ -15,6 +15,7 @@ from app.paths import log_path
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.devices.device import Rig
+from widgets.common.dialog import Dialog
 from widgets.common.roles import plain_label
 from widgets.layout_editor.keyboard import KEYS
 
@@ -57,13 +58,11 @@ def show_about(main: MainWindow, background: Background, notices: Notices, rig: 
     background.run("Looking up versions", partial(gather_contents, rig), show, notices.tell, quiet=True)
 
 
-class KeysDialog(QDialog):
+class KeysDialog(Dialog):
     """A dialog with tables of keys. `groups`: for each table, its title and a mapping from keys to their meaning."""
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Keys"))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(tr("Keys"), parent, once=True)
         content = QWidget()
         grid = QGridLayout(content)
         grid.setHorizontalSpacing(24)
@@ -80,9 +79,5 @@ class KeysDialog(QDialog):
         scroll.setAccessibleName(tr("Keys"))
         scroll.setWidgetResizable(True)
         scroll.setWidget(content)
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        buttons.rejected.connect(self.reject)
-        layout = QVBoxLayout(self)
-        layout.addWidget(scroll)
-        layout.addWidget(buttons)
+        self.lay_out(scroll)
         self.resize(560, 600)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
-from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, QToolBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, QToolBar, QWidget
 
 from app.settings import Settings
 from app.window.status_line import StatusLine
 from engine.base.language import tr
 from widgets.chat.chat_view import ChatView
+from widgets.common.boxes import v_box
 from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
@@ -115,9 +116,7 @@ class MainWindow(QMainWindow):
 
     def _place_widgets(self) -> None:
         desk = QWidget()
-        column = self._column = QVBoxLayout(desk)
-        column.setContentsMargins(8, 8, 8, 8)
-        column.setSpacing(8)
+        column = self._column = v_box(desk, spacing=8, margins=(8, 8, 8, 8))
         column.addWidget(self.device_strip)
         column.addWidget(self.load_question)
         column.addWidget(self.room_offer)

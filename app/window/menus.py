@@ -19,7 +19,7 @@ from app.models.speeds import SpeedRepository
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.calibrator import Calibrator
-from app.rig.device_search import DeviceSearch, RepeatTest
+from app.rig.device_search import DeviceSearch
 from app.settings import Settings
 from app.theme import DEFAULT_ZOOM, THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
@@ -169,7 +169,6 @@ def devices_menu(
     search: DeviceSearch,
     restart_lab: Callable[[], None],
     unloader: Unloader,
-    repeats: RepeatTest,
     speeds: SpeedRepository,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
@@ -202,7 +201,7 @@ def devices_menu(
             show_other_cards,
             tip=tr("See what the model would gain from cards that this computer does not have"),
         ),
-        Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), repeats.run),
+        Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), search.test_repeats),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
         SEPARATOR,

@@ -23,8 +23,7 @@ from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox, SpinBox
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.library.load_question import LoadAnswer
 from widgets.library.loaded_models import KEEP_ALIVES
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.background import Background, Worker
@@ -22,6 +22,7 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.edit import Edit
+from widgets.common.delayed_call import DelayedCall
 
 REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
 OPENED = tr("Your models were opened again. Conversations were restored as last saved.")
@@ -56,10 +57,7 @@ class Recovery(QObject):
         self._restores = False
         # A worker writes marks in the order of the changes.
         self._writer = Worker("run mark")
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(_KEEP_AFTER_MS)
-        self._timer.timeout.connect(self._keep)
+        self._timer = DelayedCall(self, self._keep, _KEEP_AFTER_MS)
         models.changed.connect(self._timer.start)
         models.current_changed.connect(self._timer.start)
         document.edit_settled.connect(self._timer.start)

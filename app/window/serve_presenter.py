@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction
 
 from app.models.open_models import OpenModels
@@ -14,7 +14,8 @@ from app.serving.api_server import ServerPhase, ServerState, WindowApiServer
 from app.settings import Settings
 from app.window.main_window import MainWindow
 from engine.base.language import tr
-from widgets.common.counts import format_count
+from engine.base.units import format_count
+from widgets.common.delayed_call import DelayedCall
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane, ServeSettings, ServeStatus
 
@@ -39,10 +40,7 @@ class ServePresenter(QObject):
         self._is_due = False
         self.n_updates = 0
         """Number of updates of the request table, for tests."""
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(UPDATE_MS)
-        self._timer.timeout.connect(self._on_timer)
+        self._timer = DelayedCall(self, self._on_timer, UPDATE_MS)
         dock = main.serve_dock
         dock.visibilityChanged.connect(self._on_visibility_changed)
         if dock.isVisible():

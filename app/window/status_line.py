@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
 from app.notices import Notice
 from engine.base.language import tr
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 
@@ -24,10 +24,7 @@ class StatusLine(ElidedLabel):
         super().__init__(parent=parent)
         self._notice = Notice("", bad=False)
         self._busy: dict[str, str] = {}
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(GOOD_NEWS_MS)
-        self._timer.timeout.connect(self._on_old)
+        self._timer = DelayedCall(self, self._on_old, GOOD_NEWS_MS)
         self.setAccessibleName(tr("Status"))
         self._refresh()
 

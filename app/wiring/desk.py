@@ -149,7 +149,7 @@ def make_desk(
     headroom_monitor = HeadroomMonitor(live, parent)
     # First among the slots of the models: the loader reads free memory, which this object updates.
     held_memory = HeldMemory(models, live, headroom_monitor, parent)
-    speeds = SpeedRepository(live, models, document, background, notices, parent=parent)
+    speeds = SpeedRepository(live, models, document, background, notices, parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
     loader = Loader(models, document, live, rig.lab, settings, background, auto_layouts.constraints, parent)
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)

@@ -139,7 +139,6 @@ def make_actions(
                 search=desk.rig.search,
                 restart_lab=desk.rig.lab.restart,
                 unloader=desk.unloader,
-                repeats=desk.rig.repeats,
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,

@@ -233,7 +233,6 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions, theme: Theme) ->
         rig.live,
         rig.lab,
         search=rig.search,
-        limits=rig.limits,
         headroom_monitor=desk.headroom_monitor,
         strip=main.device_strip,
         actions=actions,

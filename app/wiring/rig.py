@@ -9,12 +9,11 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.notices import Notices
-from app.rig.device_search import DeviceSearch, RepeatTest, RigFiles
+from app.rig.device_search import DeviceSearch, RigFiles
 from app.rig.known_machines import KnownMachines
 from app.rig.lab import Lab
 from app.rig.lender import Lender
 from app.rig.limit_store import LimitStore
-from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
 from app.rig.pack_controller import PackController
 from app.rig.peers import Peers
@@ -31,8 +30,6 @@ class RigParts:
     sampling: Sampling
     search: DeviceSearch
     files: RigFiles
-    limits: LimitSetter
-    repeats: RepeatTest
     packs: PackController
     peers: Peers
     machines: KnownMachines
@@ -68,15 +65,13 @@ def make_rig(background: Background, notices: Notices, settings: Settings, paren
     live, book = LiveRig(parent), LimitStore(settings)
     lab = Lab(live, background, notices, parent)
     peers = Peers(live, book, background, notices, parent=parent)
-    search = DeviceSearch(live, book, background, notices, parent=parent)
+    search = DeviceSearch(live, book, lab, background, notices, parent=parent)
     return RigParts(
         live=live,
         lab=lab,
         sampling=Sampling(live, lab, parent),
         search=search,
         files=RigFiles(live, lab, peers, background, notices, parent),
-        limits=LimitSetter(live, lab, book, parent),
-        repeats=RepeatTest(live, search, background, notices, parent=parent),
         packs=PackController(search, background, notices, parent),
         peers=peers,
         machines=KnownMachines(live, peers, book, background, notices, parent=parent),

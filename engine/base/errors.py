@@ -144,18 +144,14 @@ class WorkerCrashedError(EngineError):
 
     `signal`: number of the signal that ended the process; None: the process ended without a signal.
     `exit_code`: exit code of the process; None: the process has no exit code.
-    `stderr_tail`: the last lines of the process's standard error.
     """
 
     kind = "crashed"
 
-    def __init__(
-        self, reason: str, *, signal: int | None = None, exit_code: int | None = None, stderr_tail: str = ""
-    ) -> None:
+    def __init__(self, reason: str, *, signal: int | None = None, exit_code: int | None = None) -> None:
         super().__init__(reason)
         self.signal = signal
         self.exit_code = exit_code
-        self.stderr_tail = stderr_tail
 
     def fields(self) -> dict[str, str | int | None]:
         return {"signal": self.signal, "exit_code": self.exit_code}

@@ -93,3 +93,20 @@ def fenced(text: str, language: str = "") -> str:
     while fence in text:
         fence += "`"
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+MAX_SHOWN = 80
+
+
+def clean(text: str, max_length: int = MAX_SHOWN) -> str:
+    """Return `text` on one line, with control characters escaped, cut to `max_length` characters."""
+    if len(text) <= max_length and text.isprintable():
+        return text.strip()
+    start = text[: 4 * max_length]
+    line = escape(" ".join(start.split()))
+    return line if len(line) <= max_length and len(start) == len(text) else line[: max_length - 1] + "…"
+
+
+def quote(text: str) -> str:
+    """Return `text` as `clean` does, in quotation marks."""
+    return f'"{clean(text)}"'

@@ -1,4 +1,4 @@
-"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of sizes."""
+"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of both."""
 
 from __future__ import annotations
 
@@ -80,3 +80,11 @@ def format_bytes(size_bytes: int) -> str:
     if size < GIB:
         return f"{sign}{size / MIB:.1f} MiB"
     return f"{sign}{size / GIB:.2f} GiB"
+
+
+SEPARATOR = "\N{NARROW NO-BREAK SPACE}"
+
+
+def format_count(count: int) -> str:
+    """Return `count` as text with separators for thousands, such as "16 384"."""
+    return f"{count:,}".replace(",", SEPARATOR)

@@ -242,11 +242,6 @@ class AnswerRun:
     # ------------------------------------------------------------------ what may be read
 
     @property
-    def question(self) -> Message | None:
-        """The user's message that this run answers; None if the answer is the first message."""
-        return self.path[-1] if self.path else None
-
-    @property
     def has_ended(self) -> bool:
         """Whether a method has returned `Finish`."""
         return self._step is _Step.ENDED

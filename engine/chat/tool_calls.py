@@ -74,7 +74,6 @@ class CallReader:
         self._harmony = is_harmony(template)
         self._bare = is_llama(template) or forced
         self._between = (*BETWEEN, "```") if DEEPSEEK in self._marks else BETWEEN
-        self._forced = forced
         self._id_length = 9 if MISTRAL in template else 0
         self._held = ""
         self._call: CallParser | None = None

@@ -1,7 +1,7 @@
 """A catalogue of cards by name, for plans with cards that are not in this computer ("what if I had another card?").
 
-Memory sizes are those that the manufacturers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same
-names, and assumes the usual link to the host. The catalogue also has computers with unified memory; such a computer
+Memory sizes and bandwidths are those that the manufacturers publish. Plans assume the usual link to the host. The
+catalogue also has computers with unified memory; such a computer
 cannot be combined with other cards.
 """
 
@@ -25,12 +25,14 @@ class KnownCard:
     """A card of the catalogue, or a computer with unified memory.
 
     `backend`: ggml backend that most users of this maker's cards choose.
+    `bandwidth`: memory bandwidth in GB/s.
     `unified`: whether the entry is a whole computer, whose device shares memory with the host.
     """
 
     name: str
     backend: str
     memory_gib: int
+    bandwidth: int
     unified: bool = False
 
     @property
@@ -38,42 +40,57 @@ class KnownCard:
         return self.memory_gib * GIB
 
 
-_MEMORY_GIB: Mapping[str, Mapping[str, int]] = {
+_CARDS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "CUDA": {
-        "RTX 5090": 32, "RTX 5080": 16, "RTX 5070 Ti": 16, "RTX 5070": 12, "RTX 5060 Ti": 16, "RTX 5060": 8,
-        "RTX 4090": 24, "RTX 4080 SUPER": 16, "RTX 4080": 16, "RTX 4070 Ti SUPER": 16, "RTX 4070 Ti": 12,
-        "RTX 4070": 12, "RTX 4060 Ti": 16, "RTX 4060": 8,
-        "RTX 3090 Ti": 24, "RTX 3090": 24, "RTX 3080 Ti": 12, "RTX 3080": 10, "RTX 3070 Ti": 8, "RTX 3070": 8,
-        "RTX 3060 Ti": 8, "RTX 3060": 12, "RTX 3050": 8,
-        "RTX 2080 Ti": 11, "RTX 2080": 8, "RTX 2070": 8, "RTX 2060": 6,
-        "GTX 1080 Ti": 11, "GTX 1080": 8, "GTX 1070": 8, "GTX 1060": 6, "GTX 1660": 6,
-        "RTX 6000 Ada": 48, "RTX A6000": 48, "RTX A5000": 24, "RTX A4000": 16,
-        "H200": 141, "H100": 80, "A100": 80, "L40S": 48, "L40": 48, "L4": 24, "A10": 24, "A40": 48, "V100": 32,
-        "T4": 16, "P40": 24, "P100": 16,
+        "RTX 5090": (32, 1792), "RTX 5080": (16, 960), "RTX 5070 Ti": (16, 896), "RTX 5070": (12, 672),
+        "RTX 5060 Ti": (16, 448), "RTX 5060": (8, 448), "RTX 4090": (24, 1008), "RTX 4080 SUPER": (16, 736),
+        "RTX 4080": (16, 717), "RTX 4070 Ti SUPER": (16, 672), "RTX 4070 Ti": (12, 504), "RTX 4070": (12, 504),
+        "RTX 4060 Ti": (16, 288), "RTX 4060": (8, 272), "RTX 3090 Ti": (24, 1008), "RTX 3090": (24, 936),
+        "RTX 3080 Ti": (12, 912), "RTX 3080": (10, 760), "RTX 3070 Ti": (8, 608), "RTX 3070": (8, 448),
+        "RTX 3060 Ti": (8, 448), "RTX 3060": (12, 360), "RTX 3050": (8, 224), "RTX 2080 Ti": (11, 616),
+        "RTX 2080": (8, 448), "RTX 2070": (8, 448), "RTX 2060": (6, 336), "GTX 1080 Ti": (11, 484),
+        "GTX 1080": (8, 320), "GTX 1070": (8, 256), "GTX 1060": (6, 192), "GTX 1660": (6, 192),
+        "RTX 6000 Ada": (48, 960), "RTX A6000": (48, 768), "RTX A5000": (24, 768), "RTX A4000": (16, 448),
+        "H200": (141, 4800), "H100": (80, 3350), "A100": (80, 1935), "L40S": (48, 864), "L40": (48, 864),
+        "L4": (24, 300), "A10": (24, 600), "A40": (48, 696), "V100": (32, 900), "T4": (16, 320), "P40": (24, 347),
+        "P100": (16, 732),
     },
     "HIP": {
-        "RX 7900 XTX": 24, "RX 7900 XT": 20, "RX 7800 XT": 16, "RX 7700 XT": 12, "RX 7600": 8,
-        "RX 6900 XT": 16, "RX 6800 XT": 16, "RX 6800": 16, "RX 6700 XT": 12, "RX 6600": 8,
-        "RX 9070 XT": 16, "RX 9070": 16, "MI300X": 192, "MI210": 64, "MI100": 32, "MI50": 32,
+        "RX 7900 XTX": (24, 960), "RX 7900 XT": (20, 800), "RX 7800 XT": (16, 624), "RX 7700 XT": (12, 432),
+        "RX 7600": (8, 288), "RX 6900 XT": (16, 512), "RX 6800 XT": (16, 512), "RX 6800": (16, 512),
+        "RX 6700 XT": (12, 384), "RX 6600": (8, 224), "RX 9070 XT": (16, 640), "RX 9070": (16, 640),
+        "MI300X": (192, 5300), "MI210": (64, 1638), "MI100": (32, 1228), "MI50": (32, 1024),
     },
-    "Vulkan": {"Arc B580": 12, "Arc A770": 16, "Arc A750": 8},
+    "Vulkan": {
+        "Arc B580": (12, 456), "Arc A770": (16, 560), "Arc A750": (8, 512),
+    },
 }  # fmt: skip
-_COMPUTERS_GIB: Mapping[str, Mapping[str, int]] = {
+"""Memory in GiB and bandwidth in GB/s of each card, by backend."""
+_COMPUTERS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     # Apple: support.apple.com/specs. DGX Spark: docs.nvidia.com/dgx/dgx-spark. Strix Halo is AMD's Ryzen AI Max.
     "Metal": {
-        "M1 Max": 64, "M1 Ultra": 128, "M2 Max": 96, "M2 Ultra": 192, "M3 Max": 128, "M3 Ultra": 512, "M4": 32,
-        "M4 Pro": 64, "M4 Max": 128,
+        "M1 Max": (64, 400), "M1 Ultra": (128, 800), "M2 Max": (96, 400), "M2 Ultra": (192, 800),
+        "M3 Max": (128, 400), "M3 Ultra": (512, 819), "M4": (32, 120), "M4 Pro": (64, 273), "M4 Max": (128, 546),
     },
-    "CUDA": {"DGX Spark": 128},
-    "Vulkan": {"Strix Halo": 128},
+    "CUDA": {"DGX Spark": (128, 273)},
+    "Vulkan": {"Strix Halo": (128, 256)},
 }  # fmt: skip
-"""Memory in GiB of computers with unified memory, by backend and name: the largest size that is sold."""
+"""Memory in GiB (the largest size that is sold) and bandwidth in GB/s of computers with unified memory, by backend."""
 CARDS: tuple[KnownCard, ...] = tuple(
-    KnownCard(name, backend, memory_gib, unified)
-    for table, unified in ((_MEMORY_GIB, False), (_COMPUTERS_GIB, True))
+    KnownCard(name, backend, memory_gib, bandwidth, unified)
+    for table, unified in ((_CARDS, False), (_COMPUTERS, True))
     for backend, cards in table.items()
-    for name, memory_gib in cards.items()
+    for name, (memory_gib, bandwidth) in cards.items()
 )
+BANDWIDTHS: Mapping[str, int] = {
+    **{card.name: card.bandwidth for card in CARDS},
+    "H100 PCIe": 2000, "A100-PCIE-40GB": 1555, "M1 Pro": 200, "M1": 68, "M2 Pro": 200, "M2": 100, "GB10": 273,
+    "Radeon 8060S": 256, "M3 Pro": 150, "M3": 100,
+}  # fmt: skip
+"""Published bandwidth in GB/s, by a part of the device's name; the longest matching part is used.
+
+It has further names that drivers report, and parts that are not in the catalogue.
+"""
 _METAL_SHARE = 0.75
 """Usual share of a Mac's memory that Metal may use (`recommendedMaxWorkingSetSize`)."""
 _ID_PREFIXES = {"HIP": "ROCm"}

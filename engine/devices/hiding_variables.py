@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.base.language import tr
-from engine.model.gguf.quoting import clean
+from engine.base.texts import clean
 
 _MAX_VALUE = 60
 

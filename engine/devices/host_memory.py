@@ -48,10 +48,10 @@ def read_host_memory(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> HostMe
     return HostMemory(total_bytes, min(free_bytes, total_bytes))
 
 
-def read_free_swap(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> int:
+def read_free_swap() -> int:
     """Return the free swap space in bytes, within the limits of this process's control groups (version 2)."""
     free_bytes = int(psutil.swap_memory().free)
-    for group in control_groups("memory", cgroup_root, own_cgroup):
+    for group in control_groups("memory", ROOT, OWN):
         limit_bytes, used_bytes = group.number("memory.swap.max"), group.number("memory.swap.current")
         if limit_bytes is not None and used_bytes is not None:
             free_bytes = min(free_bytes, max(limit_bytes - used_bytes, 0))

@@ -12,6 +12,7 @@ from engine.base.json_file import JsonObject, encode_document, parse_document, r
 from engine.base.language import tr
 from engine.base.numa import NumaNode, numbers_text
 from engine.base.processor import parse_list
+from engine.base.texts import clean
 from engine.base.units import format_bytes
 from engine.devices.device import (
     CPU_ID,
@@ -29,7 +30,6 @@ from engine.devices.device import (
     make_host,
 )
 from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
-from engine.model.gguf.quoting import clean
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63

@@ -148,11 +148,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return tuple(name for name in CAPABILITIES if name in found)
 
     @property
-    def size_bytes(self) -> int:
-        """Size of the proposed quantisation on disk."""
-        return self.proposed.size_bytes
-
-    @property
     def search_text(self) -> str:
         """Text that the library's search matches, in lower case: names, quantisations, owners, architecture."""
         words = [self.title, *self.owners, *(each.label for each in self.quantisations)]

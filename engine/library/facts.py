@@ -15,12 +15,12 @@ import msgspec
 
 from engine.base.errors import ModelFileError
 from engine.base.files import open_regular
+from engine.base.texts import clean
 from engine.library.capabilities import capabilities_of
 from engine.library.names import ROLES, Role, role_of
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.header import FileHeader, skim_header
 from engine.model.gguf.model_file import MetadataValue, mix_name
-from engine.model.gguf.quoting import clean
 
 # Headers read at a time. Disks serve several requests in the time of one.
 READERS = 8
@@ -47,7 +47,6 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     architecture: str = ""
     name: str = ""
     file_type: str = ""
-    size_label: str = ""
     n_layers: int | None = None
     n_ctx_train: int | None = None
     n_embd: int | None = None
@@ -122,7 +121,6 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
         architecture=architecture,
         name=_text(metadata, "general.name"),
         file_type=mix_name(metadata, (tensor for header in headers for tensor in header.tensors)),
-        size_label=_text(metadata, "general.size_label"),
         n_layers=n_layers,
         n_ctx_train=_number(metadata, f"{architecture}.context_length"),
         n_embd=_number(metadata, f"{architecture}.embedding_length"),

@@ -30,7 +30,6 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `layers`: pairs of a device id and the number of layers on the device, in the order of the layout.
     `slowest`: predicted speed with a full context and poor bandwidth.
     `fastest`: predicted speed with an empty context and full bandwidth.
-    `has_overrides`: whether the layout places some tensors by overrides.
     `reason`: a sentence if the model does not fit, or if that is unknown; else empty.
     `layout`: key of the layout (`layout_key`), compared with the key of a measured layout.
     `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
@@ -46,7 +45,6 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     layers: tuple[tuple[str, int], ...] = ()
     slowest: float = 0.0
     fastest: float = 0.0
-    has_overrides: bool = False
     reason: str = ""
     layout: str = ""
     expected: float = 0.0

@@ -75,7 +75,6 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
         # Bounds are seconds per token. The minimum prevents a division by zero.
         1 / max(bounds.worst_s, 1e-9),
         1 / max(bounds.best_s, 1e-9),
-        bool(found.layout.overrides),
         layout=layout_key(found.layout),
         expected=speed.tokens_per_second,
         source=speed.source,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.library.names import is_wanted
-from engine.model.gguf.quoting import quote
 
 # Deepest level of folders below the root.
 MAX_DEPTH = 12

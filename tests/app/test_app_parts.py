@@ -237,13 +237,13 @@ def test_a_bad_address_keeps_the_dialog_open_with_the_text(qtbot: QtBot) -> None
     qtbot.addWidget(parent)
     accepted: list[str] = []
     dialog = LineDialog(parent, "Add a remote worker", "help", "", parse_endpoint)
-    dialog.value_accepted.connect(accepted.append)
+    dialog.entered.connect(accepted.append)
     dialog.show()
     dialog.line.setText("attic:notaport")
     dialog.accept()
     assert dialog.isVisible()
     assert dialog.line.text() == "attic:notaport"
-    assert dialog.problem
+    assert dialog.problem_label.text()
     dialog.line.setText("attic:50052")
     dialog.accept()
     assert accepted == ["attic:50052"]

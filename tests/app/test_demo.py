@@ -24,13 +24,13 @@ from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.sampling_sources import model_sampling, sampling_of
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
 from resources.setup.places import model_folder
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.orders import worker_device
+from tests.support.plans import make_report
 from tests.support.real_model import real_model
 
 

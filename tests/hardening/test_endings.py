@@ -19,7 +19,6 @@ from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess
 from engine.runtime.media.images.pictures import DecodedImage, DecodeImage
@@ -33,6 +32,7 @@ from tests.support.command_line import run_cli
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
+from tests.support.plans import make_plan
 from tests.support.session_log import SessionLog
 
 

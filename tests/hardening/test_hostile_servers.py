@@ -18,11 +18,11 @@ from engine.machines.rigs.discovery import discover, host_device
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing import probe as probing
 from engine.runtime.probing.probe import probe
 from tests.support.models import write_tiny_llama
+from tests.support.plans import make_plan
 from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.selection import some
 

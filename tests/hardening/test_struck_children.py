@@ -33,7 +33,6 @@ from engine.machines.tunnel.tunnels import NearbySearch
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.generate import chat_template
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess
@@ -50,6 +49,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
 from tests.support.pictures import picture
+from tests.support.plans import make_plan
 from tests.support.selection import some
 from tests.support.session_log import SessionLog
 from tests.support.sounds import tone

@@ -14,9 +14,8 @@ from app.cli.dispatch import run
 from app.log_file import MAX_ENTRY
 from app.logs import start_logging
 from engine.base.errors import ArgumentError, EngineError, RigError
-from engine.base.texts import MAX_SENTENCE, escape, escape_json, show
+from engine.base.texts import MAX_SENTENCE, clean, escape, escape_json, show
 from engine.devices.rig_file import parse_rig
-from engine.model.gguf.quoting import clean
 
 STEERING = "\x1b[31m\x07\r\u202e\u2066\ud800\x9b\x7f"
 STEERS = frozenset(STEERING) - set("[31m")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from types import TracebackType
 
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
@@ -34,9 +33,7 @@ class Conversation:
         self._child.watch(False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._child.stop()
         assert self._child.wait(DEADLINE_S) is not None, "the child did not end"
 

@@ -92,4 +92,4 @@ def reached(served: Served, folder: Path, endpoint: str = "") -> Iterator[Rig]:
     with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
         machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, folder / "checks.json")
         found = machines.find(Machine(pairing.endpoint, pairing.fingerprint, pairing.name))
-        yield Rig(found.devices, host_device())
+        yield Rig(found, host_device())

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from engine.base.texts import clean
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host
-from engine.model.gguf.quoting import clean
 from engine.planning.layout.layout import SPLIT_MODES, Layout, Override, make_layout
 from engine.planning.layout.patterns import OVERRIDE_PARTS
 from engine.planning.settings.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QToolButton, QWidget
 
 from engine.base.language import tr
 from widgets.chat.images import Gallery
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role, tool_button
 from widgets.common.wrap_layout import WrapLayout
@@ -51,9 +52,7 @@ class AttachmentRow(QWidget):
         self._flow = WrapLayout(self._chips, spacing=6)
         self.fault_label = plain_label("", "error", wrap=True)
         self.remove_buttons: dict[str, QToolButton] = {}
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
+        column = v_box(self, spacing=4)
         column.addWidget(self._chips)
         column.addWidget(self.fault_label)
         self._refresh()
@@ -98,9 +97,7 @@ class AttachmentRow(QWidget):
         button = tool_button("×", tr("Remove {name}", name=file.name), tip=tr("Remove this file"))
         button.clicked.connect(partial(self.removed.emit, file.id))
         self.remove_buttons[file.id] = button
-        row = QHBoxLayout(chip)
-        row.setContentsMargins(8, 2, 2, 2)
-        row.setSpacing(6)
+        row = h_box(chip, spacing=6, margins=(8, 2, 2, 2))
         if file.picture:
             row.addWidget(self._make_picture(file.picture))
         for widget in (name, detail, button):

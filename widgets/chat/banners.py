@@ -7,7 +7,6 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
-    QHBoxLayout,
     QLayout,
     QProgressBar,
     QPushButton,
@@ -16,6 +15,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.base.language import tr
+from widgets.common.boxes import h_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
@@ -109,8 +109,7 @@ class ReadingRow(QWidget):
         self.progress.setMinimumWidth(LEAST_BAR_PX)
         # Cut in a narrow panel: the row comes and goes, and must not make the panel wider.
         self.label = ElidedLabel("", "dim")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
+        row = h_box(self)
         row.addWidget(self.progress, 1)
         row.addWidget(self.label)
         self.hide()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QToolButton, QWidget
 
 from engine.base.language import tr
 from engine.base.texts import fenced
 from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownCall
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.markdown.typesetter import Typesetter
@@ -43,10 +44,7 @@ class ResultEdit(QWidget):
         self.send_button = QPushButton(tr("Send result"), self)
         self.send_button.setProperty("role", "primary")
         self.skip_button = QPushButton(tr("Answer without result"), self)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(DRAFT_INTERVAL_MS)
-        self._timer.timeout.connect(self._report)
+        self._timer = DelayedCall(self, self._report, DRAFT_INTERVAL_MS)
         self.edit.submitted.connect(self._on_send)
         self.send_button.clicked.connect(self._on_send)
         self.skip_button.clicked.connect(self.skipped.emit)
@@ -67,18 +65,15 @@ class ResultEdit(QWidget):
 
     def flush(self) -> None:
         """Emit `typed` at once if typed text is still waiting for the timer."""
-        if self._timer.isActive():
-            self._report()
+        self._timer.flush()
 
     def _report(self) -> None:
-        self._timer.stop()
         self.typed.emit(self.edit.toPlainText())
 
     def _on_typed(self) -> None:
         self.height_changed.emit()
         # Not restarted while somebody types: text is stored every 600 ms.
-        if not self._timer.isActive():
-            self._timer.start()
+        self._timer.begin()
 
     def _on_send(self) -> None:
         self.flush()  # kept as a draft if the model cannot be asked now

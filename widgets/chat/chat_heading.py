@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QLayout, QSizePolicy, QWidget
 
 from engine.base.language import tr
-from widgets.common.counts import format_count
+from engine.base.units import format_count
+from widgets.common.boxes import h_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import tool_button
+from widgets.common.roles import plain_tool_tip, tool_button
 from widgets.common.text import elide, text_width, ui_font
-from widgets.common.tool_tips import plain_tool_tip
 
 BAR_PX = 4
 MIN_WIDTH_PX = 60
@@ -160,9 +160,7 @@ class ChatHeading(QWidget):
         )
         self.settings_button.setCheckable(True)
         self.new_button = tool_button(NEW_WORDS, tr("Start a new conversation"), "compact")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
+        row = h_box(self, spacing=4)
         row.addWidget(self.list_button)
         row.addWidget(self.title_label, 1)
         for widget in (self.context_meter, self.settings_button, self.new_button):

@@ -9,7 +9,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 from PySide6.QtGui import QFont
 
 from engine.base.language import tr
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_tool_tip
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import (
     QApplication,
     QHBoxLayout,
     QPushButton,
     QStackedWidget,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -34,9 +33,10 @@ from widgets.chat.message_search import MessageSearch
 from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
+from widgets.common.boxes import centred, v_box
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.markdown.matches import match_pattern
 from widgets.markdown.typesetter import Typesetter
 
@@ -108,10 +108,7 @@ class ChatPane(QWidget):
         self._is_settling = False
         self._is_reading_files = False
         self._remark = ""
-        self._draft_timer = QTimer(self)
-        self._draft_timer.setSingleShot(True)
-        self._draft_timer.setInterval(DRAFT_INTERVAL_MS)
-        self._draft_timer.timeout.connect(self._report_draft)
+        self._draft_timer = DelayedCall(self, self._report_draft, DRAFT_INTERVAL_MS)
 
         self.message_list = MessageList(typesetter)
         self.settings_panel: SettingsPanel | None = None
@@ -179,8 +176,7 @@ class ChatPane(QWidget):
     def flush(self) -> None:
         """Emit the signals for typed text at once, without their usual delay: input, tool results and settings."""
         # The last letters may still wait for the pause.
-        if self._draft_timer.isActive():
-            self._report_draft()
+        self._draft_timer.flush()
         self.message_list.flush()
         if self.settings_panel is not None:
             self.settings_panel.flush()
@@ -386,8 +382,8 @@ class ChatPane(QWidget):
 
     def _on_typed(self) -> None:
         self._refresh()
-        if not self._is_settling and not self._draft_timer.isActive():
-            self._draft_timer.start()
+        if not self._is_settling:
+            self._draft_timer.begin()
 
     # ------------------------------------------------------------------ search
 
@@ -503,9 +499,7 @@ class ChatPane(QWidget):
         buttons.addWidget(self.send_button)
         below = QWidget()
         below.setMaximumWidth(MAX_WIDTH_PX)
-        column = QVBoxLayout(below)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(MARGIN_PX)
+        column = v_box(below, spacing=MARGIN_PX)
         for widget in (
             self.reading,
             self._undo_banner,
@@ -519,18 +513,12 @@ class ChatPane(QWidget):
         ):
             column.addWidget(widget)
         column.addLayout(buttons)
-        # As wide as the messages above, and centred like them.
-        middle = QHBoxLayout()
-        middle.addStretch(1)
-        middle.addWidget(below, 1000)
-        middle.addStretch(1)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, MARGIN_PX)
-        layout.setSpacing(MARGIN_PX)
+        layout = v_box(self, spacing=MARGIN_PX, margins=(MARGIN_PX, 0, MARGIN_PX, MARGIN_PX))
         layout.addWidget(self.heading)
         layout.addWidget(self.find_bar)
         layout.addWidget(self._middle, 1)
-        layout.addLayout(middle)
+        # As wide as the messages above, and centred like them.
+        layout.addLayout(centred(below))
 
     def _connect(self) -> None:
         self.prompt_edit.submitted.connect(self._on_submit)

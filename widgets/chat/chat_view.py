@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QHBoxLayout,
     QSplitter,
     QStackedWidget,
-    QVBoxLayout,
     QWidget,
 )
 
 from engine.base.language import tr
 from widgets.chat.conversation_list import ConversationList
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
 from widgets.common.roles import tool_button
@@ -59,11 +58,8 @@ class ChatView(QWidget):
         self._splitter.setCollapsible(1, False)
         self._splitter.setCollapsible(2, False)
         self._splitter.setSizes([LIST_WIDTH_PX, 600])
-        self.above = QVBoxLayout()
-        self.above.setContentsMargins(8, 0, 8, 0)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 4, 0, 0)
-        layout.setSpacing(4)
+        self.above = v_box(margins=(8, 0, 8, 0))
+        layout = v_box(self, spacing=4, margins=(0, 4, 0, 0))
         layout.addLayout(self.above)
         layout.addWidget(self._splitter, 1)
         # `activated` is emitted only for a choice by the user, not while `show_beside` fills the box.
@@ -102,13 +98,10 @@ class ChatView(QWidget):
 
 def _column(heading: Sequence[QWidget], content: QWidget) -> QWidget:
     column = QWidget()
-    row = QHBoxLayout()
-    row.setContentsMargins(8, 0, 8, 0)
+    row = h_box(margins=(8, 0, 8, 0))
     for place, widget in enumerate(heading):
         row.addWidget(widget, int(place == 0))
-    layout = QVBoxLayout(column)
-    layout.setContentsMargins(0, 0, 0, 0)
-    layout.setSpacing(4)
+    layout = v_box(column, spacing=4)
     layout.addLayout(row)
     layout.addWidget(content, 1)
     return column

@@ -16,7 +16,6 @@ from PySide6.QtCore import (
     QRect,
     QSize,
     Qt,
-    QTimer,
     Signal,
 )
 from PySide6.QtGui import (
@@ -31,7 +30,6 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import (
     QFrame,
-    QHBoxLayout,
     QLineEdit,
     QListView,
     QMenu,
@@ -39,7 +37,6 @@ from PySide6.QtWidgets import (
     QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -53,6 +50,8 @@ from widgets.chat.chat_list_model import (
     ListedHit,
     folders_of,
 )
+from widgets.common.boxes import h_box, v_box
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.roles import plain_label
 
 SEARCH_DELAY_MS = 180
@@ -104,23 +103,17 @@ class ConversationList(QWidget):
         self._undo_label = plain_label("", wrap=True)
         self._undo_bar = QFrame()
         self._undo_bar.setProperty("role", "card")
-        row = QHBoxLayout(self._undo_bar)
-        row.setContentsMargins(8, 6, 6, 6)
+        row = h_box(self._undo_bar, margins=(8, 6, 6, 6))
         row.addWidget(self._undo_label, 1)
         row.addWidget(self.undo_button)
         self._undo_bar.hide()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(8, 0, 0, 8)
-        layout.setSpacing(8)
+        layout = v_box(self, spacing=8, margins=(8, 0, 0, 8))
         for widget in (self.new_button, self.search_edit):
             layout.addWidget(widget)
         layout.addWidget(self.list_view, 1)
         layout.addWidget(self._undo_bar)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
         # A search starts after a pause, and not for each letter.
-        self._timer.setInterval(SEARCH_DELAY_MS)
-        self._timer.timeout.connect(lambda: self.search_requested.emit(self.search_edit.text()))
+        self._timer = DelayedCall(self, lambda: self.search_requested.emit(self.search_edit.text()), SEARCH_DELAY_MS)
         self.new_button.clicked.connect(self.new_requested.emit)
         self.undo_button.clicked.connect(self.undo_requested.emit)
         self.search_edit.textChanged.connect(self._on_search_typed)

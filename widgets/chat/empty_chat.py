@@ -9,9 +9,10 @@ from textwrap import fill
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QSizePolicy, QWidget
 
 from engine.base.language import tr
+from widgets.common.boxes import centred, v_box
 from widgets.common.roles import plain_label
 
 AROUND_PX = 28
@@ -28,9 +29,7 @@ class SampleQuestions(QWidget):
         super().__init__(parent)
         self.buttons: tuple[QPushButton, ...] = ()
         self._questions: tuple[str, ...] = ()
-        self._layout = QVBoxLayout(self)
-        self._layout.setContentsMargins(0, 0, 0, 0)
-        self._layout.setSpacing(8)
+        self._layout = v_box(self, spacing=8)
         self.hide()
 
     def set_questions(self, questions: Sequence[str]) -> None:
@@ -113,9 +112,7 @@ class EmptyChat(QScrollArea):
     def _build(self) -> None:
         middle = QWidget()
         middle.setMaximumWidth(MAX_WIDTH_PX)
-        column = QVBoxLayout(middle)
-        column.setContentsMargins(8, 8, 8, 8)
-        column.setSpacing(10)
+        column = v_box(middle, spacing=10, margins=(8, 8, 8, 8))
         column.addStretch(2)
         for label in (self.title_label, self.hint_label):
             label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
@@ -124,10 +121,5 @@ class EmptyChat(QScrollArea):
         column.addWidget(self.sample_questions)
         column.addStretch(3)
         content = QWidget()
-        around = QHBoxLayout(content)
-        around.setContentsMargins(0, 0, 0, 0)
-        around.addStretch(1)
-        # 1000 to 1: the texts take all width up to their maximum, and only then the margins grow.
-        around.addWidget(middle, 1000)
-        around.addStretch(1)
+        centred(middle, content)
         self.setWidget(content)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QWidget
+from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from engine.base.language import tr
-from widgets.common.counts import format_count
+from engine.base.units import format_count
+from widgets.common.boxes import h_box
 from widgets.common.roles import plain_label, tool_button
 
 
@@ -33,9 +34,7 @@ class FindBar(QFrame):
         self.previous_button = tool_button("‹", tr("Previous match (Shift+Enter)"), "compact")
         self.next_button = tool_button("›", tr("Next match (Enter)"), "compact")
         self.close_button = tool_button("×", tr("Close the search"))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(8, 4, 4, 4)
-        row.setSpacing(4)
+        row = h_box(self, spacing=4, margins=(8, 4, 4, 4))
         row.addWidget(self.text_edit, 1)
         row.addWidget(self.count_label)
         for button in (self.previous_button, self.next_button, self.close_button):

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from engine.base.language import tr
 from widgets.chat.shown import ShownImage
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_tool_tip
 
 MOST_PICTURES = 200
 _CHANNELS = 3

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
@@ -21,6 +21,7 @@ from widgets.chat.bubble import Bubble, Fold
 from widgets.chat.images import Gallery
 from widgets.chat.message_search import Match
 from widgets.chat.shown import MessageAction, ShownMessage
+from widgets.common.delayed_call import DelayedCall
 from widgets.markdown.typesetter import Typesetter
 
 NEAR_END_PX = 8
@@ -69,10 +70,8 @@ class MessageList(QAbstractScrollArea):
         """The current match of the search."""
         self._reveals_match = False
         """Whether the list still has to scroll to the current match, once the bubble of its message is laid out."""
-        self._timer = QTimer(self)
         # Started with 0 ms: several bubbles that change their height in one event are laid out once.
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._place)
+        self._timer = DelayedCall(self, self._place)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
         application = QApplication.instance()
         assert isinstance(application, QApplication)

@@ -16,13 +16,14 @@ from PySide6.QtGui import (
     QResizeEvent,
     QShowEvent,
 )
-from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QToolButton, QWidget
 
 from engine.base.language import tr
 from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownMessage
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.boxes import h_box, v_box
+from widgets.common.delayed_call import DelayedCall
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
@@ -62,14 +63,9 @@ class MessageHead(QWidget):
         self._versions = plain_label("", "dim")
         self.buttons = {kind: _button(*words) for kind, words in _WORDS.items()}
         self.more_button = _button("⋯", tr("More actions"))
-        self._copied = QTimer(self)
         # "Copied" replaces the button's text for a moment.
-        self._copied.setSingleShot(True)
-        self._copied.setInterval(TOLD_MS)
-        self._copied.timeout.connect(self._refresh)
-        row = self._row = QHBoxLayout(self)
-        row.setContentsMargins(0, 2, 0, 2)
-        row.setSpacing(SPACING_PX)
+        self._copied = DelayedCall(self, self._refresh, TOLD_MS)
+        row = self._row = h_box(self, spacing=SPACING_PX, margins=(0, 2, 0, 2))
         row.addStretch(1)
         for widget in (self.older_button, self._versions, self.newer_button):
             row.addWidget(widget)
@@ -329,8 +325,7 @@ class EditBox(QWidget):
         buttons.addStretch(1)
         buttons.addWidget(self.cancel_button)
         buttons.addWidget(self.send_button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
+        column = v_box(self)
         column.addWidget(self.edit)
         column.addLayout(buttons)
 

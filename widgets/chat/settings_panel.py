@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QComboBox,
     QGridLayout,
-    QHBoxLayout,
     QLabel,
     QLineEdit,
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from engine.base.language import tr
 from engine.planning.settings.kinds import Choice, Text, Texts
 from engine.planning.settings.sampling_table import SAMPLING, SamplingGroup, SamplingSetting
+from widgets.common.boxes import centred, h_box, v_box
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.common.wrap_layout import WrapLayout
 
 LONG_LINES = 3
@@ -60,8 +59,7 @@ class SamplingField(QWidget):
             self.control.editingFinished.connect(self._commit)
         self.control.setAccessibleName(setting.label)
         self.control.setToolTip(plain_tool_tip(f"{setting.help}\n{kind.allowed}"))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
+        row = h_box(self)
         row.addWidget(self.control)
 
     @property
@@ -134,13 +132,8 @@ class TemplateField(QWidget):
         self.text_edit.setTabChangesFocus(True)
         self.text_edit.setFixedHeight(lines_height(self, EDIT_LINES))
         self._is_showing = False
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(EDIT_DELAY_MS)
-        self._timer.timeout.connect(self._report)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
+        self._timer = DelayedCall(self, self._report, EDIT_DELAY_MS)
+        column = v_box(self, spacing=4)
         column.addWidget(self.choice_box)
         column.addWidget(self.text_edit)
         self.choice_box.activated.connect(self._on_chosen)
@@ -165,11 +158,9 @@ class TemplateField(QWidget):
 
     def flush(self) -> None:
         """Emit `template_changed` at once if typed text is still waiting for the timer."""
-        if self._timer.isActive():
-            self._report()
+        self._timer.flush()
 
     def _report(self) -> None:
-        self._timer.stop()
         self.template_changed.emit(self.text_edit.toPlainText())
 
     def _on_chosen(self) -> None:
@@ -181,8 +172,8 @@ class TemplateField(QWidget):
         self.template_changed.emit(text)
 
     def _on_typed(self) -> None:
-        if not self._is_showing and not self._timer.isActive():
-            self._timer.start()
+        if not self._is_showing:
+            self._timer.begin()
 
 
 TOOLS_EXAMPLE = '[{"type": "function", "function": {"name": "...", "parameters": {}}}]'
@@ -207,13 +198,8 @@ class ToolsField(QWidget):
         self.fault_label.hide()
         self.note_label = plain_label(TOOLS_HINT, "dim", wrap=True)
         self._is_showing = False
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(EDIT_DELAY_MS)
-        self._timer.timeout.connect(self._report)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
+        self._timer = DelayedCall(self, self._report, EDIT_DELAY_MS)
+        column = v_box(self, spacing=4)
         for widget in (self.text_edit, self.fault_label, self.note_label):
             column.addWidget(widget)
         self.text_edit.textChanged.connect(self._on_typed)
@@ -235,16 +221,14 @@ class ToolsField(QWidget):
 
     def flush(self) -> None:
         """Emit `tools_changed` at once if typed text is still waiting for the timer."""
-        if self._timer.isActive():
-            self._report()
+        self._timer.flush()
 
     def _report(self) -> None:
-        self._timer.stop()
         self.tools_changed.emit(self.text_edit.toPlainText())
 
     def _on_typed(self) -> None:
-        if not self._is_showing and not self._timer.isActive():
-            self._timer.start()
+        if not self._is_showing:
+            self._timer.begin()
 
 
 NO_PRESET = tr("No preset")
@@ -343,11 +327,8 @@ class SettingsPanel(QScrollArea):
         self._wide_px = 0
         """Least width in pixels at which all widgets of a setting fit in one row."""
         self._is_narrow = False
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
         # Not restarted while somebody types: text is stored every 500 ms, and not for each letter.
-        self._timer.setInterval(SYSTEM_DELAY_MS)
-        self._timer.timeout.connect(self._report_system)
+        self._timer = DelayedCall(self, self._report_system, SYSTEM_DELAY_MS)
         self._is_showing = False
         self._build()
         self.system_edit.textChanged.connect(self._on_system_typed)
@@ -391,18 +372,16 @@ class SettingsPanel(QScrollArea):
 
     def flush(self) -> None:
         """Emit pending changes of the system prompt, the template and the tools at once."""
-        if self._timer.isActive():
-            self._report_system()
+        self._timer.flush()
         self.template_field.flush()
         self.tools_field.flush()
 
     def _report_system(self) -> None:
-        self._timer.stop()
         self.system_changed.emit(self.system_edit.toPlainText())
 
     def _on_system_typed(self) -> None:
-        if not self._is_showing and not self._timer.isActive():
-            self._timer.start()
+        if not self._is_showing:
+            self._timer.begin()
 
     def _on_preset(self) -> None:
         self.preset_chosen.emit(self.preset_box.currentData())
@@ -410,14 +389,11 @@ class SettingsPanel(QScrollArea):
     def _build(self) -> None:
         middle = QWidget()
         middle.setMaximumWidth(MAX_WIDTH_PX)
-        column = QVBoxLayout(middle)
-        column.setContentsMargins(4, 4, 12, 12)
-        column.setSpacing(8)
+        column = v_box(middle, spacing=8, margins=(4, 4, 12, 12))
         column.addWidget(plain_label(tr("System prompt"), "strong"))
         around = QWidget()
         around.setFixedHeight(lines_height(self, SYSTEM_LINES))
-        inside = QVBoxLayout(around)
-        inside.setContentsMargins(0, 0, 0, 0)
+        inside = v_box(around)
         inside.addWidget(self.system_edit)
         column.addWidget(around)
         presets = WrapLayout(spacing=8)
@@ -445,11 +421,7 @@ class SettingsPanel(QScrollArea):
         column.addStretch(1)
         self._arrange()
         content = QWidget()
-        centred = QHBoxLayout(content)
-        centred.setContentsMargins(0, 0, 0, 0)
-        centred.addStretch(1)
-        centred.addWidget(middle, 1000)
-        centred.addStretch(1)
+        centred(middle, content)
         self.setWidget(content)
         self._wide_px = content.minimumSizeHint().width()
 

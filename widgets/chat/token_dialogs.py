@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QFontDatabase, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from engine.base.language import tr
-from widgets.common.counts import format_count
+from engine.base.units import format_count
 from widgets.common.dialog import Dialog
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label

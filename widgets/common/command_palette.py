@@ -15,14 +15,13 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QTreeWidget,
     QTreeWidgetItem,
-    QVBoxLayout,
     QWidget,
 )
 from shiboken6 import isValid
 
 from engine.base.language import tr
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.boxes import v_box
+from widgets.common.roles import plain_label, plain_tool_tip
 
 WIDTH_PX = 640
 HEIGHT_PX = 420
@@ -112,8 +111,7 @@ class CommandPalette(QFrame):
         for column in (1, 2):
             header.setSectionResizeMode(column, QHeaderView.ResizeMode.ResizeToContents)
         self._nothing = plain_label(tr("Nothing matches."), "dim")
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(8, 8, 8, 8)
+        layout = v_box(self, margins=(8, 8, 8, 8))
         layout.addWidget(self.search_edit)
         layout.addWidget(self._nothing)
         layout.addWidget(self.list_view, 1)

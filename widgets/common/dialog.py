@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLayout, QPushButton, QVBoxLayout, QWidget
 
 from engine.base.errors import EngineError
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, set_role
 
 CLOSE = QDialogButtonBox.StandardButton.Close
 OK_CANCEL = QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel
@@ -35,9 +35,10 @@ class Dialog(QDialog):
         self.buttons.accepted.connect(self.accept)
         self.buttons.rejected.connect(self.reject)
 
-    def add_button(self, text: str, do: Callable[[], object]) -> QPushButton:
-        """Add a button that calls `do` and does not close the dialog."""
-        button = self.buttons.addButton(text, QDialogButtonBox.ButtonRole.ActionRole)
+    def add_button(self, text: str, do: Callable[[], object], *, apart: bool = False) -> QPushButton:
+        """Add a button that calls `do` and does not close the dialog. `apart`: at the other end of the row."""
+        role = QDialogButtonBox.ButtonRole.ResetRole if apart else QDialogButtonBox.ButtonRole.ActionRole
+        button = self.buttons.addButton(text, role)
         # `clicked` passes whether the button is checked, which `do` does not take.
         button.clicked.connect(lambda _checked: do())
         return button
@@ -56,6 +57,25 @@ class Dialog(QDialog):
                 column.addLayout(part)
             else:
                 column.addWidget(part)
+
+
+class StatusDialog(Dialog):
+    """A dialog with a sentence on the state of what it does. It is deleted when it closes."""
+
+    def __init__(self, title: str, parent: QWidget | None = None) -> None:
+        super().__init__(title, parent, once=True)
+        self.close_button = self.buttons.button(CLOSE)
+        self.status_label = plain_label("", wrap=True)
+
+    @property
+    def text(self) -> str:
+        """The sentence on the state."""
+        return self.status_label.text()
+
+    def say(self, text: str, bad: bool = False) -> None:
+        """Show `text` as the state; with `bad`, as an error."""
+        self.status_label.setText(text)
+        set_role(self.status_label, "error" if bad else "strong")
 
 
 class EntryDialog(Dialog):

@@ -6,7 +6,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QLabel, QSizePolicy, QWidget
 
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_tool_tip
 
 
 class ElidedLabel(QLabel):

@@ -6,13 +6,21 @@ comes under the pointer: a combo box gets the focus from the wheel, and a spin b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QSlider, QSpinBox, QWidget
 
+if TYPE_CHECKING:
+    _Base = QWidget
+else:
+    # Qt's bindings allow one class of Qt among the bases.
+    _Base = object
 
-class ComboBox(QComboBox):
-    """A combo box that ignores the wheel while it has no focus."""
+
+class _NeedsFocus(_Base):
+    """Makes a field ignore the wheel while it has no focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -20,53 +28,28 @@ class ComboBox(QComboBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Choose another entry if the box has the focus; otherwise let the scroll area around it scroll."""
+        """Change the value if the field has the focus; otherwise let the scroll area around it scroll."""
         if self.hasFocus():
             super().wheelEvent(event)
         else:
             event.ignore()
 
 
-class SpinBox(QSpinBox):
+class ComboBox(_NeedsFocus, QComboBox):
+    """A combo box that ignores the wheel while it has no focus."""
+
+
+class SpinBox(_NeedsFocus, QSpinBox):
     """A spin box that ignores the wheel while it has no focus."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        """Step if the box has the focus; otherwise let the scroll area around it scroll."""
-        if self.hasFocus():
-            super().wheelEvent(event)
-        else:
-            event.ignore()
-
-
-class DoubleSpinBox(QDoubleSpinBox):
+class DoubleSpinBox(_NeedsFocus, QDoubleSpinBox):
     """A spin box for fractions that ignores the wheel while it has no focus."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        """Step if the box has the focus; otherwise let the scroll area around it scroll."""
-        if self.hasFocus():
-            super().wheelEvent(event)
-        else:
-            event.ignore()
-
-
-class Slider(QSlider):
+class Slider(_NeedsFocus, QSlider):
     """A horizontal slider that ignores the wheel while it has no focus."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(Qt.Orientation.Horizontal, parent)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        """Step if the slider has the focus; otherwise let the scroll area around it scroll."""
-        if self.hasFocus():
-            super().wheelEvent(event)
-        else:
-            event.ignore()
+        super().__init__(parent)
+        self.setOrientation(Qt.Orientation.Horizontal)

@@ -1,6 +1,11 @@
-"""Labels and small buttons with a role: the stylesheet selects the look of a widget by its property `role`."""
+"""Labels, small buttons and tooltips that show foreign text literally, and roles for the stylesheet.
+
+A role selects the look of a widget: the stylesheet has selectors for the property `role`.
+"""
 
 from __future__ import annotations
+
+from html import escape
 
 from PySide6.QtCore import QCoreApplication, QEvent, Qt
 from PySide6.QtWidgets import QLabel, QToolButton, QWidget
@@ -41,3 +46,9 @@ def tool_button(text: str, name: str, role: str = "quiet", *, tip: str = "") -> 
     button.setToolTip(tip or name)
     button.setProperty("role", role)
     return button
+
+
+def plain_tool_tip(text: str) -> str:
+    """Return a tooltip that shows `text` literally, with its line breaks; empty for an empty text."""
+    # `<qt>` makes Qt take every text as rich text, so that none is guessed to be. Rich tooltips wrap long lines, too.
+    return f"<qt>{escape(text).replace(chr(10), '<br>')}</qt>" if text else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableWidget, QTableWidgetItem, QWidget
 
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_tool_tip
 
 
 class RowTable(QTableWidget):

@@ -7,9 +7,10 @@ from typing import cast
 
 import msgspec
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QComboBox, QLabel, QMenu, QToolButton, QWidget
 
 from engine.base.language import tr
+from engine.base.units import format_count
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import (
     AUTO_CONTEXT,
@@ -19,10 +20,9 @@ from engine.planning.settings.context_settings import (
     FlashAttention,
     KvType,
 )
-from widgets.common.counts import format_count
+from widgets.common.boxes import h_box
 from widgets.common.inputs import ComboBox
-from widgets.common.roles import plain_label, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.controls.decided import decided_text
 from widgets.controls.setting_controls import TokenSpinBox, is_typed_in, show_number
 from widgets.controls.values import CONTROL_HEIGHT_PX
@@ -79,10 +79,6 @@ class ContextEditor(QObject):
         self.details_button.clicked.connect(self._on_details)
         self.all_button.clicked.connect(self.all_requested)
         self.set_settings(self._settings, None)
-
-    @property
-    def settings(self) -> ContextSettings:
-        return self._settings
 
     @property
     def controls(self) -> tuple[QWidget, ...]:
@@ -228,9 +224,7 @@ def _choices(name: str, values: tuple[str, ...]) -> QComboBox:
 
 def _group(*widgets: QWidget) -> QWidget:
     group = QWidget()
-    row = QHBoxLayout(group)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(4)
+    row = h_box(group, spacing=4)
     for widget in widgets:
         if not isinstance(widget, QLabel):
             widget.setFixedHeight(CONTROL_HEIGHT_PX)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from engine.base.language import tr
+from engine.base.units import format_count
 from engine.planning.plan.decisions.decision import Decision
-from widgets.common.counts import format_count
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.boxes import h_box
+from widgets.common.roles import plain_label, plain_tool_tip
 
 MIN_COUNT = 10_000
 """Numbers from this one on are shown with a separator for thousands."""
@@ -83,9 +83,7 @@ def _beside(controls: tuple[QWidget, ...]) -> QWidget:
     if len(controls) == 1:
         return controls[0]
     group = QWidget()
-    row = QHBoxLayout(group)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(8)
+    row = h_box(group, spacing=8)
     for control in controls:
         row.addWidget(control)
     return group

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from engine.base.language import tr
 from engine.planning.settings.context_settings import AUTO
 from engine.planning.settings.table import DRAFTED_TOKENS, MOST_DRAFTED
+from widgets.common.boxes import v_box
 from widgets.common.inputs import ComboBox, SpinBox
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.controls.values import DraftChoice, ProposedDraft
 
 _NONE, _NGRAM, _MTP, _FILE = "none", "ngram", "mtp", "file"
@@ -60,9 +60,7 @@ class DraftForm(QWidget):
         row.addWidget(self.kind_box, 1)
         for widget in (self.device_box, self.tokens_label, self.tokens_box):
             row.addWidget(widget)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
+        column = v_box(self, spacing=8)
         column.addLayout(row)
         column.addWidget(self.line)
         self.kind_box.activated.connect(lambda _index: self._on_kind())

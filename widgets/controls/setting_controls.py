@@ -9,16 +9,15 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QStandardItemModel, QValidator
 from PySide6.QtWidgets import QSpinBox, QToolButton, QWidget
 
-from engine.base.units import parse_count
+from engine.base.units import SEPARATOR, format_count, parse_count
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO
 from engine.planning.settings.kinds import Choice, Real, Switch, Value, WholeNumber
 from engine.planning.settings.table import CONTEXT_STEP as STEP
 from engine.planning.settings.table import Setting
-from widgets.common.counts import SEPARATOR, format_count
 from widgets.common.inputs import ComboBox, DoubleSpinBox, SpinBox
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 
 
 def show_number(box: QSpinBox, number: int) -> int:

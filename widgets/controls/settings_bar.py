@@ -14,7 +14,6 @@ from PySide6.QtWidgets import (
     QPushButton,
     QSizePolicy,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -23,9 +22,10 @@ from engine.planning.layout.layout import SplitMode
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.status import ModelStatus, Phase
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.context_editor import ContextEditor
 from widgets.controls.values import CONTROL_HEIGHT_PX, SplitModeChoice
@@ -53,9 +53,7 @@ class SettingsBar(QFrame):
         settings = WrapLayout(spacing=8)
         for widget in (self.model_button, self.split_chooser, *self.context_editor.groups):
             settings.addWidget(widget)
-        self._row = layout = QHBoxLayout(self)
-        layout.setContentsMargins(12, 4, 12, 4)
-        layout.setSpacing(12)
+        self._row = layout = h_box(self, spacing=12, margins=(12, 4, 12, 4))
         layout.addLayout(settings, 1)
         # Outside of the wrapping part, so that Load stays at its place when settings need a second line.
         layout.addWidget(self.load_buttons, 0, Qt.AlignmentFlag.AlignTop)
@@ -148,9 +146,7 @@ class ModelButton(QPushButton):
         self._detail = ElidedLabel("", "dim")
         arrow = ElidedLabel("▾", "dim")
         arrow.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, 0)
-        row.setSpacing(8)
+        row = h_box(self, spacing=8, margins=(MARGIN_PX, 0, MARGIN_PX, 0))
         for label in (self._name, self._detail, arrow):
             # The labels cover the button, which has to get press, hover and tooltip.
             label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
@@ -215,9 +211,7 @@ class SplitModeChooser(QWidget):
         group = QButtonGroup(self)
         # Exclusive: a click on the chosen segment does not uncheck it.
         group.setExclusive(True)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(2)
+        row = h_box(self, spacing=2)
         for mode, (text, _) in LABELS.items():
             button = QToolButton()
             button.setText(text)
@@ -303,9 +297,7 @@ class LoadButtons(QWidget):
         for button in self.buttons:
             button.setFixedHeight(CONTROL_HEIGHT_PX)
             row.addWidget(button)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(2)
+        layout = v_box(self, spacing=2)
         layout.addLayout(row)
         layout.addWidget(self.progress)
         self.load_button.clicked.connect(self.load_requested.emit)

@@ -24,10 +24,10 @@ from engine.base.language import tr
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO, ContextSettings, KvType
 from engine.planning.settings.table import GROUPS, SETTINGS, Group
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox, DoubleSpinBox
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.controls.decided import DecidedRows, decided_text
 from widgets.controls.draft_form import DraftForm
 from widgets.controls.setting_controls import SettingControl, make_control
@@ -64,9 +64,7 @@ class SettingsDialog(QDialog):
 
     def _lay_out(self) -> DecidedRows:
         page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(16, 16, 16, 16)
-        column.setSpacing(8)
+        column = v_box(page, spacing=8, margins=(16, 16, 16, 16))
         grid = QGridLayout()
         rows = DecidedRows(grid)
         for group in GROUPS:
@@ -87,8 +85,7 @@ class SettingsDialog(QDialog):
         # The third column wraps its texts, so every width is enough for the page above `WIDTH_PX`.
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidget(page)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
+        outer = v_box(self)
         outer.addWidget(area)
         self.setMinimumWidth(WIDTH_PX)
         self.resize(WIDTH_PX, HEIGHT_PX)
@@ -182,9 +179,7 @@ class SideFileForm(QWidget):
         self._adapters.setSpacing(4)
         self._none_label = plain_label(tr("none"), "")
         self.projector_line, self.adapters_line = (plain_label("", "dim", wrap=True) for _ in range(2))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
+        column = v_box(self, spacing=8)
         buttons = (self.device_box, self.remove_button, self.choose_button)
         column.addLayout(_line(tr("Projector"), self.projector_label, *buttons))
         column.addWidget(self.projector_line)
@@ -261,9 +256,7 @@ class AdapterRow(QWidget):
         self.scale_box.setKeyboardTracking(False)
         self.scale_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.remove_button = _button(tr("Remove"))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(16, 0, 0, 0)
-        row.setSpacing(8)
+        row = h_box(self, spacing=8, margins=(16, 0, 0, 0))
         row.addWidget(self.name_label, 1)
         row.addWidget(plain_label(tr("scale"), "dim"))
         row.addWidget(self.scale_box)

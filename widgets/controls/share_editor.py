@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBox, QWidget
+from PySide6.QtWidgets import QFrame, QSizePolicy, QSlider, QSpinBox, QWidget
 
 from engine.base.language import tr
 from engine.planning.layout.moves import Move, SharesMove
+from widgets.common.boxes import h_box
 from widgets.common.inputs import Slider, SpinBox
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
@@ -36,8 +37,7 @@ class ShareEditor(QFrame):
         self._shares: tuple[tuple[str, float], ...] = ()
         self._row = WrapLayout(spacing=16)
         self._row.addWidget(plain_label(tr("Shares"), "title"))
-        around = QHBoxLayout(self)
-        around.setContentsMargins(16, 8, 16, 8)
+        around = h_box(self, margins=(16, 8, 16, 8))
         around.addLayout(self._row)
         self.hide()
 
@@ -103,9 +103,7 @@ class _Member(QWidget):
         # With tracking, "50" would be reported as 5 and as 50.
         self.number.setKeyboardTracking(False)
         self.number.setAccessibleName(tr("Share of {device} in per cent", device=device))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(8)
+        row = h_box(self, spacing=8)
         row.addWidget(plain_label(device, "strong"))
         row.addWidget(self.slider)
         row.addWidget(self.number)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.planning.layout.layout import SplitMode
 from engine.planning.settings.context_settings import KvType
 
@@ -15,9 +17,8 @@ class SplitModeChoice:
     mode: SplitMode
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterName:
-    """A LoRA adapter: path of its file, and its scale."""
+class AdapterName(msgspec.Struct, frozen=True):
+    """A LoRA adapter: path of its file, and its scale. Also stored in the settings."""
 
     path: str
     scale: float
@@ -64,9 +65,8 @@ class SideFileNames:
     has_mtp: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AutoWishes:
-    """Options of automatic layouts.
+class AutoWishes(msgspec.Struct, frozen=True):
+    """Options of automatic layouts, which are also stored in the settings.
 
     strategy: name in `STRATEGIES`.
     order: device ids, the preferred one first.

@@ -16,8 +16,7 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.memory_bar import holdings_text
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, set_role, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, set_role, tool_button
 from widgets.devices.memory_plot import MemoryPlot
 from widgets.devices.readings import (
     NO_ALERT,

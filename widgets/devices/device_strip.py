@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
-    QHBoxLayout,
     QMenu,
     QScrollArea,
     QScrollBar,
     QSizePolicy,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -24,11 +22,12 @@ from engine.devices.device import Device
 from engine.devices.telemetry.sample import Sample
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.speeds import Link
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import elide, text_width, ui_font, zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.devices.limits import DeviceLimits, LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
 
@@ -59,9 +58,7 @@ class DeviceStrip(QWidget):
         self._cards: dict[str, DeviceCard] = {}
         self._is_compact = False
         self._links: dict[str, Link] = {}
-        self._row = QHBoxLayout()
-        self._row.setContentsMargins(0, 0, 0, 0)
-        self._row.setSpacing(8)
+        self._row = h_box(spacing=8)
         self.add_button = self._make_add_button()
         content = QWidget()
         content.setLayout(self._row)
@@ -76,9 +73,7 @@ class DeviceStrip(QWidget):
         self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setWidget(content)
-        layout = self._column = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(2)
+        layout = self._column = v_box(self, spacing=2)
         layout.addWidget(self._scroll)
         self.note_label = ElidedLabel(role="dim")
         self.note_label.hide()
@@ -350,8 +345,7 @@ class DevicesOnTop(QWidget):
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.WindowStaysOnTopHint)
         self.setWindowTitle(tr("Devices"))
         self.line = DeviceLine(self)
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(6, 2, 6, 2)
+        layout = h_box(self, margins=(6, 2, 6, 2))
         layout.addWidget(self.line)
         self.resize(zoomed(ON_TOP_WIDTH_PX), zoomed(HEIGHT_PX) + 4)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
 from engine.base.language import tr
+from widgets.common.boxes import h_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.memory_bar import PartRole, part_colour
 from widgets.common.painting import colour, keep_left_to_right
@@ -21,13 +22,13 @@ RULER_HEIGHT = 24
 _MIN_DISTANCE = 44.0
 
 
-def ruler_step(n_layers: int, width: float, min_distance: float = _MIN_DISTANCE) -> int:
+def ruler_step(n_layers: int, width: float) -> int:
     """Return the step, a power of two, between numbered layers.
 
-    The numbers are then on average at least `min_distance` pixels apart.
+    The numbers are then on average at least `_MIN_DISTANCE` pixels apart.
     """
     step = 1
-    while step < n_layers and width / max(n_layers, 1) * step < min_distance:
+    while step < n_layers and width / max(n_layers, 1) * step < _MIN_DISTANCE:
         step *= 2
     return step
 
@@ -111,9 +112,7 @@ class Notes(QWidget):
         short.setSpacing(4)
         for label in self._labels:
             short.addWidget(label)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(8)
+        row = h_box(self, spacing=8)
         row.addLayout(short, 1)
         row.addWidget(self._scroll, 1)
         row.addWidget(self.drop_button, 0, Qt.AlignmentFlag.AlignTop)

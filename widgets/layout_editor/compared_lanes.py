@@ -14,8 +14,8 @@ from engine.planning.plan.preview import Preview
 from widgets.common.memory_bar import bar_of_row, bar_tooltip, paint_bar
 from widgets.common.painting import colour, keep_left_to_right, paint_hatch
 from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import Fonts, elide, zoom, zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.geometry import Lanes, Strip, Track, make_track
 from widgets.layout_editor.lane import blocks_paths, slices_paths, strip_colour, strip_of
 from widgets.layout_editor.placement import LaneContent, StripKey, lane_contents, placed_weights

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QWidget
 
 from engine.base.language import tr
 from engine.planning.layout.moves import Move
 from engine.planning.plan.preview import LoadedLayout, Preview
+from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, tool_button
+from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
 from widgets.layout_editor.number_bar import NumberBar
@@ -104,9 +104,7 @@ class LayoutEditor(QFrame):
         header.addWidget(self._speed)
         header.addWidget(self._summary)
         header.addWidget(self._numbers_button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 12, 16, 12)
-        column.setSpacing(8)
+        column = v_box(self, spacing=8, margins=(16, 12, 16, 12))
         column.addLayout(header)
         column.addWidget(self.numbers)
         column.addWidget(self._pages, 1)

@@ -10,12 +10,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QFrame,
-    QHBoxLayout,
     QLabel,
     QLineEdit,
     QScrollArea,
     QSizePolicy,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -24,10 +22,10 @@ from engine.devices.device import CPU_ID
 from engine.planning.layout.counts import expert_layers, layer_count
 from engine.planning.layout.moves import CountMove, Move
 from engine.planning.plan.preview import Preview
+from widgets.common.boxes import h_box, v_box
 from widgets.common.inputs import SpinBox
-from widgets.common.roles import plain_label, set_role
+from widgets.common.roles import plain_label, plain_tool_tip, set_role
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
 MAX_LINE = 4000
@@ -88,9 +86,7 @@ class NumberBar(QFrame):
         self._scroll.setAccessibleName(tr("Numbers of layers"))
         self._scroll.setWidget(self._fields)
         self._room = _LEAST_ROOM_PX
-        around = QVBoxLayout(self)
-        around.setContentsMargins(0, 0, 0, 0)
-        around.setSpacing(4)
+        around = v_box(self, spacing=4)
         # The line comes first: eight devices have four lines of fields, of which a low editor shows one.
         around.addWidget(self.line)
         around.addWidget(self._answer)
@@ -192,9 +188,7 @@ class _LaneNumbers(QWidget):
         self.layers.valueChanged.connect(lambda value: count(device, value))
         self.experts.valueChanged.connect(lambda value: place(device, value))
         self._words = plain_label("", "dim")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
+        row = h_box(self, spacing=4)
         name: QLabel = plain_label(device, "strong")
         for widget in (name, self.layers, self._words, self.experts):
             row.addWidget(widget)

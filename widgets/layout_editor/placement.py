@@ -10,7 +10,7 @@ from typing import Literal
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.planning.layout.layout import Layout, Override
-from engine.planning.layout.parts import EMBEDDING_PATTERN, MovablePart, embedding_device
+from engine.planning.layout.parts import EMBEDDING_PATTERN, MovablePart, PartPin, Pin, embedding_device
 from engine.planning.plan.preview import LayerBytes, Preview
 from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import PlacedWeights
@@ -265,36 +265,17 @@ def unknown_patterns(layout: Layout) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedLayers:
-    """A pin: layers `first` to `last`, both included, stay on `device` in automatic layouts."""
-
-    device: str
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedPart:
-    """A pin: a part of layers `first` to `last`, both included, stays on `device` in automatic layouts."""
-
-    device: str
-    part: MovablePart
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pins:
-    """All pins of a layout.
+    """All pins of a layout: what automatic layouts leave on its device.
 
     `layers`: pinned ranges of layers.
     `output`: the device of the output layer; None if it is not pinned.
     `parts`: pinned parts of layers.
     """
 
-    layers: tuple[PinnedLayers, ...] = ()
+    layers: tuple[Pin, ...] = ()
     output: str | None = None
-    parts: tuple[PinnedPart, ...] = ()
+    parts: tuple[PartPin, ...] = ()
 
     def device_of(self, layer: int) -> str | None:
         """Return the device to which a layer is pinned; None if it is not pinned."""

@@ -25,8 +25,8 @@ from engine.planning.layout.parts import MovablePart
 from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import zoom, zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor import accessible
 from widgets.layout_editor.annotations import RULER_HEIGHT, Ruler
 from widgets.layout_editor.drag import BoundaryDrag

@@ -17,7 +17,6 @@ from PySide6.QtWidgets import (
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -25,6 +24,7 @@ from engine.base.language import tr
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.listed import Listed
 from engine.library.notes import SavedDocument, tags_of
+from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.library.entry_parts import PresetBox, QuantisationList, SavedLayouts
@@ -246,9 +246,7 @@ class EntryDetails(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName(tr("Details of the model"))
-        column = QVBoxLayout(self._content)
-        column.setContentsMargins(16, 12, 16, 12)
-        column.setSpacing(8)
+        column = v_box(self._content, spacing=8, margins=(16, 12, 16, 12))
         self.favourite_button.setProperty("role", "flat")
         self.open_button.setProperty("role", "primary")
         self.fit_badge.setProperty("role", "badge-dim")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QWheelEvent
 from PySide6.QtWidgets import (
-    QHBoxLayout,
     QHeaderView,
     QLineEdit,
     QPushButton,
@@ -23,12 +22,12 @@ from engine.library.entry import Quantisation
 from engine.library.fit import speed_range_words
 from engine.library.listed import Listed
 from engine.library.notes import SavedDocument
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.library.entry_words import fit_of, short_speed
 
 _MOST_ROWS = 8
@@ -132,9 +131,7 @@ class SavedLayouts(QWidget):
         self.name_edit.setAccessibleName(tr("Name of the current layout"))
         self.name_edit.setMaxLength(MAX_NAME)
         self.name_edit.returnPressed.connect(self._keep)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)
+        column = v_box(self, spacing=6)
         column.addWidget(self._heading)
         column.addLayout(self._rows)
         column.addWidget(self.name_edit)
@@ -162,8 +159,7 @@ class SavedLayouts(QWidget):
         forget.setProperty("role", "flat")
         use.clicked.connect(lambda: self.use_requested.emit(document))
         forget.clicked.connect(lambda: self.forget_requested.emit(document))
-        layout = QHBoxLayout(row)
-        layout.setContentsMargins(0, 0, 0, 0)
+        layout = h_box(row)
         layout.addWidget(ElidedLabel(document.name), 1)
         layout.addWidget(use)
         layout.addWidget(forget)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from engine.base.language import tr
 from engine.base.texts import capitalised
-from engine.base.units import format_bytes
+from engine.base.units import format_bytes, format_count
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
 from engine.library.fit import fit_words, place_words, projector_words, sourced_speed_words, speed_words
 from engine.library.listed import Listed
 from engine.library.notes import Notes
 from engine.planning.speed.prediction import predicted_rate_text, rate_text
-from widgets.common.counts import format_count
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
 _COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}

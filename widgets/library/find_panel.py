@@ -22,12 +22,12 @@ from PySide6.QtWidgets import (
 )
 
 from engine.base.language import tr
+from widgets.common.boxes import h_box, v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label, set_role
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, set_role
 from widgets.library.entry_parts import ROW_HEIGHT
 from widgets.library.find_values import DownloadChoice, FoundRepo, JobRow, SearchRequest, ShownRepo
 from widgets.library.library_filters import SearchEdit
@@ -60,8 +60,7 @@ class DownloadRow(QWidget):
         texts.setSpacing(2)
         for widget in (self.title_label, self.words_label, self.bar):
             texts.addWidget(widget)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
+        row = h_box(self)
         row.addLayout(texts, 1)
         for button in (self.pause_button, self.resume_button, self.remove_button):
             row.addWidget(button)
@@ -100,15 +99,13 @@ class DownloadRows(QWidget):
         super().__init__(parent)
         self.rows: dict[str, DownloadRow] = {}
         self._content = QWidget()
-        self._column = QVBoxLayout(self._content)
-        self._column.setContentsMargins(0, 0, 8, 0)
+        self._column = v_box(self._content, margins=(0, 0, 8, 0))
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)
         scroll.setWidget(self._content)
         scroll.setMaximumHeight(MAX_HEIGHT)
         scroll.setAccessibleName(tr("Downloads"))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
+        column = v_box(self)
         column.addWidget(plain_label(tr("Downloads"), "strong"))
         column.addWidget(scroll)
         self.hide()
@@ -318,9 +315,7 @@ class FindPanel(QWidget):
         splitter.addWidget(self.results)
         splitter.addWidget(self._build_side())
         splitter.setSizes([600, 520])
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
-        outer.setSpacing(8)
+        outer = v_box(self, spacing=8)
         outer.addLayout(heading)
         outer.addWidget(self.message_label)
         outer.addWidget(splitter, 1)
@@ -330,17 +325,13 @@ class FindPanel(QWidget):
     def _build_side(self) -> QWidget:
         """Return the widget at the right, which shows the selected repository."""
         side = QWidget()
-        column = QVBoxLayout(side)
-        column.setContentsMargins(16, 0, 0, 0)
-        column.setSpacing(8)
+        column = v_box(side, spacing=8, margins=(16, 0, 0, 0))
         title = QHBoxLayout()
         title.addWidget(self.repo_label, 1)
         title.addWidget(self.card_button)
         column.addLayout(title)
         offer = QWidget()
-        offered_column = QVBoxLayout(offer)
-        offered_column.setContentsMargins(0, 0, 0, 0)
-        offered_column.setSpacing(8)
+        offered_column = v_box(offer, spacing=8)
         offered_column.addWidget(self.why_label)
         offered_column.addWidget(self.offered, 1)
         buttons = QHBoxLayout()

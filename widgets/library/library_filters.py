@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QSizePolicy, QToolButton, QWidget
 
 from engine.base.language import tr
 from engine.base.units import GIB
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.listed import ALL, ListFilter
+from widgets.common.boxes import v_box
 from widgets.common.inputs import ComboBox
 from widgets.common.wrap_layout import WrapLayout
 
@@ -132,9 +133,7 @@ class LibraryFilters(QWidget):
             row.addWidget(widget)
         for button in (*self.capability_buttons.values(), self.favourite_button):
             row.addWidget(button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
+        column = v_box(self, spacing=8)
         column.addWidget(self.search_edit)
         column.addLayout(row)
 

@@ -12,8 +12,8 @@ from engine.base.language import tr
 from engine.library.listed import Listed
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.library.entry_words import RowWords, row_words
 from widgets.library.recent_models import AnyIndex
 

@@ -23,6 +23,7 @@ from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
 from engine.library.listed import Listed, arrange
 from engine.library.starters import Starter
+from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
@@ -285,16 +286,12 @@ class LibraryView(QWidget):
             tabs.addButton(tab)
         self.models_tab.setChecked(True)
         listing = QWidget()
-        column = QVBoxLayout(listing)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
+        column = v_box(listing, spacing=8)
         column.addWidget(self.filters)
         column.addWidget(splitter, 1)
         self.pages.addWidget(listing)
         self.pages.addWidget(self.starters)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(12, 8, 12, 8)
-        outer.setSpacing(8)
+        outer = v_box(self, spacing=8, margins=(12, 8, 12, 8))
         outer.addLayout(heading)
         outer.addWidget(self.problem_label)
         self._tabs.addWidget(self.pages)

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
 from engine.base.language import tr
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.boxes import v_box
+from widgets.common.roles import plain_label, plain_tool_tip
 
 
 class LoadAnswer(StrEnum):
@@ -78,9 +78,7 @@ class LoadQuestionBar(QFrame):
         # The proposal is found while the question is read: it comes on the left, and the others stay where they are.
         for button in (self.proposal_button, self.cancel_button, self.beside_button, self.unload_button):
             buttons.addWidget(button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 12, 8)
-        column.setSpacing(8)
+        column = v_box(self, spacing=8, margins=(12, 8, 12, 8))
         column.addWidget(self.text_label)
         column.addLayout(buttons)
         self.unload_button.clicked.connect(lambda: self._answer(LoadAnswer.UNLOAD))

@@ -15,14 +15,13 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from engine.base.language import tr
+from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip
 
 # Keep-alive times: seconds, the short text, and the text in the menu.
 KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
@@ -189,18 +188,14 @@ class LoadedList(QWidget):
         self._rows: dict[int, LoadedRow] = {}
         self._content = QWidget()
         self._content.installEventFilter(self)
-        self._column = QVBoxLayout(self._content)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(SPACING)
+        self._column = v_box(self._content, spacing=SPACING)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
         self._scroll.setWidget(self._content)
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setAccessibleName(tr("Loaded models"))
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(SPACING)
+        layout = v_box(self, spacing=SPACING)
         layout.addWidget(plain_label(tr("Loaded"), "dim"))
         layout.addWidget(self._scroll)
         layout.addWidget(plain_label(tr("Recent"), "dim"))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QModelIndex, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidget, QWidget
 
 from engine.base.language import tr
+from widgets.common.boxes import v_box
 from widgets.common.palette import Palette
 from widgets.library.loaded_models import LoadedList
 from widgets.library.recent_models import (
@@ -99,9 +100,7 @@ class ModelPanel(QWidget):
         below.addWidget(self.demo_button)
         below.addWidget(self.lab_button)
         below.addStretch(1)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(8, 4, 8, 8)
-        layout.setSpacing(8)
+        layout = v_box(self, spacing=8, margins=(8, 4, 8, 8))
         layout.addLayout(heading)
         layout.addWidget(self.loaded_list)
         layout.addWidget(self._pages, 1)

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOpti
 
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_tool_tip
 
 
 @dataclass(frozen=True, slots=True)

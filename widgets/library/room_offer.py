@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
-from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.boxes import h_box
+from widgets.common.roles import plain_label, plain_tool_tip
 
 MAX_BUTTON_PX = 320
 """Largest width of a button: its text has the name of a model, which can be as long as a file name."""
@@ -38,9 +38,7 @@ class RoomOfferBar(QFrame):
         self.unload_button = QPushButton()
         self.load_button = QPushButton()
         self.load_button.setProperty("role", "primary")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 6, 8, 6)
-        row.setSpacing(8)
+        row = h_box(self, spacing=8, margins=(12, 6, 8, 6))
         row.addWidget(self.text_label, 1)
         for button in (self.unload_button, self.load_button):
             button.setMaximumWidth(MAX_BUTTON_PX)

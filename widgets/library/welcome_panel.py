@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QWidget
 
 from engine.base.language import tr
+from widgets.common.boxes import centred, v_box
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 
@@ -27,9 +28,7 @@ class StartPanel(QWidget):
             tr("Creates a small model and three simulated devices on this computer. Nothing is downloaded.")
         )
         self.try_demo_button.clicked.connect(self.try_demo_requested.emit)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 8, 0, 0)
-        layout.setSpacing(8)
+        layout = v_box(self, spacing=8, margins=(0, 8, 0, 0))
         layout.addWidget(plain_label(tr("No models yet"), "strong"))
         words = tr("Models that you open are listed here. You can also drop a GGUF file onto the window.")
         layout.addWidget(plain_label(words, "dim", wrap=True))
@@ -102,9 +101,7 @@ class WelcomePanel(QScrollArea):
             buttons.addWidget(button)
         words = QWidget()
         words.setMaximumWidth(MAX_WIDTH_PX)
-        column = QVBoxLayout(words)
-        column.setContentsMargins(0, 0, 8, 0)
-        column.setSpacing(10)
+        column = v_box(words, spacing=10, margins=(0, 0, 8, 0))
         column.addStretch(2)
         column.addWidget(plain_label(tr("Welcome to Layerdeck"), "title"))
         column.addWidget(self._machine)
@@ -115,10 +112,5 @@ class WelcomePanel(QScrollArea):
         column.addWidget(plain_label(NOTHING_SENT, "dim", wrap=True))
         column.addStretch(3)
         content = QWidget()
-        around = QHBoxLayout(content)
-        around.setContentsMargins(0, 0, 0, 0)
-        around.addStretch(1)
-        # 1000 to 1: the text takes all width up to its maximum, and only then the margins grow.
-        around.addWidget(words, 1000)
-        around.addStretch(1)
+        centred(words, content)
         self.setWidget(content)

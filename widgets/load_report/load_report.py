@@ -21,9 +21,9 @@ from PySide6.QtWidgets import (
 
 from engine.base.language import tr
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from widgets.common.boxes import h_box, v_box
 from widgets.common.palette import DARK, Palette
-from widgets.common.roles import plain_label, set_role, tool_button
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_label, plain_tool_tip, set_role, tool_button
 from widgets.load_report.outcome import (
     Outcome,
     ProposalWords,
@@ -112,11 +112,6 @@ class LoadReport(QWidget):
         self._palette = palette
         if self._table is not None:
             self._table.apply_palette(palette)
-
-    @property
-    def has_table(self) -> bool:
-        """Whether the report has a table, also if it is hidden."""
-        return self._table is not None
 
     @property
     def needed_height(self) -> int:
@@ -326,9 +321,7 @@ class LoadReport(QWidget):
         # The sentence above is never cut for it.
         scroll.setMinimumHeight(MIN_DETAILS_HEIGHT_PX)
         scroll.setWidget(content)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(8, 4, 8, 8)
-        layout.setSpacing(8)
+        layout = v_box(self, spacing=8, margins=(8, 4, 8, 8))
         layout.addLayout(heading)
         layout.addWidget(self._progress)
         layout.addWidget(scroll, 1)
@@ -342,18 +335,14 @@ class ProposalList(QWidget):
     def __init__(self, proposals: Sequence[ProposalWords], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.buttons: list[QPushButton] = []
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
+        column = v_box(self, spacing=4)
         for index, words in enumerate(proposals):
             column.addWidget(self._row(index, words))
 
     def _row(self, index: int, words: ProposalWords) -> QFrame:
         frame = QFrame()
         frame.setProperty("role", "card")
-        row = QHBoxLayout(frame)
-        row.setContentsMargins(8, 4, 4, 4)
-        row.setSpacing(12)
+        row = h_box(frame, spacing=12, margins=(8, 4, 4, 4))
         row.addWidget(_text(words.text, "strong"), 4)
         row.addWidget(_text(words.detail, "dim"), 5)
         button = QPushButton(tr("Apply"))

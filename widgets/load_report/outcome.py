@@ -8,7 +8,7 @@ from typing import Literal
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from engine.devices.holder import holder_words
+from engine.devices.telemetry.sample import holder_words
 from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import (

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPixmap
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.planning.plan.report import DeviceRow
+from widgets.common.boxes import h_box
 from widgets.common.memory_bar import PartRole, part_colour
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
@@ -121,9 +122,7 @@ class ReportTable(QWidget):
 
     def _header(self, column: Column) -> QWidget:
         header = QWidget()
-        row = QHBoxLayout(header)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
+        row = h_box(header, spacing=6)
         if column.role is not None:
             swatch = QLabel()
             self._swatches.append((swatch, column))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 from shiboken6 import isValid
 
+from widgets.common.delayed_call import DelayedCall
 from widgets.markdown.stream import MarkdownStream, Parsed
 from widgets.markdown.typesetter import Typesetter
 
@@ -38,9 +39,7 @@ class LiveMarkdown(QObject):
         self._waiting: list[str] = []
         self._stream = MarkdownStream()
         self._is_parsing = False
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._parse)
+        self._timer = DelayedCall(self, self._parse)
         typesetter.restyled.connect(self._restyle)
 
     @property

@@ -17,8 +17,8 @@ from PySide6.QtGui import (
 )
 
 from widgets.common.palette import Palette
+from widgets.common.roles import plain_tool_tip
 from widgets.common.text import ui_font, zoomed
-from widgets.common.tool_tips import plain_tool_tip
 from widgets.markdown.blocks import Line, Run, Table
 from widgets.markdown.formulas import COLOUR, FORMULA_TYPE, SHOWN, SOURCE
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from PySide6.QtCore import QMimeData, QPointF, QRect, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QMimeData, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QContextMenuEvent,
@@ -20,9 +20,11 @@ from PySide6.QtGui import (
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QMenu, QTextEdit, QWidget
 
 from engine.base.language import tr
+from widgets.common.boxes import h_box
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.roles import plain_label, tool_button
 from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown
@@ -279,16 +281,11 @@ class CodeHead(QWidget):
         self._language = plain_label("", "dim")
         self.copy_button = tool_button(tr("Copy"), tr("Copy this code"))
         self.save_button = tool_button(tr("Save…"), tr("Save this code as a file"))
-        row = QHBoxLayout(self)
-        row.setContentsMargins(10, 3, 6, 0)
-        row.setSpacing(2)
+        row = h_box(self, spacing=2, margins=(10, 3, 6, 0))
         row.addWidget(self._language, 1)
         row.addWidget(self.copy_button)
         row.addWidget(self.save_button)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.setInterval(COPIED_MS)
-        self._timer.timeout.connect(lambda: self.copy_button.setText(tr("Copy")))
+        self._timer = DelayedCall(self, lambda: self.copy_button.setText(tr("Copy")), COPIED_MS)
         self.copy_button.clicked.connect(self._on_copy)
         self.save_button.clicked.connect(self.save_requested.emit)
         self.unsetCursor()

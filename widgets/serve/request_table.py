@@ -11,7 +11,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QWidget
 
 from engine.base.language import tr
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.roles import plain_tool_tip
 
 _Index = QModelIndex | QPersistentModelIndex
 HEADINGS = (

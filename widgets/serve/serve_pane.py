@@ -18,11 +18,11 @@ from PySide6.QtWidgets import (
     QSplitter,
     QStackedWidget,
     QTabWidget,
-    QVBoxLayout,
     QWidget,
 )
 
 from engine.base.language import tr
+from widgets.common.boxes import v_box
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label, set_role
@@ -161,9 +161,7 @@ class ServePane(QWidget):
         head.addWidget(self.switch_button)
         head.addWidget(self.state_label, 1)
         head.addWidget(self.copy_url_button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(8, 4, 8, 8)
-        column.setSpacing(6)
+        column = v_box(self, spacing=6, margins=(8, 4, 8, 8))
         column.addLayout(head)
         column.addWidget(self.fault_label)
         column.addWidget(self.tabs, 1)
@@ -219,8 +217,7 @@ class ServePane(QWidget):
         head.addWidget(self.copy_snippet_button)
         head.addStretch(1)
         tab = QWidget()
-        column = QVBoxLayout(tab)
-        column.setContentsMargins(6, 6, 6, 6)
+        column = v_box(tab, margins=(6, 6, 6, 6))
         column.addLayout(head)
         column.addWidget(self.snippet_edit, 1)
         return tab

@@ -13,9 +13,9 @@ from app.chats.attacher import Attached, Attacher, Thumbnails, attachment_size
 from app.models.answering import ChatStorage
 from app.models.open_model import OpenModel
 from engine.base.language import tr
+from engine.base.units import format_count
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
-from widgets.common.counts import format_count
 
 ATTACH_FILTER = tr("Text, code, PDF, images and sound (*)")
 

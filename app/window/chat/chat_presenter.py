@@ -25,6 +25,7 @@ from app.notices import Notice
 from app.window.chat.attach_presenter import AttachPresenter
 from app.window.status_line import StatusLine
 from engine.base.language import tr
+from engine.base.units import format_count
 from engine.chat.answer import AnswerRun, Append
 from engine.chat.context import ContextUse
 from engine.chat.message import Cut
@@ -38,7 +39,6 @@ from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.chat_heading import ContextPart
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import MessageAction, ShownMessage
-from widgets.common.counts import format_count
 
 _log = logging.getLogger("layerdeck.chat")
 _ASKING = ("edit", "regenerate", "continue", "answer")

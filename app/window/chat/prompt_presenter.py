@@ -13,6 +13,7 @@ from app.theme import Theme
 from app.window.dialogs import OneDialog
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.units import format_count
 from engine.chat.asking import choices_in_prompt
 from engine.chat.message import MAX_CHOICES, Message
 from engine.runtime.protocol.messages import Rendered, TokenChoice
@@ -21,7 +22,6 @@ from engine.runtime.session.events import Answered
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import MessageAction
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog, ShownChoice, ShownPrompt
-from widgets.common.counts import format_count
 
 
 def shown_choice(choice: TokenChoice) -> ShownChoice:

@@ -17,9 +17,8 @@ from app.window.dialogs import ask_save, write_chosen
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.devices.device import Device
-from engine.devices.holder import MemoryHolder
 from engine.devices.telemetry.memory_holders import memory_holders
-from engine.devices.telemetry.sample import Sample
+from engine.devices.telemetry.sample import MemoryHolder, Sample
 from widgets.devices.device_strip import DeviceStrip
 from widgets.devices.readings import HolderLine, Mark
 

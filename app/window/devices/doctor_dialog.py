@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import (
-    QDialog,
-    QHBoxLayout,
-    QProgressBar,
-    QPushButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QProgressBar, QWidget
 
 from app.rig.examiner import Examiner
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.machines.doctor.report import Check, Progress, Report, table
-from widgets.common.roles import plain_label, set_role
+from widgets.common.dialog import StatusDialog
+from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
 
 REPORT_FILTER = tr("Reports (*.json);;All files (*)")
@@ -29,29 +22,22 @@ INTRODUCTION = tr(
 _COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
 
 
-class DoctorDialog(QDialog):
+class DoctorDialog(StatusDialog):
     """Starts an examination of this machine when it opens; closing the dialog cancels it."""
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Check This Machine"))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(tr("Check This Machine"), parent)
         self._examiner = examiner
         self._report: Report | None = None
-        self._words = plain_label("", wrap=True)
         self.progress_bar = QProgressBar()
         self.progress_bar.setTextVisible(False)
         self.progress_bar.setAccessibleName(tr("Progress of the check"))
         self.table = RowTable(_COLUMNS, tr("Checks"))
-        self.again_button = QPushButton(tr("Check Again"))
-        self.cancel_button = QPushButton(tr("Cancel"))
-        self.save_button = QPushButton(tr("Save Report…"))
-        self.close_button = QPushButton(tr("Close"))
-        self._build()
-        self.again_button.clicked.connect(self.begin)
-        self.cancel_button.clicked.connect(self._on_cancel)
-        self.save_button.clicked.connect(self._on_save)
-        self.close_button.clicked.connect(self.reject)
+        self.save_button = self.add_button(tr("Save Report…"), self._on_save, apart=True)
+        self.cancel_button = self.add_button(tr("Cancel"), self._on_cancel)
+        self.again_button = self.add_button(tr("Check Again"), self.begin)
+        self.lay_out(plain_label(INTRODUCTION, "dim", wrap=True), self.status_label, self.progress_bar, self.table)
+        self.resize(860, 560)
         examiner.progressed.connect(self._on_progress)
         examiner.finished.connect(self._on_finished)
         examiner.failed.connect(self._on_failed)
@@ -61,7 +47,7 @@ class DoctorDialog(QDialog):
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
-        self._say(tr("Checking this machine…"))
+        self.say(tr("Checking this machine…"))
         # Qt shows the range 0 to 0 as "busy": the number of checks is not known yet.
         self.progress_bar.setRange(0, 0)
         self._examiner.start()
@@ -72,17 +58,12 @@ class DoctorDialog(QDialog):
         self._examiner.cancel()
         super().done(result)
 
-    @property
-    def text(self) -> str:
-        """The sentence above the table on the progress or the result of the examination."""
-        return self._words.text()
-
     def _on_progress(self, progress: Progress) -> None:
         self.progress_bar.setRange(0, progress.total)
         self.progress_bar.setValue(progress.done)
         # After Cancel the line says "Cancelling…" until the running check has ended.
         if progress.words and self.cancel_button.isEnabled():
-            self._say(f"{progress.words}…")
+            self.say(f"{progress.words}…")
         self._show_checks(progress.checks)
 
     def _on_finished(self, report: Report) -> None:
@@ -90,16 +71,16 @@ class DoctorDialog(QDialog):
         self.table.setRowCount(0)
         # All rows anew: unlike those shown so far, the report contains no personal names.
         self._show_checks(report.checks)
-        self._say(report.summary, bad=not report.is_sound)
+        self.say(report.summary, bad=not report.is_sound)
         self._show_running(False)
 
     def _on_failed(self, sentence: str) -> None:
-        self._say(sentence, bad=True)
+        self.say(sentence, bad=True)
         self._show_running(False)
 
     def _on_cancel(self) -> None:
         self.cancel_button.setEnabled(False)
-        self._say(tr("Cancelling…"))
+        self.say(tr("Cancelling…"))
         self._examiner.cancel()
 
     def _on_save(self) -> None:
@@ -117,31 +98,12 @@ class DoctorDialog(QDialog):
         if follows:
             self.table.scrollToBottom()
 
-    def _say(self, text: str, *, bad: bool = False) -> None:
-        self._words.setText(text)
-        set_role(self._words, "error" if bad else "strong")
-
     def _show_running(self, running: bool) -> None:
         self.progress_bar.setVisible(running)
         self.cancel_button.setVisible(running)
         self.cancel_button.setEnabled(running)
         self.again_button.setVisible(not running)
         self.save_button.setEnabled(not running and self._report is not None)
-
-    def _build(self) -> None:
-        buttons = QHBoxLayout()
-        buttons.addWidget(self.save_button)
-        buttons.addStretch(1)
-        for button in (self.cancel_button, self.again_button, self.close_button):
-            buttons.addWidget(button)
-        layout = QVBoxLayout(self)
-        layout.setSpacing(8)
-        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
-        layout.addWidget(self._words)
-        layout.addWidget(self.progress_bar)
-        layout.addWidget(self.table, 1)
-        layout.addLayout(buttons)
-        self.resize(860, 560)
 
 
 class DoctorPresenter(OneDialog[DoctorDialog]):

@@ -19,8 +19,8 @@ from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.base.units import format_bytes, parse_size
 from engine.devices.device import Device
-from widgets.common.dialog import Dialog
-from widgets.common.roles import plain_label, set_role
+from widgets.common.dialog import StatusDialog
+from widgets.common.roles import plain_label
 
 INTRODUCTION = tr(
     "Other computers can use the devices of this one for their models. Only paired computers can, over an encrypted "
@@ -54,11 +54,11 @@ class _DeviceRow:
         return parse_size(text) if text else None
 
 
-class LendDialog(Dialog):
+class LendDialog(StatusDialog):
     """Starts and stops lending and shows its state. Closing the dialog changes nothing."""
 
     def __init__(self, parent: QWidget, lender: Lender, live: LiveRig) -> None:
-        super().__init__(tr("Lend This Computer"), parent, once=True)
+        super().__init__(tr("Lend This Computer"), parent)
         self._lender = lender
         devices = live.devices.rig.all_devices
         # Planning may show cards that are not here.
@@ -70,7 +70,6 @@ class LendDialog(Dialog):
         self.port_box = QSpinBox()
         self.name_line = QLineEdit(lender.choice.name)
         self.announce_box = QCheckBox(tr("Show this computer in the local network"))
-        self.state_label = plain_label("", "strong", wrap=True)
         self.code_label = plain_label("", wrap=True)
         self._build()
         self.lend_button = self.add_button(tr("&Lend"), self._on_lend)
@@ -79,16 +78,10 @@ class LendDialog(Dialog):
         lender.state_changed.connect(self.show_state)
         self.show_state(lender.state)
 
-    @property
-    def text(self) -> str:
-        """The sentence about the state of lending."""
-        return self.state_label.text()
-
     def show_state(self, state: LendState) -> None:
         """Show whether devices are lent, and who uses them."""
         is_on = bool(state.place) or state.is_starting
-        self.state_label.setText(_state_words(state))
-        set_role(self.state_label, "error" if state.problem else "strong")
+        self.say(_state_words(state), bad=bool(state.problem))
         self.code_label.setText(_code_words(state))
         self.lend_button.setEnabled(not is_on)
         self.stop_button.setEnabled(is_on)
@@ -160,7 +153,7 @@ class LendDialog(Dialog):
         form.addRow(tr("Name for other computers"), self.name_line)
         form.addRow("", self.announce_box)
         introduction: QLabel = plain_label(INTRODUCTION, "dim", wrap=True)
-        self.lay_out(introduction, grid, form, self.state_label, self.code_label, None)
+        self.lay_out(introduction, grid, form, self.status_label, self.code_label, None)
         self.resize(640, 420)
 
 

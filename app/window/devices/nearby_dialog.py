@@ -5,16 +5,7 @@ Not modal.
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import (
-    QDialog,
-    QFormLayout,
-    QHBoxLayout,
-    QLineEdit,
-    QPushButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFormLayout, QLineEdit, QWidget
 
 from app.rig.peers import Found, Peers, is_address
 from app.window.dialogs import OneDialog
@@ -23,7 +14,8 @@ from engine.base.units import format_bytes
 from engine.machines.tunnel.identity import shown_fingerprint
 from engine.machines.tunnel.pairing import read_code
 from engine.machines.tunnel.pairings import Pairing
-from widgets.common.roles import plain_label, set_role
+from widgets.common.dialog import StatusDialog
+from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
@@ -35,34 +27,27 @@ _COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"
 _LOOKING = tr("Searching the local network…")
 
 
-class NearbyDialog(QDialog):
+class NearbyDialog(StatusDialog):
     """Lists machines on the local network and paired ones. It searches from `begin` until it is closed."""
 
     def __init__(self, parent: QWidget, peers: Peers) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Find Machines Nearby"))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(tr("Find Machines Nearby"), parent)
         self._peers = peers
         self._rows: tuple[Found, ...] = ()
         self._just_paired = ""
-        self._words = plain_label(_LOOKING, wrap=True)
+        self.status_label.setText(_LOOKING)
         self.table = RowTable(_COLUMNS, tr("Machines nearby and paired ones"))
         self.address_line = QLineEdit()
         self.code_line = QLineEdit()
-        self.pair_button = QPushButton(tr("&Pair"))
-        self.add_button = QPushButton(tr("&Add to Devices"))
-        self.forget_button = QPushButton(tr("&Forget"))
-        self.close_button = QPushButton(tr("Close"))
+        self.forget_button = self.add_button(tr("&Forget"), self._on_forget, apart=True)
+        self.pair_button = self.add_button(tr("&Pair"), self._on_pair)
+        self.use_button = self.add_button(tr("&Add to Devices"), self._on_add)
         self._build()
         self.table.itemSelectionChanged.connect(self._on_selected)
         for line in (self.address_line, self.code_line):
             line.textChanged.connect(self._enable)
-        self.pair_button.clicked.connect(self._on_pair)
-        self.add_button.clicked.connect(self._on_add)
-        self.forget_button.clicked.connect(self._on_forget)
-        self.close_button.clicked.connect(self.reject)
         peers.found.connect(self._on_found)
-        peers.told.connect(self._say)
+        peers.told.connect(self.say)
         peers.paired.connect(self._on_paired)
         self._enable()
 
@@ -74,11 +59,6 @@ class NearbyDialog(QDialog):
         """Close the dialog, and stop the search."""
         self._peers.stop_looking()
         super().done(result)
-
-    @property
-    def text(self) -> str:
-        """The status sentence below the table."""
-        return self._words.text()
 
     @property
     def selected(self) -> Found | None:
@@ -104,7 +84,7 @@ class NearbyDialog(QDialog):
             chosen=keys.index(chosen) if chosen in keys else None,
         )
         if rows and self.text == _LOOKING:
-            self._say(tr("Choose a machine."))
+            self.say(tr("Choose a machine."))
         self._enable()
 
     def _on_selected(self) -> None:
@@ -116,7 +96,7 @@ class NearbyDialog(QDialog):
         self._enable()
 
     def _on_pair(self) -> None:
-        self._say(tr("Pairing with {text}…", text=self.address_line.text().strip()))
+        self.say(tr("Pairing with {text}…", text=self.address_line.text().strip()))
         self._peers.pair(self.address_line.text().strip(), self.code_line.text())
 
     def _on_paired(self, pairing: Pairing) -> None:
@@ -127,27 +107,23 @@ class NearbyDialog(QDialog):
 
     def _on_add(self) -> None:
         if (row := self.selected) is not None:
-            self._say(tr("Connecting to {name}…", name=row.name))
+            self.say(tr("Connecting to {name}…", name=row.name))
             self._peers.add(row)
 
     def _on_forget(self) -> None:
         if (row := self.selected) is not None:
             self._peers.forget(row)
 
-    def _say(self, text: str, bad: bool = False) -> None:
-        self._words.setText(text)
-        set_role(self._words, "error" if bad else "strong")
-
     def _enable(self) -> None:
         row = self.selected
         may_pair = is_address(self.address_line.text().strip()) and _is_code(self.code_line.text())
         is_paired = row is not None and row.is_paired
         self.pair_button.setEnabled(may_pair)
-        self.add_button.setEnabled(is_paired)
+        self.use_button.setEnabled(is_paired)
         self.forget_button.setEnabled(is_paired)
         # Enter does what comes next.
         self.pair_button.setDefault(may_pair)
-        self.add_button.setDefault(is_paired and not may_pair)
+        self.use_button.setDefault(is_paired and not may_pair)
 
     def _build(self) -> None:
         self.address_line.setPlaceholderText("192.0.2.7:50052")
@@ -157,21 +133,10 @@ class NearbyDialog(QDialog):
         form = QFormLayout()
         form.addRow(tr("Address"), self.address_line)
         form.addRow(tr("Pairing code"), self.code_line)
-        buttons = QHBoxLayout()
-        buttons.addWidget(self.forget_button)
-        buttons.addStretch(1)
-        for button in (self.pair_button, self.add_button, self.close_button):
-            buttons.addWidget(button)
         # Qt makes each button of a dialog an auto-default one, which Enter presses. These two it must not press.
         for button in (self.forget_button, self.close_button):
             button.setAutoDefault(False)
-        layout = QVBoxLayout(self)
-        layout.setSpacing(8)
-        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
-        layout.addWidget(self.table, 1)
-        layout.addLayout(form)
-        layout.addWidget(self._words)
-        layout.addLayout(buttons)
+        self.lay_out(plain_label(INTRODUCTION, "dim", wrap=True), self.table, form, self.status_label)
         self.resize(760, 460)
 
 

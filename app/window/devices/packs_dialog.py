@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import (
-    QDialog,
-    QHBoxLayout,
-    QMessageBox,
-    QPushButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.rig.pack_controller import PackController, Packs, Unvouched
 from app.window import dialogs
@@ -20,7 +13,8 @@ from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.packs.store import ListedPack
-from widgets.common.roles import plain_label, set_role
+from widgets.common.dialog import StatusDialog
+from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
 
 PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
@@ -33,41 +27,27 @@ NOTHING = tr("No engine packs are installed: models run on the processor and on 
 _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
-class PacksDialog(QDialog):
+class PacksDialog(StatusDialog):
     """Shows the engine packs. `controller` lists them, and installs, checks, enables, disables and removes them."""
 
     machine_check_requested = Signal()
 
     def __init__(self, parent: QWidget, controller: PackController) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(tr("Engine Packs"))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(tr("Engine Packs"), parent)
         self._controller = controller
         self._packs = Packs()
-        self._words = plain_label("", wrap=True)
         self.table = RowTable(_COLUMNS, tr("Engine packs"))
-        self.install_button = QPushButton(tr("Install from File…"))
-        self.machine_button = QPushButton(tr("Check This Machine…"))
-        self.check_button = QPushButton(tr("Check Again"))
-        self.switch_button = QPushButton(tr("Switch Off"))
-        self.remove_button = QPushButton(tr("Remove"))
-        self.close_button = QPushButton(tr("Close"))
-        self._build()
-        self.install_button.clicked.connect(self._on_install)
-        self.machine_button.clicked.connect(self.machine_check_requested)
-        self.check_button.clicked.connect(self._on_check)
-        self.switch_button.clicked.connect(self._on_switch)
-        self.remove_button.clicked.connect(self._on_remove)
-        self.close_button.clicked.connect(self.reject)
+        self.install_button = self.add_button(tr("Install from File…"), self._on_install, apart=True)
+        self.machine_button = self.add_button(tr("Check This Machine…"), self.machine_check_requested.emit, apart=True)
+        self.check_button = self.add_button(tr("Check Again"), self._on_check)
+        self.switch_button = self.add_button(tr("Switch Off"), self._on_switch)
+        self.remove_button = self.add_button(tr("Remove"), self._on_remove)
+        self.lay_out(plain_label(INTRODUCTION, "dim", wrap=True), self.status_label, self.table)
+        self.resize(760, 380)
         self.table.itemSelectionChanged.connect(self._show_buttons)
         controller.changed.connect(self.show_packs)
         controller.asked.connect(self._on_asked)
         self.show_packs(controller.packs)
-
-    @property
-    def text(self) -> str:
-        """The sentence above the table about the state of the packs."""
-        return self._words.text()
 
     @property
     def current(self) -> ListedPack | None:
@@ -96,11 +76,11 @@ class PacksDialog(QDialog):
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))
-        self._words.setText(
+        self.say(
             said
-            or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All engine packs work."))
+            or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All engine packs work.")),
+            bad=broken and not packs.under_way and not packs.fresh,
         )
-        set_role(self._words, "error" if broken and not packs.under_way and not packs.fresh else "strong")
         self._show_buttons()
 
     def _show_buttons(self) -> None:
@@ -140,21 +120,6 @@ class PacksDialog(QDialog):
     def _on_remove(self) -> None:
         if self.current is not None:
             self._controller.remove(self.current.name)
-
-    def _build(self) -> None:
-        buttons = QHBoxLayout()
-        buttons.addWidget(self.install_button)
-        buttons.addWidget(self.machine_button)
-        buttons.addStretch(1)
-        for button in (self.check_button, self.switch_button, self.remove_button, self.close_button):
-            buttons.addWidget(button)
-        layout = QVBoxLayout(self)
-        layout.setSpacing(8)
-        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
-        layout.addWidget(self._words)
-        layout.addWidget(self.table, 1)
-        layout.addLayout(buttons)
-        self.resize(760, 380)
 
 
 class PacksPresenter(OneDialog[PacksDialog]):

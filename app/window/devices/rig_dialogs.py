@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QLineEdit, QMessageBox, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLineEdit, QMessageBox, QWidget
 
-from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.numa import NumaNode, numa_sentence, serving_nodes
 from engine.base.units import parse_size
 from engine.devices.endpoint import parse_endpoint
+from widgets.common.dialog import EntryDialog
+from widgets.common.roles import plain_label
 
 REMOTE_WARNING = tr(
     "Remote workers use llama.cpp's RPC protocol, which has no authentication and no encryption. "
@@ -33,54 +34,28 @@ _NUMA_HELP = tr(
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 
 
-class LineDialog(QDialog):
-    """Asks for one line of text. The dialog stays open with an error as long as the text is invalid.
+class LineDialog(EntryDialog):
+    """Asks for one line of text.
 
     `check`: raises `EngineError` or `ValueError` for an invalid text.
     """
 
-    value_accepted = Signal(str)
-
     def __init__(self, parent: QWidget, title: str, help_text: str, value: str, check: Callable[[str], object]) -> None:
-        super().__init__(parent)
-        self.setWindowTitle(title)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(title, parent, once=True)
         self.setMinimumWidth(420)
         self._check = check
-        explanation = QLabel(help_text)
-        explanation.setWordWrap(True)
+        explanation = plain_label(help_text, wrap=True)
         explanation.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.line = QLineEdit(value)
         self.line.setAccessibleName(title)
-        self._problem = QLabel()
-        self._problem.setProperty("role", "error")
-        self._problem.setWordWrap(True)
-        self._problem.hide()
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
-        layout = QVBoxLayout(self)
-        layout.setSpacing(8)
-        for part in (explanation, self.line, self._problem, buttons):
-            layout.addWidget(part)
+        self.lay_out(explanation, self.line)
         self.line.selectAll()
 
-    @property
-    def problem(self) -> str:
-        """The error that is shown; empty before the first attempt to accept."""
-        return self._problem.text()
-
-    def accept(self) -> None:
-        """Close the dialog and emit `value_accepted`, or show the error if the text is invalid."""
-        value = self.line.text().strip()
-        try:
-            self._check(value)
-        except (EngineError, ValueError) as error:
-            self._problem.setText(error.summary() if isinstance(error, EngineError) else str(error))
-            self._problem.show()
-            return
-        super().accept()
-        self.value_accepted.emit(value)
+    def entry(self) -> str:
+        """Return the text, without spaces at its ends, if it is valid."""
+        text = self.line.text().strip()
+        self._check(text)
+        return text
 
 
 def parse_caps(text: str) -> tuple[int, ...]:
@@ -102,7 +77,7 @@ def parse_caps(text: str) -> tuple[int, ...]:
 def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
     """Ask for the memory caps of a lab rig's workers, and call `then` with them, in bytes."""
     dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
-    dialog.value_accepted.connect(lambda text: then(parse_caps(text)))
+    dialog.entered.connect(lambda text: then(parse_caps(text)))
     dialog.open()
 
 
@@ -138,7 +113,7 @@ def ask_remote_endpoint(
     def ask() -> None:
         dialog = LineDialog(parent, tr("Add a remote worker"), _REMOTE_HELP, "", parse_endpoint)
         dialog.line.setPlaceholderText("192.0.2.7:50052")
-        dialog.value_accepted.connect(then)
+        dialog.entered.connect(then)
         dialog.open()
 
     if not warn:

@@ -12,7 +12,6 @@ from app.notices import Notices
 from app.paths import kept_weights_path
 from app.rig.device_search import DeviceSearch
 from app.rig.lab import Lab
-from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
 from app.rig.sampling import HeadroomMonitor
 from app.window.actions import Actions
@@ -39,7 +38,6 @@ class RigPresenter(QObject):
         lab: Lab,
         *,
         search: DeviceSearch,
-        limits: LimitSetter,
         headroom_monitor: HeadroomMonitor,
         strip: DeviceStrip,
         actions: Actions,
@@ -58,7 +56,7 @@ class RigPresenter(QObject):
         lab.stopped_changed.connect(self._on_stopped_changed)
         # No worker runs or has stopped yet; the signals of the rig enable the actions.
         actions.enable(stop_lab=False, restart_lab=False)
-        strip.limits_edited.connect(limits.set)
+        strip.limits_edited.connect(search.set_limits)
         strip.remove_requested.connect(search.remove)
         self._on_rig_changed(live.rig)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
@@ -53,10 +54,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._show_pins(self._layouts.pins)
 
     def _make_dialog(self) -> AutoLayoutDialog:
-        words = [
-            type(each)(each.name, each.title.replace("&", ""), each.purpose, each.uses_order, each.uses_kv_types)
-            for each in STRATEGY_WORDS
-        ]
+        words = [replace(each, title=each.title.replace("&", "")) for each in STRATEGY_WORDS]
         dialog = AutoLayoutDialog(words, self._window)
         dialog.set_wishes(self._layouts.wishes)
         dialog.set_devices(self._live.rig.all_devices)

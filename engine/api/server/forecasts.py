@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,8 @@ class Forecasts:
     Its methods may be called in the server's event loop only.
     """
 
-    def __init__(self, pool: ModelPool, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pool, self._clock = pool, clock
+    def __init__(self, pool: ModelPool) -> None:
+        self._pool = pool
         self._plans: dict[tuple[object, ...], _Planned] = {}
         self._rig: Rig | None = None
         self._task: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class Forecasts:
         self._plans[key] = await asyncio.to_thread(self._planned, entry, rig)
 
     def _planned(self, entry: ModelEntry, rig: Rig) -> _Planned:
-        now_s = self._clock()
+        now_s = time.monotonic()
         try:
             plan = self._pool.parts.plan(entry, rig).plan
             layout = encode_layout(plan.edit.as_file(plan.model.name))
@@ -145,7 +145,7 @@ class Forecasts:
 
     def _fresh(self, entry: ModelEntry) -> _Planned | None:
         planned = self._plans.get(_key(entry))
-        return planned if planned is not None and self._clock() - planned.made_s < FRESH_S else None
+        return planned if planned is not None and time.monotonic() - planned.made_s < FRESH_S else None
 
 
 def _key(entry: ModelEntry) -> tuple[object, ...]:

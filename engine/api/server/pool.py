@@ -92,7 +92,6 @@ class LoadedModel:
 
     def __init__(self, entry: ModelEntry, session: ModelSession, profile: Profile) -> None:
         self.id, self.session, self.profile = entry.id, session, profile
-        self.entry = entry
 
     @property
     def n_ctx(self) -> int:

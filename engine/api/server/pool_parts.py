@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.api.wire.names import ModelEntry
 from engine.devices.device import ComputingNeed, Device, Rig
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.load_order import LoadOrder
 

@@ -13,9 +13,9 @@ import psutil
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.devices.device import Device
-from engine.devices.holder import MemoryHolder
 from engine.devices.telemetry.cards import Nvml, ask
 from engine.devices.telemetry.processes import descendants, resident_bytes
+from engine.devices.telemetry.sample import MemoryHolder
 
 MAX_HOLDERS = 5
 MIN_SHARE = 64

@@ -1,9 +1,14 @@
-"""One live reading (sample) of a device, and the interface of the readers."""
+"""One live reading (sample) of a device, the interface of the readers, and the processes that hold its memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+
+from engine.base.language import tr
+from engine.base.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +76,22 @@ class NoReader:
 
     def read(self, time_s: float) -> Sample:
         return gap(self._device, time_s, self._note)
+
+
+class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds memory of a device.
+
+    `held_bytes`: bytes that the process holds; None: the driver does not report them.
+    `ours`: whether it is this process or one of its children.
+    """
+
+    pid: int
+    name: str
+    held_bytes: int | None = None
+    ours: bool = False
+
+
+def holder_words(holder: MemoryHolder) -> str:
+    """Return a process as text, such as "firefox (1234) 1.20 GiB", with a remark if the process is ours."""
+    size = tr("an unknown amount") if holder.held_bytes is None else format_bytes(holder.held_bytes)
+    return f"{holder.name} ({holder.pid}) {size}{tr(', this program') if holder.ours else ''}"

@@ -57,8 +57,6 @@ class JobView:
     kind: str = ""
     reason: str = ""
     stage: DownloadStage | None = None
-    file: str = ""
-    connections: int = 0
     note: str = ""
     rate_bytes_per_second: float | None = None
     left_s: float | None = None
@@ -111,12 +109,9 @@ class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
 
 
-def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:
-    """Return the files to download for a quantisation: all its parts, and its projector if the repository has one.
-
-    `projector`: False to leave out the projector.
-    """
-    beside = listing.projector_of(quantisation) if projector else None
+def files_of(listing: RepoListing, quantisation: Quantisation) -> tuple[HubFile, ...]:
+    """Return the files to download for a quantisation: all its parts, and its projector if the repository has one."""
+    beside = listing.projector_of(quantisation)
     return (*quantisation.files, *([beside] if beside else []))
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from engine.base.errors import EngineError
 from engine.base.files import lock_file, read_at_most, sync_folder, write_whole
-from engine.model.gguf.quoting import quote
+from engine.base.texts import quote
 
 PART_ENDING = ".part"
 JOURNAL_ENDING = ".part.json"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from engine.base.errors import ArgumentError
 from engine.base.files import write_whole
+from engine.base.texts import quote
 from engine.library.downloads.part_file import storage_error
 from engine.library.hub.addresses import WebAddress, is_safe_name, is_safe_path
 from engine.library.hub.client import file_url
 from engine.library.hub.listing import HubFile, RepoListing
 from engine.library.hub.settings import HubSettings
-from engine.model.gguf.quoting import quote
 from engine.runtime.protocol.network import TransferFile
 
 

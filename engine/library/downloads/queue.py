@@ -97,10 +97,6 @@ class DownloadQueue:
         """
         self._work.put(lambda: self._resume(job_id, restart=restart))
 
-    def move(self, job_id: str, place: int) -> None:
-        """Move a job to the position `place` in the queue, 0 for the first. A running job keeps running."""
-        self._work.put(lambda: self._move(job_id, place))
-
     def remove(self, job_id: str, *, discard: bool = False) -> None:
         """Remove a job from the queue; a running one is stopped.
 
@@ -179,8 +175,6 @@ class DownloadQueue:
             left_bytes = None if size_bytes is None else size_bytes - progress.done_bytes
             view = {
                 "stage": progress.stage,
-                "file": progress.file,
-                "connections": progress.connections,
                 "note": progress.note,
                 "rate_bytes_per_second": running.rate.bytes_per_second,
                 "left_s": None if left_bytes is None else running.rate.left_s(left_bytes),
@@ -242,12 +236,6 @@ class DownloadQueue:
         self._set(job_id, state=JobState.WAITING, kind="", reason="", restart=restart)
         self._changed()
         self._advance()
-
-    def _move(self, job_id: str, place: int) -> None:
-        index = self._index(job_id)
-        if index is not None:
-            self._jobs.insert(max(0, place), self._jobs.pop(index))
-            self._changed()
 
     def _remove(self, job_id: str, *, discard: bool) -> None:
         index = self._index(job_id)

@@ -13,9 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.library.hub.settings import PUBLIC_ENDPOINT, is_safe_url
 from engine.model.gguf.file_names import side_role_of, split_tag
-from engine.model.gguf.quoting import quote
 
 MAX_ADDRESS = 2000
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.base.language import tr
+from engine.base.texts import clean
 from engine.library.hub.client import file_url
 from engine.library.hub.settings import HubError, HubSettings
 from engine.library.hub.web import open_url
-from engine.model.gguf.quoting import clean
 
 MAX_CARD_BYTES = 512 * 1024
 # Longest text in characters: the layout of a longer one would block the window.

@@ -21,11 +21,11 @@ import msgspec
 
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
+from engine.base.texts import clean, quote
 from engine.library.hub.addresses import is_commit, is_repo_id, is_sha256
 from engine.library.hub.listing import HubFile, HubModel, RepoListing, SearchOrder, SearchQuery, make_listing
 from engine.library.hub.settings import HubError, HubSettings, same_origin
 from engine.library.hub.web import fault_of_status, open_url, require_safe
-from engine.model.gguf.quoting import clean, quote
 
 MAX_RESULTS = 200
 MAX_FILES = 20_000

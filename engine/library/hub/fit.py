@@ -50,7 +50,6 @@ class QuantisationFit:
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
-    `explanation`: sentences of the strategy on why it chose the layout.
     `expected_per_second`: predicted speed of an answer of usual length, between those two; 0 if there is no prediction.
     `speed_source`: how the devices' speeds are known; of several sources the least reliable one, without devices that
     hardly matter for `expected_per_second`.
@@ -69,7 +68,6 @@ class QuantisationFit:
     context: ContextSettings | None = None
     rows: tuple[DeviceRow, ...] = ()
     tokens_per_second: tuple[float, float] | None = None
-    explanation: str = ""
     expected_per_second: float = 0.0
     speed_source: Source = "guess"
     projector: HubFile | None = None

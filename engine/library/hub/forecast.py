@@ -125,7 +125,6 @@ def forecast(
         context=found.context,
         rows=plan.report.rows,
         tokens_per_second=(1 / bounds.worst_s, 1 / bounds.best_s),
-        explanation=found.explanation,
         expected_per_second=speed.tokens_per_second,
         speed_source=speed.source,
         projector=projector,

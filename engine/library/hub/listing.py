@@ -9,10 +9,10 @@ from typing import Literal
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.library.hub.addresses import FileRole, is_safe_path, role_of, tag_of
 from engine.model.gguf.file_names import bits_of, split_tag
 from engine.model.gguf.parts import parse_part_name
-from engine.model.gguf.quoting import quote
 
 # Preferred quantisations, as in llama.cpp; after them the first one.
 PREFERRED_TAGS = ("Q4_K_M", "Q8_0")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
-from engine.model.gguf.quoting import quote
+from engine.base.texts import quote
 
 # Reason of an error. "gated" and "token" need a token, "offline" the offline switch, "rate_limited" a pause.
 HubFault = Literal[

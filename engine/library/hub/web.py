@@ -23,8 +23,8 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from engine.base.language import tr
+from engine.base.texts import clean
 from engine.library.hub.settings import HubError, is_loopback, is_safe_url, same_origin
-from engine.model.gguf.quoting import clean
 
 # Seconds to connect, to receive the headers, and without any byte.
 TIMEOUT_S = 30.0

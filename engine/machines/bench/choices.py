@@ -13,7 +13,7 @@ from engine.devices.device import MeasuredChoice
 from engine.machines.bench.candidates import BUSY_LOAD, Candidate
 from engine.machines.bench.results import BenchResults, Measured, compare
 from engine.planning.fit.speed_book import machine_key
-from engine.planning.plan.decisions.measured import load_key
+from engine.planning.plan.decisions.decision import load_key
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 

@@ -21,7 +21,7 @@ from engine.devices.device import Device, MeasuredChoice
 from engine.machines.bench.readings import load_share, processor_seconds
 from engine.machines.bench.statistics import MIN_ROUNDS, Ratio, ratio_of, turn_order
 from engine.planning.fit.speed_book import SpeedBook, machine_key
-from engine.planning.plan.decisions.measured import BOUND_THREADS, gain_words
+from engine.planning.plan.decisions.decision import BOUND_THREADS, gain_words
 from engine.planning.settings.table import MAX_THREADS
 from engine.runtime.plan_requests import bound_threads
 from engine.runtime.process.questions import Questions, raise_if_cancelled

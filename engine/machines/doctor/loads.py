@@ -42,13 +42,10 @@ class LoadCheck:
     `calibration`: memory overheads of the devices, updated by each load.
     """
 
-    def __init__(
-        self, rig: Rig, model: Path, calibration: Calibration, cancel: CancelToken, argv: list[str] | None = None
-    ) -> None:
+    def __init__(self, rig: Rig, model: Path, calibration: Calibration, cancel: CancelToken) -> None:
         self._rig = rig
         self._memory = ModelMemory(read_model(model))
         self._cancel = cancel
-        self._argv = argv
         self.calibration = calibration
 
     def on(self, device: Device) -> Iterable[Check]:
@@ -62,7 +59,6 @@ class LoadCheck:
         before = self._free_bytes(device)
         with Questions(
             timeout_s=LOAD_TIMEOUT_S,
-            argv=self._argv,
             cancel=self._cancel,
             name="load check",
             environment=environment(plan),
@@ -112,7 +108,7 @@ class LoadCheck:
             return host_device().free_bytes
         if device.is_rpc:
             return None
-        found = list_local_devices(argv=self._argv, cancel=self._cancel)
+        found = list_local_devices(cancel=self._cancel)
         return next((each.free_bytes for each in found if each.name == device.id), None)
 
     def _overhead_check(self, device: Device, plan: Plan, rows: tuple[DeviceRow, ...], grown_bytes: int) -> Check:

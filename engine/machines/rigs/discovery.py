@@ -21,6 +21,7 @@ from engine.base.errors import ArgumentError, BusyError, EngineError, Unreachabl
 from engine.base.language import tr
 from engine.base.numa import read_nodes
 from engine.base.pci import parse_pci_name
+from engine.base.texts import clean
 from engine.base.units import MIB
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
@@ -30,7 +31,6 @@ from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_d
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.cuda_cards import list_all_devices
 from engine.machines.rigs.self_test import read_verdicts, with_verdicts
-from engine.model.gguf.quoting import clean
 from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceList, GgmlDevice
 from engine.runtime.protocol.requests import ListDevices

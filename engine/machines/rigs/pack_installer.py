@@ -27,7 +27,7 @@ from engine.devices.packs.store import (
     read_book,
     write_book,
 )
-from engine.machines.rigs.discovery import devices_of, host_device
+from engine.machines.rigs.discovery import devices_of, find_devices, host_device
 from engine.machines.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended, write_source
 from engine.runtime.process.questions import Questions, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceList, PackLoad
@@ -193,3 +193,27 @@ def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
 def _fails(checked: Checked) -> bool:
     # A stalled check counts as a failure: not using the pack costs less than every load waiting for it.
     return not checked.ok and (checked.is_known or checked.is_stalled)
+
+
+def find_packed_devices(
+    packs: PackInstaller,
+    verdicts: Path,
+    rpc_endpoints: Sequence[str] = (),
+    *,
+    checks: Path | None = None,
+) -> Rig:
+    """Return the rig that `find_devices` finds. If that fails with packs in use, check all packs and search again.
+
+    The check switches off a pack that cannot be loaded any more, for instance after a driver update. Blocks and raises
+    as `find_devices`; the checks take additional seconds.
+    """
+    try:
+        return find_devices(verdicts, rpc_endpoints, checks=checks)
+    except (WorkerCrashedError, WorkerStalledError):
+        before = read_book(packs.book).in_use(engine_build())
+        if not before:
+            raise
+        packs.check_all()
+        if read_book(packs.book).in_use(engine_build()) == before:
+            raise
+        return find_devices(verdicts, rpc_endpoints, checks=checks)

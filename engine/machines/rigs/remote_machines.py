@@ -10,7 +10,6 @@ from pathlib import Path
 
 from engine.base.errors import EngineError
 from engine.base.language import tr
-from engine.base.units import MIB
 from engine.devices.device import (
     LENT_NAME_SEPARATOR,
     BufferFacts,
@@ -30,8 +29,6 @@ from engine.machines.tunnel.offers import Offer, OfferedDevice
 from engine.machines.tunnel.pairings import PairingError, PairingStore
 from engine.machines.tunnel.tunnels import Tunnels
 
-LEAST_BYTES = MIB
-"""A device with less memory than this is not used, because it holds no layer."""
 _NOT_FOR_IDS = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 _MAX_ID = 64
 
@@ -50,19 +47,6 @@ class Machine:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class LentDevices:
-    """The devices that a paired machine lends.
-
-    `offer`: the machine's description of them, None for a machine with an older release.
-    `round_trip_s`: seconds of a round trip through the tunnel, None if it was not measured.
-    """
-
-    devices: tuple[Device, ...]
-    offer: Offer | None = None
-    round_trip_s: float | None = None
-
-
 class RemoteMachines:
     """Finds the devices of paired machines.
 
@@ -72,21 +56,20 @@ class RemoteMachines:
     def __init__(self, identity: Path, book: PairingStore, tunnels: Tunnels, checks: Path) -> None:
         self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
 
-    def find(self, machine: Machine) -> LentDevices:
+    def find(self, machine: Machine) -> tuple[Device, ...]:
         """Return the devices that `machine` lends. Devices that another user uses now are marked as away.
 
         Raises:
             EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.
         """
         try:
-            offer, round_trip_s = self.ask(machine)
+            offer = self.ask(machine)
         except TunnelError as error:
             if error.status is not GreetingStatus.NOT_RPC:
                 raise
             # A machine of an older release closes at the preface. It has one device without a name, or none at all.
             via = self._tunnels.route(machine.endpoint, machine.fingerprint)
-            found = find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), self._checks)
-            return LentDevices(found)
+            return find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), self._checks)
         if not offer.devices:
             raise EngineError(tr("{name} lends no device now; start `rig serve` there again.", name=machine.name))
         devices = [device_of(each, machine) for each in offer.devices]
@@ -94,17 +77,10 @@ class RemoteMachines:
         free = [device for device in reached.devices if not device.away]
         seen = self._see(free)
         checks = read_check_results(self._checks)
-        return LentDevices(
-            tuple(checks.judged(seen.get(device.endpoint or "", device)) for device in reached.devices),
-            offer,
-            round_trip_s,
-        )
+        return tuple(checks.judged(seen.get(device.endpoint or "", device)) for device in reached.devices)
 
-    def ask(self, machine: Machine, timeout_s: float = CALL_TIMEOUT_S) -> tuple[Offer, float]:
-        """Return the offer of `machine` (the devices that it lends), and the seconds of the round trip.
-
-        Raises `TunnelError`.
-        """
+    def ask(self, machine: Machine, timeout_s: float = CALL_TIMEOUT_S) -> Offer:
+        """Return the offer of `machine` (the devices that it lends). Raises `TunnelError`."""
         pairing = self._book.find("server", machine.fingerprint)
         if pairing is None:
             raise PairingError(tr("{name} is not paired with this computer; pair with it again.", name=machine.name))

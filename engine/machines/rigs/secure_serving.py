@@ -293,10 +293,6 @@ class Lent:
         """Whether all workers refuse connections of other users of this machine."""
         return all(each.is_guarded for each in self.servings)
 
-    @property
-    def caps_enforced(self) -> bool:
-        return all(each.caps_enforced for each in self.servings)
-
 
 def serve_secure(
     address: SecureAddress,

@@ -29,6 +29,7 @@ from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceSpeed
 from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
+from engine.runtime.session.events import Done
 
 MAX_BYTES = 256 * MIB
 """Size of the matrix of a speed test: larger than the caches of cards."""
@@ -285,3 +286,14 @@ def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnsw
     if predicted.prompt is None:
         return book
     return book.with_prompt(name, plan.rig, predicted.prompt, answer.read_per_second)
+
+
+def timed_answer(done: Done) -> TimedAnswer:
+    """Return the tokens and tokens per second of an answer, and of the part of its prompt that was not cached."""
+    return TimedAnswer(
+        done.prompt_tokens,
+        done.generated_tokens,
+        done.generation_tokens_per_second,
+        done.prompt_tokens - done.cached_tokens,
+        done.prompt_tokens_per_second,
+    )

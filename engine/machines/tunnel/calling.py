@@ -121,10 +121,8 @@ async def open_session(
     return stream
 
 
-def ask_offer(
-    endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S
-) -> tuple[Offer, float]:
-    """Return the offer of a machine (the devices that it lends), and the seconds of the round trip.
+def ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S) -> Offer:
+    """Return the offer of a machine: the devices that it lends.
 
     It runs an event loop, so it must be called in a thread without one.
 
@@ -135,15 +133,12 @@ def ask_offer(
     return asyncio.run(_ask_offer(endpoint, certificate, identity, timeout_s))
 
 
-async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: float) -> tuple[Offer, float]:
+async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: float) -> Offer:
     stream: Stream | None = None
-    loop = asyncio.get_running_loop()
     try:
         async with _calling(endpoint, timeout_s):
             stream = await _call(endpoint, Purpose.ASK, identity, certificate)
-            begin_s = loop.time()
             head = await _ask(endpoint, stream, Ask(), OfferHead)
-            round_trip_s = loop.time() - begin_s
             if not 0 <= head.count <= MAX_OFFERED:
                 raise BrokenTalkError(f"it offers {head.count} devices")
             offered = [await stream.receive_message(OfferedDevice) for _ in range(head.count)]
@@ -151,7 +146,7 @@ async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, time
         if stream is not None:
             stream.abort()  # Everything was read.
     devices = {each.name: each for each in map(bounded, offered) if each is not None}
-    return Offer(show(" ".join(head.name.split()), MAX_NAME) or "unnamed", tuple(devices.values())), round_trip_s
+    return Offer(show(" ".join(head.name.split()), MAX_NAME) or "unnamed", tuple(devices.values()))
 
 
 async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]) -> _Answer:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,13 +66,11 @@ class Use:
     `device`: id of the device.
     `client`: name of the client's machine.
     `fingerprint`: fingerprint of the client's certificate.
-    `since_s`: start of the session in seconds since 1970.
     """
 
     device: str
     client: str
     fingerprint: str
-    since_s: float
 
 
 @dataclass(eq=False, slots=True)
@@ -359,7 +356,7 @@ class Listener:
             except BaseException:
                 await worker.close()
                 raise
-            use = place.use = Use(place.device.name, client.name, client.fingerprint, time.time())
+            use = place.use = Use(place.device.name, client.name, client.fingerprint)
             place.ended = None
             self._tell_use()
             try:

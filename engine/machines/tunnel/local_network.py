@@ -11,7 +11,6 @@ import ipaddress
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from zeroconf import Error, InterfaceChoice, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 from zeroconf import IPVersion as Version
@@ -189,9 +188,7 @@ class Announcement:
             ) from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def _info(self, everywhere: bool) -> ServiceInfo:

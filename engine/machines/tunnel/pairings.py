@@ -85,10 +85,6 @@ class PairingStore:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    @property
-    def path(self) -> Path:
-        return self._path
-
     def all(self, role: Role | None = None) -> tuple[Pairing, ...]:
         """Return the stored pairings with this role, or all if `role` is None.
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import Any, Self
 
 from engine.base.errors import ModelFileError
@@ -201,7 +200,7 @@ class FileSource(ByteSource):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def _read(self, position: int, needed: int, wanted: int) -> bytes:

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from engine.base.texts import clean
 from engine.model.gguf.parts import parse_part_name
-from engine.model.gguf.quoting import clean
 
 MAX_NAME = 200
 """Largest number of characters in a model's display name, which is shown on one line."""

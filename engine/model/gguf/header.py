@@ -8,10 +8,10 @@ from struct import Struct
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
+from engine.base.texts import clean, quote
 from engine.base.units import MIB
 from engine.model.gguf.byte_source import ByteSource
 from engine.model.gguf.model_file import LazyArray, MetadataValue, TensorInfo
-from engine.model.gguf.quoting import clean, quote
 from engine.model.gguf.tensor_table import read_tensors
 
 # The numbers "ggml", "ggmf", "ggjt" and "ggla", little-endian.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
+from engine.base.texts import clean, quote
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.file_names import display_name
 from engine.model.gguf.header import FileHeader, read_header
@@ -20,7 +21,6 @@ from engine.model.gguf.model_file import (
     group_blocks,
 )
 from engine.model.gguf.parts import part_paths, split_position
-from engine.model.gguf.quoting import clean, quote
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 _TOKENS = "tokenizer.ggml.tokens"

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Any, NamedTuple
 
+from engine.base.texts import quote
 from engine.model.gguf.byte_source import ByteSource
 from engine.model.gguf.model_file import TensorInfo
-from engine.model.gguf.quoting import quote
 
 
 class TensorType(NamedTuple):

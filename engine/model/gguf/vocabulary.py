@@ -11,9 +11,9 @@ from itertools import islice
 from struct import Struct
 
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.model_file import TOKENIZER, ModelFile
-from engine.model.gguf.quoting import quote
 
 TOKENS = "tokenizer.ggml.tokens"
 MOST_DIFFERENCE = 128

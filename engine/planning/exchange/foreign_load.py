@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.base.language import tr
-from engine.model.gguf.quoting import clean, quote
+from engine.base.texts import clean, quote
 from engine.planning.layout.layout import SplitMode
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings, KvType
 from engine.planning.settings.kinds import WholeNumber

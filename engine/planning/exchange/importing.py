@@ -14,9 +14,9 @@ import msgspec
 
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
+from engine.base.texts import clean, quote
 from engine.devices.device import CPU_ID, Rig, find_id_fault
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.quoting import clean, quote
 from engine.model.gguf.reader import read_model
 from engine.planning.exchange.device_names import DeviceNames
 from engine.planning.exchange.foreign_load import ForeignDraft, ForeignLoad, ForeignOverride

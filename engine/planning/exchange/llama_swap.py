@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
-from engine.model.gguf.quoting import clean, quote
+from engine.base.texts import clean, quote
 from engine.planning.exchange.exported import Exported
 from engine.planning.exchange.server_command import server_command, shell_lines
 from engine.planning.plan.plan import Plan

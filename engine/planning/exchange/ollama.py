@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
-from engine.model.gguf.quoting import clean
+from engine.base.texts import clean
 from engine.planning.exchange.exported import Exported, lost_placement, lost_settings, offloaded_layers
 from engine.planning.exchange.foreign_load import ForeignLoad, ForeignOptions
 from engine.planning.exchange.server_command import number_text

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
-from engine.model.gguf.quoting import clean
+from engine.base.texts import clean
 from engine.planning.exchange.foreign_load import (
     MAX_NUMBER,
     ForeignDraft,

@@ -14,9 +14,9 @@ import msgspec
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.quoting import quote
 from engine.planning.exchange.device_names import DeviceNames, used_servers
 from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, real_number
 from engine.planning.exchange.importing import MAX_TEXT, arrange

@@ -25,7 +25,6 @@ class ExpertOutcome:
     `before`, `after`: predicted speeds; None if a layout does not fit, or if its speed cannot be predicted.
     """
 
-    layout: Layout
     n_layers: int
     moved_bytes: int
     fits: bool
@@ -106,7 +105,6 @@ def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
         if part_device(now, "experts", layer) != part_device(layout, "experts", layer)
     ]
     return ExpertOutcome(
-        layout,
         len(moved),
         sum(plan.model.blocks[layer].expert_bytes for layer in moved),
         changed.report.fits,

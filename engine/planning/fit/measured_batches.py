@@ -8,7 +8,7 @@ import msgspec
 
 from engine.devices.device import Rig
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.decisions.measured import load_key, measured_choice
+from engine.planning.plan.decisions.decision import load_key, measured_choice
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings

@@ -19,7 +19,7 @@ from engine.base.errors import PlacedError
 from engine.base.json_file import read_kept, write_kept
 from engine.base.processor import own_processor, usable_processors
 from engine.devices.device import Device, MeasuredChoice, Rig, device_key, is_on_this_machine
-from engine.planning.plan.decisions.measured import BOUND_THREADS
+from engine.planning.plan.decisions.decision import BOUND_THREADS
 from engine.planning.settings.table import MAX_THREADS
 from engine.planning.speed.answers import (
     KEPT_ANSWERS,

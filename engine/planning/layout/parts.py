@@ -7,7 +7,7 @@ come before patterns and before overrides of whole layers, because the first mat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
@@ -178,3 +178,33 @@ def place_embedding(layout: Layout, device: str) -> Layout:
         return bare
     front, rest = _split(bare)
     return replace(bare, overrides=(*front, Override(device, pattern=EMBEDDING_PATTERN), *rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A constraint: layers `first` to `last`, both included, must be on `device`."""
+
+    device: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartPin:
+    """A constraint: one part (such as experts) of layers `first` to `last`, both included, must be on `device`.
+
+    The rest of these layers may be on other devices.
+    """
+
+    device: str
+    part: MovablePart
+    first: int
+    last: int
+
+    def is_kept(self, layout: Layout) -> bool:
+        """Return whether the part is on `device` in all these layers; overrides by regex are ignored."""
+        return all(
+            part_device(layout, name, layer) == self.device
+            for name in MOVABLE_PARTS[self.part]
+            for layer in range(self.first, min(self.last, layout.n_layers - 1) + 1)
+        )

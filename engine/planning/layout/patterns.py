@@ -15,8 +15,8 @@ from typing import Literal
 import re2
 
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.model.gguf.model_file import PART_PATTERNS
-from engine.model.gguf.quoting import quote
 
 OverridePart = Literal["experts", "ffn", "attention", "all"]
 OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all")

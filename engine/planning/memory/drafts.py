@@ -13,8 +13,8 @@ import msgspec
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
-from engine.model.gguf.quoting import quote
 from engine.model.gguf.reader import read_model
 from engine.model.gguf.vocabulary import vocabulary_fault
 from engine.planning.layout.layout import Layout

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.base.errors import CancelledError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.record import Architecture
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.quoting import quote
 from engine.planning.layout.engine_parameters import split_members
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.row_mode import ROW_BACKENDS
@@ -364,11 +364,3 @@ def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
 def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:
     nothing = {device_id: DeviceMemory() for device_id in rig.ids}
     return MemoryEstimate(nothing, Grade.ESTIMATED, reason, _EVERYTHING)
-
-
-def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
-    """Return the memory of `layout` on every device of `rig`.
-
-    For repeated calls use one `ModelMemory`, which is faster.
-    """
-    return ModelMemory(model).estimate(layout, context, rig)

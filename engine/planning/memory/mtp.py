@@ -12,11 +12,11 @@ from dataclasses import replace
 import msgspec
 
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.record import Architecture
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
-from engine.model.gguf.quoting import quote
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.memory.cuda_pools import Answering

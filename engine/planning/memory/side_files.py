@@ -9,12 +9,12 @@ from pathlib import Path
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
+from engine.base.texts import clean, quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.projectors import IMAGE_TOKENS, OWN_PIXELS
 from engine.model.gguf.byte_source import open_source
 from engine.model.gguf.header import FileHeader, read_header
 from engine.model.gguf.model_file import ModelFile, TensorInfo
-from engine.model.gguf.quoting import clean, quote
 from engine.planning.memory.backends import HOST_RULE, SizeRule
 from engine.planning.memory.drafts import Draft
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate

@@ -25,7 +25,6 @@ from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.work import Work, hops
 
 ComparedPart = Literal["layer", "experts", "dense", "output", "embedding"]
-_WHOLE: tuple[ComparedPart, ...] = ("output", "embedding")
 """Parts of the model that belong to no layer."""
 
 
@@ -92,15 +91,6 @@ class Comparison:
     def is_equal(self) -> bool:
         """Whether the two plans have no difference."""
         return not self.places and not self.values and not self.has_other_patterns
-
-    def layers(self) -> frozenset[int]:
-        """Return the indices of the layers that are on different devices, as a whole or with a part."""
-        return frozenset(
-            layer
-            for each in self.places
-            if each.first is not None and each.last is not None
-            for layer in range(each.first, each.last + 1)
-        )
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return a row for each difference: (name of layers, part or setting; first value; second value)."""

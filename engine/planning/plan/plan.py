@@ -28,9 +28,8 @@ from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
-from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.decision import Decision, model_key
 from engine.planning.plan.decisions.drafts import draft_violations, reads_slower
-from engine.planning.plan.decisions.measured import model_key
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
@@ -322,14 +321,6 @@ class Plan:
 
 _UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "draft_plan", "key")
 """Names of cached properties that do not depend on `probed`; `with_probed` copies them."""
-
-
-def make_plan(model: ModelFile, rig: Rig, edit: Edit) -> Plan:
-    """Return a plan with tables of its own for estimates of `model`.
-
-    For several plans of one model, make one `ModelMemory` and share it, which is faster.
-    """
-    return Plan(ModelMemory(model), rig, edit)
 
 
 def _state(state: os.stat_result) -> tuple[int, int]:

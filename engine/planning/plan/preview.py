@@ -18,16 +18,14 @@ from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.mtp import mtp_fault
-from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.plan.slices import Slices, layer_slices
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.hop_costs import HopCosts, hop_costs
 from engine.planning.speed.prediction import CostModel, LastAnswer, SpeedForecast, anchored
-from engine.planning.speed.speeds import NO_MEASUREMENTS, Sending, Speeds, sendings
+from engine.planning.speed.speeds import NO_MEASUREMENTS, HopCosts, Sending, Speeds, hop_costs, sendings
 from engine.planning.speed.work import Work
 
 
@@ -202,18 +200,6 @@ class PreviewTables:
         return self._last[1]
 
 
-def make_report(
-    model: ModelFile | ModelMemory,
-    rig: Rig,
-    layout: Layout,
-    context: ContextSettings,
-    side_files: SideFiles = NO_SIDE_FILES,
-) -> FitReport:
-    """Return the memory forecast of a layout. It is for callers that need no other value of a plan."""
-    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    return Plan(memory, rig, Edit(layout, context, side_files)).report
-
-
 def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
     """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
 
@@ -279,7 +265,7 @@ def make_preview(
         sendings=plan_sendings(plan, speeds),
         embedding_moves=tables.embedding_moves,
         slices=tables.slices(plan),
-        hops=hop_costs(tables.work, plan.rig, speeds),
+        hops=hop_costs(tables.work.hop_bytes, plan.rig, speeds),
         draft=_draft_block(plan),
     )
 

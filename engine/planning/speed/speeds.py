@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
+from engine.devices.card_catalogue import BANDWIDTHS
 from engine.devices.device import CPU_ID, Device, DeviceKind, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 
@@ -78,27 +79,6 @@ Source = Literal["measured", "answers", "card", "guess"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 _GB = 1_000_000_000
-
-KNOWN_BANDWIDTHS: Mapping[str, int] = {
-    "RTX 5090": 1792, "RTX 5080": 960, "RTX 5070 Ti": 896, "RTX 5070": 672, "RTX 5060 Ti": 448, "RTX 5060": 448,
-    "RTX 4090": 1008, "RTX 4080 SUPER": 736, "RTX 4080": 717, "RTX 4070 Ti SUPER": 672, "RTX 4070 Ti": 504,
-    "RTX 4070": 504, "RTX 4060 Ti": 288, "RTX 4060": 272,
-    "RTX 3090 Ti": 1008, "RTX 3090": 936, "RTX 3080 Ti": 912, "RTX 3080": 760, "RTX 3070 Ti": 608, "RTX 3070": 448,
-    "RTX 3060 Ti": 448, "RTX 3060": 360, "RTX 3050": 224,
-    "RTX 2080 Ti": 616, "RTX 2080": 448, "RTX 2070": 448, "RTX 2060": 336,
-    "GTX 1080 Ti": 484, "GTX 1080": 320, "GTX 1070": 256, "GTX 1060": 192, "GTX 1660": 192,
-    "RTX 6000 Ada": 960, "RTX A6000": 768, "RTX A5000": 768, "RTX A4000": 448,
-    "H200": 4800, "H100 PCIe": 2000, "H100": 3350, "A100-PCIE-40GB": 1555, "A100": 1935, "L40S": 864, "L40": 864,
-    "L4": 300, "A10": 600, "A40": 696, "V100": 900, "T4": 320, "P40": 347, "P100": 732,
-    "RX 7900 XTX": 960, "RX 7900 XT": 800, "RX 7800 XT": 624, "RX 7700 XT": 432, "RX 7600": 288,
-    "RX 6900 XT": 512, "RX 6800 XT": 512, "RX 6800": 512, "RX 6700 XT": 384, "RX 6600": 224,
-    "RX 9070 XT": 640, "RX 9070": 640, "MI300X": 5300, "MI210": 1638, "MI100": 1228, "MI50": 1024,
-    "Arc B580": 456, "Arc A770": 560, "Arc A750": 512,
-    "M1 Ultra": 800, "M1 Max": 400, "M1 Pro": 200, "M1": 68, "M2 Ultra": 800, "M2 Max": 400, "M2 Pro": 200, "M2": 100,
-    "DGX Spark": 273, "GB10": 273, "Strix Halo": 256, "Radeon 8060S": 256,
-    "M3 Ultra": 819, "M3 Max": 400, "M3 Pro": 150, "M3": 100, "M4 Max": 546, "M4 Pro": 273, "M4": 120,
-}  # fmt: skip
-"""Published memory bandwidth in GB/s, by a part of the device's name; the longest matching part is used."""
 
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
 """Usual memory bandwidth in GB/s by kind of device: a guess, shown as "roughly"."""
@@ -172,7 +152,7 @@ _FAMILIES: Mapping[str, str] = {
 
 @cache
 def _known_name(device_name: str) -> str | None:
-    """Return the longest key of `KNOWN_BANDWIDTHS` that `device_name` contains as whole words.
+    """Return the longest key of `BANDWIDTHS` that `device_name` contains as whole words.
 
     None if there is none.
     """
@@ -180,7 +160,7 @@ def _known_name(device_name: str) -> str | None:
         (
             name
             # The longest name first, because "RTX 3060 Ti" contains "RTX 3060" too.
-            for name in sorted(KNOWN_BANDWIDTHS, key=len, reverse=True)
+            for name in sorted(BANDWIDTHS, key=len, reverse=True)
             if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name, re.IGNORECASE)
         ),
         None,
@@ -194,7 +174,7 @@ def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
         return measured
     name = None if device.is_host else _known_name(device.name)
     if name is not None:
-        return KNOWN_BANDWIDTHS[name] * float(_GB)
+        return BANDWIDTHS[name] * float(_GB)
     return _BY_KIND[_computing_kind(device)] * float(_GB)
 
 
@@ -406,3 +386,32 @@ def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tupl
         if device.is_rpc and size_bytes and link is not None:
             found.append(Sending(device.id, size_bytes, size_bytes / link.bytes_per_second))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class HopCosts:
+    """Cost of passing a token's hidden state between devices.
+
+    `size_bytes`: bytes of the hidden state.
+    `seconds`: (device id, seconds) of one transfer to or from each device.
+    """
+
+    size_bytes: int
+    seconds: tuple[tuple[str, float], ...]
+
+    def between(self, one: str, other: str) -> float:
+        """Return the seconds for passing a token's hidden state from device `one` to device `other`.
+
+        The result is the sum of a transfer to or from each of the two devices; the CPU adds nothing.
+        """
+        times = dict(self.seconds)
+        return sum(times.get(each, 0.0) for each in (one, other) if each != CPU_ID)
+
+
+def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
+    """Return the cost of passing a hidden state of this size between devices of `rig`, computed as in `CostModel`."""
+    times = []
+    for device in rig.devices:
+        away = link(device, speeds)
+        times.append((device.id, hop_seconds(device) + away.latency_s + size_bytes / away.bytes_per_second))
+    return HopCosts(int(size_bytes), tuple(times))

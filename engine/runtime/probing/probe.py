@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_version
@@ -67,9 +66,7 @@ class Probes:
     def __enter__(self) -> Probes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def probed(self, plan: Plan) -> Plan:

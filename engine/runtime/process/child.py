@@ -23,8 +23,8 @@ from typing import IO, Any
 
 import msgspec
 
+from engine.base.engine_log import tells_of_tensor_api
 from engine.base.json_file import UNREADABLE
-from engine.base.metal_tensor_api import tells_of_tensor_api
 from engine.base.programs import LOG_MARK
 from engine.base.texts import show
 from engine.base.thread_binding import make_thread_binding

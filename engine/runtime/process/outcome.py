@@ -12,11 +12,10 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 
-from engine.base.device_loss import CARD_MEMORY, loss_sentences, tells_of_loss
+from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.base.language import tr
-from engine.base.texts import show
-from engine.model.gguf.quoting import clean
+from engine.base.texts import clean, show
 from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, Failure
 
 # Log texts of ggml-rpc.cpp and transport.cpp about a lost server. All but the last two come with GGML_ABORT.
@@ -219,9 +218,7 @@ class ProcessOutcome:
             return UnreachableError(self.sentence)
         if self.lost_rpc:
             return UnreachableError(self.sentence, endpoint=self.lost_endpoint)
-        return WorkerCrashedError(
-            self.sentence, signal=self.signal, exit_code=self.exit_code, stderr_tail="\n".join(self.stderr_tail)
-        )
+        return WorkerCrashedError(self.sentence, signal=self.signal, exit_code=self.exit_code)
 
     def _how(self) -> str:
         if self.signal is not None:

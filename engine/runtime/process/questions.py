@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from engine.base.cancellation import CancelToken
@@ -144,9 +143,7 @@ class Questions:
             self._child.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Nobody waits for its answer any more. Asked to end, it would first finish its computation, or be killed after
         # 1.5 s all the same; whoever cancelled waits for this, because the child may hold device memory.
         self.end(kill=self._is_cancelled)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S = 5, 86_400
 """Bounds of the stall limit that a user may choose, in seconds. A busy machine delays heartbeats by some seconds."""
@@ -86,9 +85,7 @@ class WorkHeartbeat:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 
 from engine.base.cancellation import CancelToken
+from engine.base.engine_log import TENSOR_API_VARIABLE
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
-from engine.base.metal_tensor_api import TENSOR_API_VARIABLE
 from engine.devices.device import ComputingNeed, Device
 from engine.devices.endpoint import greet_all
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import step_back

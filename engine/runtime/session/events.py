@@ -12,7 +12,7 @@ import msgspec
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.protocol.messages import DraftStatistics, FinalMessage, StopReason, TokenChoice

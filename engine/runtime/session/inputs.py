@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.devices.endpoint import Greeting
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import NextLayout
 from engine.planning.plan.plan import Plan

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.devices.device import Device
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.runtime.probing.probe import ProbeCache
 from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runtime.protocol.requests import AnyModelRequest

@@ -19,7 +19,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import EMPTY_BOOK, machine_key, read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import STRATEGIES
 from engine.planning.layout.layout import single_device
-from engine.planning.plan.decisions.measured import load_key
+from engine.planning.plan.decisions.decision import load_key
 from tests.support.command_line import run_here
 from tests.support.models import write_header_only, write_tiny_llama
 

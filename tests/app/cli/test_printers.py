@@ -15,7 +15,7 @@ from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.units import MIB
 from engine.chat.message import Message
 from engine.devices.device import make_host
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.runtime.session.events import (

@@ -16,12 +16,12 @@ from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.proposals import propose
 from engine.planning.layout.layout import Override, make_layout, single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.status import Phase
 from tests.support.models import write_header_only
+from tests.support.plans import make_plan
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.values import SplitModeChoice
 from widgets.layout_editor.annotations import Notes

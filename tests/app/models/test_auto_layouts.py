@@ -21,6 +21,7 @@ from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.constraints import AutoLayout
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.layout.layout_file import LayoutFile, write_layout
+from engine.planning.layout.parts import Pin
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.settings.context_settings import ContextSettings
@@ -29,7 +30,7 @@ from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.values import AutoWishes
 from widgets.devices.limits import DeviceLimits
-from widgets.layout_editor.placement import NO_PINS, PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import NO_PINS, Pins, PinToggle
 
 OpenWindow = Callable[[], WindowParts]
 
@@ -69,7 +70,7 @@ def test_pinned_layers_stay_through_every_layout_and_undo(
     window.main.editor.pin_toggled.emit(PinToggle((2, 3)))
     window.main.editor.pin_toggled.emit(PinToggle((4, 5)))
     window.main.editor.pin_toggled.emit(PinToggle(None))
-    assert layouts.pins == Pins((PinnedLayers(CPU_ID, 2, 3), PinnedLayers("CUDA0", 4, 5)), "CUDA0")
+    assert layouts.pins == Pins((Pin(CPU_ID, 2, 3), Pin("CUDA0", 4, 5)), "CUDA0")
     for strategy in ("fewest", "balanced", "fastest"):
         found = find(window, qtbot, strategy).layout
         assert found.assignment()[2:6] == (CPU_ID, CPU_ID, "CUDA0", "CUDA0")
@@ -86,11 +87,11 @@ def test_a_second_press_lets_go(open_window: OpenWindow, qtbot: QtBot, tmp_path:
     show_model(window, qtbot, tmp_path)
     layouts = window.desk.auto_layouts
     layouts.toggle_pin(PinToggle((0, 6)))
-    assert layouts.pins.layers == (PinnedLayers(CPU_ID, 0, 3), PinnedLayers("CUDA0", 4, 6))
+    assert layouts.pins.layers == (Pin(CPU_ID, 0, 3), Pin("CUDA0", 4, 6))
     layouts.toggle_pin(PinToggle((5, 5)))
     assert [(pin.first, pin.last) for pin in layouts.pins.layers] == [(0, 3), (4, 4), (6, 6)]
     layouts.toggle_pin(PinToggle((4, 6)))
-    assert layouts.pins.layers == (PinnedLayers(CPU_ID, 0, 3), PinnedLayers("CUDA0", 4, 6))
+    assert layouts.pins.layers == (Pin(CPU_ID, 0, 3), Pin("CUDA0", 4, 6))
     layouts.toggle_pin(PinToggle(None))
     layouts.toggle_pin(PinToggle(None))
     assert layouts.pins.output is None
@@ -109,7 +110,7 @@ def test_wishes_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path
     assert second.desk.auto_layouts.wishes == wishes
     assert second.desk.auto_layouts.pins == NO_PINS, "another model has none"
     show_model(second, qtbot, tmp_path)
-    assert second.desk.auto_layouts.pins == Pins((PinnedLayers("CUDA0", 4, 5),))
+    assert second.desk.auto_layouts.pins == Pins((Pin("CUDA0", 4, 5),))
     second.actions["auto_layout"].trigger()
     dialog = second.auto_layout_presenter.dialog
     assert dialog is not None
@@ -139,7 +140,7 @@ def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBo
     assert edit_of(window).layout.output_device == "CUDA1"
     assert "CUDA1" in dialog.explanation_label.text()
     assert window.desk.document.undo_group.undoText() == "auto layout priority"
-    window.desk.auto_layouts.set_wishes(replace(dialog.wishes, off=frozenset({"CUDA1"})))
+    window.desk.auto_layouts.set_wishes(msgspec.structs.replace(dialog.wishes, off=frozenset({"CUDA1"})))
     assert find(window, qtbot, "fewest").layout.devices == ("CUDA0",)
     window.desk.opener.model_changed.emit(None)
     assert dialog.explanation_label.text() == ""
@@ -219,7 +220,7 @@ def test_speeds_are_measured_from_the_menu(
 def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
     first = open_window()
     with qtbot.waitSignal(first.desk.rig.live.rig_changed):
-        first.desk.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
+        first.desk.rig.search.set_limits(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
     first.main.close()
     second = open_window().desk.rig
     with qtbot.waitSignal(second.live.rig_changed):

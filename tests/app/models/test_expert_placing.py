@@ -20,13 +20,14 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.expert_moves import ExpertOutcome
 from engine.planning.layout.layout import Layout, Override, make_layout
 from engine.planning.layout.moves import PartMove
+from engine.planning.layout.parts import PartPin
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import SpeedForecast
 from tests.support.models import write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
 from widgets.layout_editor.number_bar import ExpertCount
-from widgets.layout_editor.placement import PinnedPart, PinToggle
+from widgets.layout_editor.placement import PinToggle
 
 START = make_layout(8, ["CUDA0"] * 4 + ["CUDA1"] * 4)
 
@@ -141,9 +142,9 @@ def test_pinned_experts_are_stored_and_released(window: WindowParts) -> None:
     window.main.editor.move_finished.emit()
     window.main.editor.pin_toggled.emit(PinToggle((0, 4), "experts"))
     pins = (
-        PinnedPart(CPU_ID, "experts", 0, 1),
-        PinnedPart("CUDA0", "experts", 2, 3),
-        PinnedPart("CUDA1", "experts", 4, 4),
+        PartPin(CPU_ID, "experts", 0, 1),
+        PartPin("CUDA0", "experts", 2, 3),
+        PartPin("CUDA1", "experts", 4, 4),
     )
     assert layouts.pins.parts == pins
     layouts.toggle_pin(PinToggle((0, 4), "experts"))
@@ -154,8 +155,8 @@ def test_outcomes_in_words() -> None:
     speed = SpeedForecast(0.1, 0, (), "measured")
     faster = SpeedForecast(0.05, 0, (), "measured")
     mib = 1 << 20
-    assert outcome_text(ExpertOutcome(START, 0, 0, fits=True)) == ""
-    assert outcome_text(ExpertOutcome(START, 2, mib, fits=False)) == "1.0 MiB, does not fit"
-    assert outcome_text(ExpertOutcome(START, 2, mib, fits=True)) == "1.0 MiB"
-    assert outcome_text(ExpertOutcome(START, 2, mib, True, None, speed)) == "1.0 MiB, fits then, roughly 10 tokens/s"
-    assert outcome_text(ExpertOutcome(START, 2, mib, True, speed, faster)) == "1.0 MiB, roughly 10 → 20 tokens/s"
+    assert outcome_text(ExpertOutcome(0, 0, fits=True)) == ""
+    assert outcome_text(ExpertOutcome(2, mib, fits=False)) == "1.0 MiB, does not fit"
+    assert outcome_text(ExpertOutcome(2, mib, fits=True)) == "1.0 MiB"
+    assert outcome_text(ExpertOutcome(2, mib, True, None, speed)) == "1.0 MiB, fits then, roughly 10 tokens/s"
+    assert outcome_text(ExpertOutcome(2, mib, True, speed, faster)) == "1.0 MiB, roughly 10 → 20 tokens/s"

@@ -328,7 +328,7 @@ def make_room_for_one(bench: Bench) -> None:
     preview = bench.desk.document.preview
     assert preview is not None
     need_bytes = preview.report.rows[-1].need_bytes
-    bench.desk.rig.limits.set(DeviceLimits(CPU_ID, need_bytes * 3 // 2, 0))
+    bench.desk.rig.search.set_limits(DeviceLimits(CPU_ID, need_bytes * 3 // 2, 0))
 
 
 def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:

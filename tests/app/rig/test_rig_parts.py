@@ -188,7 +188,7 @@ def test_a_remote_worker_is_added_once_with_its_limits(parts: RigParts, told: li
         assert told == [Notice(f"Added {worker.endpoint}", bad=False)]
         parts.search.add_remote(worker.endpoint)
         assert "already among the devices" in told[-1].text
-        parts.limits.set(DeviceLimits("RPC0", 8 * MIB, 0))
+        parts.search.set_limits(DeviceLimits("RPC0", 8 * MIB, 0))
         parts.search.remove("RPC0")
         assert parts.live.rig.devices == ()
         parts.search.add_remote(worker.endpoint)
@@ -239,16 +239,16 @@ def test_limits_of_a_rig_file_are_not_kept(parts: RigParts, tmp_path: Path) -> N
 
     shown = DeviceList(Rig((CARD,), HOST))
     parts.live.set_devices(replace(shown, from_file=True))
-    parts.limits.set(DeviceLimits("CUDA0", GIB, 2 * GIB))
+    parts.search.set_limits(DeviceLimits("CUDA0", GIB, 2 * GIB))
     assert (parts.live.rig.devices[0].cap_bytes, parts.live.rig.devices[0].margin_bytes) == (GIB, 2 * GIB)
     assert kept() == CARD
     parts.live.set_devices(shown)
-    parts.limits.set(DeviceLimits("CUDA0", GIB, 2 * GIB))
+    parts.search.set_limits(DeviceLimits("CUDA0", GIB, 2 * GIB))
     assert (kept().cap_bytes, kept().margin_bytes) == (GIB, 2 * GIB)
 
 
 def test_without_a_local_card_there_is_nothing_to_test(parts: RigParts, told: list[Notice]) -> None:
-    parts.repeats.run()
+    parts.search.test_repeats()
     assert "no local GPU" in told[0].text
 
 

@@ -17,6 +17,7 @@ from app.notices import Notices
 from app.packs import pack_keys
 from app.paths import pack_book_path, packs_path
 from app.rig.device_search import DeviceSearch
+from app.rig.lab import Lab
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.pack_controller import PackController
@@ -43,7 +44,7 @@ def dialog(qtbot: QtBot, searches: list[str], monkeypatch: pytest.MonkeyPatch) -
     window = QWidget()
     qtbot.addWidget(window)
     background, notices, live = Background(window), Notices(window), LiveRig(window)
-    search = DeviceSearch(live, LimitStore(), background, notices, parent=window)
+    search = DeviceSearch(live, LimitStore(), Lab(live, background, notices), background, notices, parent=window)
     monkeypatch.setattr(search, "judge_again", lambda: searches.append("again"))
     notices.given.connect(lambda notice: searches.append(notice.text))
     shelf = PackController(search, background, notices, window)

@@ -7,8 +7,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
+from widgets.common.roles import plain_tool_tip
 from widgets.common.row_table import RowTable
-from widgets.common.tool_tips import plain_tool_tip
 
 ROWS = (("a", "1"), ("b", "2"), ("c", "3"))
 

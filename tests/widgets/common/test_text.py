@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from PySide6.QtGui import QFont
 from pytestqt.qtbot import QtBot
 
-from engine.base.units import parse_count
-from widgets.common.counts import SEPARATOR, format_count
+from engine.base.units import SEPARATOR, format_count, parse_count
 from widgets.common.text import elide, fitting, text_width, ui_font
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -83,7 +84,7 @@ def test_cache_types_are_for_the_longest_context(make_dialog: MakeDialog, qtbot:
     for name in ("q8_0", "f16"):
         with qtbot.waitSignal(dialog.wishes_changed):
             dialog.type_boxes[name].click()
-    assert dialog.wishes == replace(
+    assert dialog.wishes == msgspec.structs.replace(
         AutoWishes(), strategy="context", order=("CUDA0", "CUDA1"), kv_types=("f16", "q8_0")
     )
 
@@ -145,7 +146,7 @@ def test_one_backend_is_a_choice(make_dialog: MakeDialog, qtbot: QtBot) -> None:
     dialog = make_dialog()
     with qtbot.waitSignal(dialog.wishes_changed):
         dialog.one_backend_box.click()
-    assert dialog.wishes == replace(dialog.wishes, one_backend=True)
+    assert dialog.wishes == msgspec.structs.replace(dialog.wishes, one_backend=True)
     dialog.set_wishes(AutoWishes())
     assert not dialog.one_backend_box.isChecked()
     dialog.set_wishes(AutoWishes(one_backend=True))

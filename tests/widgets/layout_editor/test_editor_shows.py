@@ -17,6 +17,7 @@ from pytestqt.qtbot import QtBot
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Violation
+from engine.planning.layout.parts import Pin
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.preview import Preview
 from engine.planning.settings.context_settings import ContextSettings
@@ -45,7 +46,7 @@ from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.lane import time_beside
 from widgets.layout_editor.marks import marks_of, pin_rects, tooltip_of
-from widgets.layout_editor.placement import NO_PINS, PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import NO_PINS, Pins, PinToggle
 from widgets.layout_editor.shown import BarTarget, LayerTarget, OutputTarget
 from widgets.layout_editor.texts import note_lines
 
@@ -370,7 +371,7 @@ def test_the_key_asks_for_the_selected_layers_or_the_output(editor: LayoutEditor
 def test_pinned_layers_are_marked_in_the_lane_they_stay_in(editor: LayoutEditor) -> None:
     shown = editor.shown
     assert shown is not None
-    pins = Pins((PinnedLayers(CPU_ID, 0, 3), PinnedLayers("gone", 5, 6), PinnedLayers("CUDA0", 30, 10_000)), "CUDA0")
+    pins = Pins((Pin(CPU_ID, 0, 3), Pin("gone", 5, 6), Pin("CUDA0", 30, 10_000)), "CUDA0")
     cpu, cuda, output = pin_rects(shown, pins)
     assert cpu == shown.block_rect(shown.lane_of[CPU_ID], 0, 3)
     assert cuda.right() <= shown.track.right
@@ -382,7 +383,7 @@ def test_pinned_layers_are_marked_in_the_lane_they_stay_in(editor: LayoutEditor)
 def test_the_tooltip_says_it(editor: LayoutEditor) -> None:
     shown = editor.shown
     assert shown is not None
-    pins = Pins((PinnedLayers(CPU_ID, 0, 3),), "CUDA0")
+    pins = Pins((Pin(CPU_ID, 0, 3),), "CUDA0")
     lane = shown.lane_of[CPU_ID]
     assert tooltip_of(shown, LayerTarget(2, lane), pins).endswith("Pinned to CPU: automatic layouts leave it there.")
     assert "Pinned" not in tooltip_of(shown, LayerTarget(4, lane), pins)
@@ -393,7 +394,7 @@ def test_a_pin_is_painted(editor: LayoutEditor) -> None:
     shown = editor.shown
     assert shown is not None
     before = editor.view.viewport().grab().toImage()
-    editor.set_pins(Pins((PinnedLayers(CPU_ID, 0, 3),)))
+    editor.set_pins(Pins((Pin(CPU_ID, 0, 3),)))
     rect = shown.block_rect(shown.lane_of[CPU_ID], 0, 3)
     point = editor.view.mapFromScene(rect.center().x(), rect.top() + 1)
     after = editor.view.viewport().grab().toImage()

@@ -11,16 +11,16 @@ from PySide6.QtWidgets import QMenu
 
 from engine.devices.device import CPU_ID
 from engine.planning.layout.moves import EmbeddingMove, Move, PartMove, RangeMove
-from engine.planning.layout.parts import place_embedding, place_part
+from engine.planning.layout.parts import PartPin, place_embedding, place_part
 from engine.planning.plan.advice import Advice
-from engine.planning.speed.hop_costs import HopCosts
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
+from engine.planning.speed.speeds import HopCosts
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.editor_hand import Hand, MakeHand
 from tests.support.previews import dense_preview, moe_preview, with_layout
 from widgets.layout_editor.keyboard import EmbeddingFocus, OutputFocus, Selection
 from widgets.layout_editor.marks import tooltip_of
-from widgets.layout_editor.placement import PinnedPart, Pins, PinToggle
+from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.shown import EmbeddingTarget, HandleTarget, PartTarget
 from widgets.layout_editor.texts import note_lines
 
@@ -189,7 +189,7 @@ def test_a_dense_model_has_no_menu_for_experts(make_hand: MakeHand) -> None:
 
 def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand) -> None:
     hand = make_hand(moe_preview())
-    pins = Pins(parts=(PinnedPart(CPU_ID, "experts", 40, 47),))
+    pins = Pins(parts=(PartPin(CPU_ID, "experts", 40, 47),))
     text = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"), pins)
     assert text.splitlines() == [
         "experts of layer 42 on CPU",

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, make_host
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import make_row
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory

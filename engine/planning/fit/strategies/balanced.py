@@ -6,33 +6,21 @@ from collections.abc import Iterator
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID
 from engine.planning.fit.strategies.choosing import (
     Candidate,
     all_on_cpu,
-    choose,
     describe_rest,
     describe_runs,
     name_list,
 )
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.planning.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.planning.fit.strategies.filling import fill, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.settings.context_settings import ContextSettings
 
 _SEARCH_STEPS = 20
 _MOVES = 128
-
-
-def balanced(
-    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
-) -> AutoLayout:
-    """Return the layout in which the fullest of the used devices has as much free memory as possible."""
-    bench = Workbench(memory, rig, context, constraints)
-    return choose(bench, balanced_candidates(bench))
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:

@@ -12,16 +12,17 @@ from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.strategies.balanced import balanced
+from engine.planning.fit.strategies.balanced import balanced_candidates
+from engine.planning.fit.strategies.choosing import strategy_of
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
 from engine.planning.fit.strategies.draft_room import with_room_for_draft
-from engine.planning.fit.strategies.experts import experts
+from engine.planning.fit.strategies.experts import experts_candidates
 from engine.planning.fit.strategies.fastest import fastest
 from engine.planning.fit.strategies.fewest import fewest
 from engine.planning.fit.strategies.longest_context import longest_context
 from engine.planning.fit.strategies.one_backend import best_backend
-from engine.planning.fit.strategies.priority import priority
-from engine.planning.fit.strategies.proportional import proportional
+from engine.planning.fit.strategies.priority import priority_candidates
+from engine.planning.fit.strategies.proportional import proportional_candidates
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import context_lengths
@@ -29,10 +30,10 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 
 STRATEGIES: Mapping[str, Strategy] = {
     "fewest": fewest,
-    "priority": priority,
-    "balanced": balanced,
-    "proportional": proportional,
-    "experts": experts,
+    "priority": strategy_of(priority_candidates),
+    "balanced": strategy_of(balanced_candidates),
+    "proportional": strategy_of(proportional_candidates),
+    "experts": strategy_of(experts_candidates),
     "context": longest_context,
     "fastest": fastest,
 }

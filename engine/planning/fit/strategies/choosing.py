@@ -8,17 +8,19 @@ second device gets a layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
-from engine.devices.device import CPU_ID
-from engine.planning.fit.strategies.constraints import AutoLayout
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
 from engine.planning.fit.strategies.expert_filling import fill_with_experts, fill_with_experts_apart
 from engine.planning.fit.strategies.filling import plain_fillings, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.settings.context_settings import ContextSettings
 
 
 def name_list(names: Sequence[str]) -> str:
@@ -136,6 +138,18 @@ def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
     memory is returned. If the user requested a split, the layout is split if possible.
     """
     return split_over_devices(bench, _best(bench, candidates))
+
+
+def strategy_of(candidates: Callable[[Workbench], Iterator[Candidate]]) -> Strategy:
+    """Return the strategy that chooses among the layouts that `candidates` yields, the best first."""
+
+    def strategy(
+        memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+    ) -> AutoLayout:
+        bench = Workbench(memory, rig, context, constraints)
+        return choose(bench, candidates(bench))
+
+    return strategy
 
 
 def _best(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:

@@ -11,7 +11,7 @@ from engine.base.errors import ArgumentError, CancelledError
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device, part_words, place_part
+from engine.planning.layout.parts import PartPin, Pin, part_words, place_part
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings, KvType
@@ -49,36 +49,6 @@ class Watch:
         self.n_tried += 1
         if self._tell is not None:
             self._tell(self.n_tried)
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A constraint: layers `first` to `last`, both included, must be on `device`."""
-
-    device: str
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartPin:
-    """A constraint: one part (such as experts) of layers `first` to `last`, both included, must be on `device`.
-
-    Other parts of these layers may be on other devices.
-    """
-
-    device: str
-    part: MovablePart
-    first: int
-    last: int
-
-    def is_kept(self, layout: Layout) -> bool:
-        """Return whether the part is on `device` in all these layers; overrides by regex are ignored."""
-        return all(
-            part_device(layout, name, layer) == self.device
-            for name in MOVABLE_PARTS[self.part]
-            for layer in range(self.first, min(self.last, layout.n_layers - 1) + 1)
-        )
 
 
 @dataclass(frozen=True, slots=True)

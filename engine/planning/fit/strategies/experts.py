@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Rig
-from engine.planning.fit.strategies.choosing import Candidate, choose, count_layers, describe_runs
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.devices.device import CPU_ID
+from engine.planning.fit.strategies.choosing import Candidate, count_layers, describe_runs
 from engine.planning.fit.strategies.expert_filling import fill_with_experts
 from engine.planning.fit.strategies.fewest import fewest_candidates
 from engine.planning.fit.strategies.workbench import Workbench, moved_tensors
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.settings.context_settings import ContextSettings
-
-
-def experts(
-    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
-) -> AutoLayout:
-    """Return a layout in which only experts are on the CPU: those that do not fit on the device of their layer."""
-    bench = Workbench(memory, rig, context, constraints)
-    return choose(bench, experts_candidates(bench))
 
 
 def experts_candidates(bench: Workbench) -> Iterator[Candidate]:

@@ -10,36 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.device import CPU_ID, Device
 from engine.planning.fit.strategies.choosing import (
     Candidate,
     all_on_cpu,
-    choose,
     count_layers,
     describe_rest,
     describe_runs,
     name_list,
+    strategy_of,
 )
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.planning.fit.strategies.filling import fill, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
-from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.settings.context_settings import ContextSettings
 
 _CORRECTIONS = 12
-
-
-def fewest(
-    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
-) -> AutoLayout:
-    """Return the layout on the fewest devices that hold the whole model.
-
-    If all devices together are too small, it is the layout with the largest part of the model on them.
-    """
-    bench = Workbench(memory, rig, context, constraints)
-    return choose(bench, fewest_candidates(bench))
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
@@ -256,3 +242,7 @@ def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Pl
 
 def _count(placed: Placed) -> int:
     return sum(len(indices) for _, indices in placed)
+
+
+fewest = strategy_of(fewest_candidates)
+"""The layout on the fewest devices that hold the whole model, or that with the largest part of it on them."""

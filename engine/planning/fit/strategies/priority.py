@@ -5,31 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID
 from engine.planning.fit.needs import largest_number
 from engine.planning.fit.strategies.choosing import (
     Candidate,
     all_on_cpu,
-    choose,
     describe_rest,
     describe_runs,
     name_list,
 )
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.planning.fit.strategies.expert_filling import fill_with_experts
 from engine.planning.fit.strategies.filling import fill, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.settings.context_settings import ContextSettings
-
-
-def priority(
-    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
-) -> AutoLayout:
-    """Return the layout in which each device is filled before the next one; layers follow the order of the devices."""
-    bench = Workbench(memory, rig, context, constraints)
-    return choose(bench, priority_candidates(bench))
 
 
 def priority_candidates(bench: Workbench) -> Iterator[Candidate]:

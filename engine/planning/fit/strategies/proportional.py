@@ -6,33 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from engine.base.language import tr
 from engine.base.units import GIB
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID
 from engine.planning.fit.strategies.choosing import (
     Candidate,
     all_on_cpu,
-    choose,
     describe_rest,
     describe_runs,
     name_list,
 )
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.planning.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.planning.fit.strategies.filling import fill, whole_layouts
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.settings.context_settings import ContextSettings
 
 HEADROOM_BYTES = 2 * GIB
 _LEAST_PART = 8
-
-
-def proportional(
-    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
-) -> AutoLayout:
-    """Return a layout with layers in proportion to `memory_shares`; a device with too little room gets fewer layers."""
-    bench = Workbench(memory, rig, context, constraints)
-    return choose(bench, proportional_candidates(bench))
 
 
 def memory_shares(free: Sequence[int]) -> tuple[int, ...]:

@@ -1,8 +1,18 @@
-"""`Decision`: the value of one setting for a load, and the reason for it."""
+"""`Decision`: the value of one setting for a load, and the reason for it; settings that were measured on this computer.
+
+Measured choices are stored under the keys that this module makes, and decisions look them up.
+"""
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
+
+from engine.base.language import tr
+from engine.devices.device import MeasuredChoice, Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -18,3 +28,43 @@ class Decision(msgspec.Struct, frozen=True):
     value: str | int | bool
     reason: str
     overridden: bool = False
+
+
+BOUND_THREADS = "bound_threads"
+"""Key of the measured choice whether threads are bound to cores (1 or 0). It is no setting of a layout file."""
+
+
+def model_key(model: ModelFile) -> str:
+    """Return the key of a model in stored measurements. It does not contain the model's name."""
+    words = f"{model.architecture}|{model.name}|{model.n_layers}|{model.size_bytes}"
+    return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def load_key(model: ModelFile, layout: Layout, rig: Rig) -> str:
+    """Return the key of a model on the devices of a layout, for measurements that depend on both."""
+    used = {*layout.devices, *(override.device for override in layout.overrides)}
+    devices = sorted(f"{each.backend} {each.name}" for each in rig.all_devices if each.id in used)
+    words = "|".join((layout.split_mode, str(bool(layout.overrides)), *devices))
+    return f"{model_key(model)} {hashlib.sha256(words.encode('utf-8', 'replace')).hexdigest()[:16]}"
+
+
+def measured_choice(rig: Rig, setting: str, load: str = "") -> MeasuredChoice | None:
+    """Return the measured value of a setting on this computer; None if it was not measured.
+
+    `load`: key of `load_key` for a setting that depends on the model; empty for one that does not.
+    """
+    choices = (each for each in rig.host.choices if each.setting == setting and each.load == load)
+    return next(choices, None)
+
+
+def gain_words(choice: MeasuredChoice) -> str:
+    """Return a part of a sentence on how much faster the measured value is."""
+    if choice.value == choice.base:
+        return tr("no other value was clearly faster")
+    return tr(
+        "{ratio:.2f} times as fast as with {base} ({low:.2f} to {high:.2f})",
+        ratio=choice.ratio,
+        base=choice.base,
+        low=choice.low,
+        high=choice.high,
+    )

@@ -6,7 +6,7 @@ the main model, the one on which a step costs least. If there is no such card, i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -53,14 +53,12 @@ def place_draft(
     rig: Rig,
     context: ContextSettings,
     needs: Mapping[str, DeviceMemory],
-    order: Sequence[str] = (),
 ) -> PlacedDraft | None:
     """Return the draft model on its devices; None if there is no draft model.
 
     `memory`: the main model, with tables for its memory estimates.
     `context`: settings of the main model, with a value for each.
     `needs`: memory of the main model and its other side files, by device id.
-    `order`: ids of the devices that are tried first; after them come cards, integrated devices, and the CPU.
     """
     if draft is None or draft.model is None:
         return None
@@ -73,7 +71,7 @@ def place_draft(
 
     if draft.layout is not None:
         return placed(draft.layout)
-    for device in draft_candidates(rig, model, order):
+    for device in draft_candidates(rig, model):
         found = placed(single_device(model.n_layers, device.id))
         # The host is the last candidate. It is used even if it is too small; the report then shows the shortage.
         if device.is_host or _room_bytes(device, needs) >= _added_bytes(device, found.estimate, needs):
@@ -190,17 +188,15 @@ def _layout_violations(placed: PlacedDraft, model: ModelFile, rig: Rig) -> Itera
         yield Violation(each.rule, tr("The draft model: {message}", message=each.message), remedy)
 
 
-def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> list[Device]:
+def draft_candidates(rig: Rig, model: ModelFile) -> list[Device]:
     """Return the devices for an automatic choice of a draft model's device, the best one first, the CPU last.
 
     Cards with their own memory come before integrated ones, and faster ones before slower ones. RPC devices are used
-    only if the user chose one. `order`: ids of devices that come first.
+    only if the user chose one.
     """
     local = [device for device in rig.devices if not device.is_rpc]
     cards = [device for kind in ("gpu", "igpu") for device in _by_speed(local) if device.kind == kind]
-    named = [device for each in order if (device := rig.device(each)) is not None]
-    able = [each for each in dict.fromkeys((*named, *cards)) if _can_hold(each, model)]
-    return [*able, rig.host] if rig.host not in able else able
+    return [*(each for each in cards if _can_hold(each, model)), rig.host]
 
 
 def _can_hold(device: Device, model: ModelFile) -> bool:

@@ -14,8 +14,7 @@ from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.planning.layout.engine_parameters import entries, leading_cpu_layers, used_devices
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
-from engine.planning.plan.decisions.decision import Decision
-from engine.planning.plan.decisions.measured import gain_words
+from engine.planning.plan.decisions.decision import Decision, gain_words
 from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings, OpOffload
 
 

@@ -17,10 +17,9 @@ from engine.planning.memory.placement import place
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, with_side_files
 from engine.planning.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
 from engine.planning.plan.decisions.context_length import context_lengths, decide_context
-from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.decision import Decision, gain_words, load_key, measured_choice
 from engine.planning.plan.decisions.drafts import PlacedDraft, decide_draft, place_draft
 from engine.planning.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
-from engine.planning.plan.decisions.measured import gain_words, load_key, measured_choice
 from engine.planning.plan.decisions.op_offload import decide_op_offload, offload_choices
 from engine.planning.plan.decisions.pipeline import decide_pipeline, pipeline_choices
 from engine.planning.plan.decisions.side_files import decide_side_files, projector_device

@@ -10,8 +10,7 @@ from functools import cache
 from engine.base.language import tr, tr_count
 from engine.base.processor import Processor, own_processor
 from engine.devices.device import MeasuredChoice, Rig
-from engine.planning.plan.decisions.decision import Decision
-from engine.planning.plan.decisions.measured import BOUND_THREADS, gain_words, measured_choice
+from engine.planning.plan.decisions.decision import BOUND_THREADS, Decision, gain_words, measured_choice
 from engine.planning.settings.context_settings import ContextSettings
 
 

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from engine.runtime.child.load.warm_up import StageReporter
 from engine.runtime.child.native.bindings import Bindings, InitParams
@@ -91,9 +90,7 @@ class Links:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     @property
@@ -290,9 +287,7 @@ class _mapped:
         self._first = ctypes.c_char.from_buffer(self._map, skipped)
         return ctypes.addressof(self._first)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The map cannot be closed while something points into it.
         del self._first
         self._map.close()

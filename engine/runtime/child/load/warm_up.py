@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import msgspec
 
@@ -52,10 +51,8 @@ class StageReporter:
         self._ticks.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ticks.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._ticks.__exit__(*raised)
 
     def begin_draft(self, as_draft: Callable[[Message], Message]) -> None:
         """Begin the load of the draft model. `as_draft`: turns a final message into one about the draft model."""

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 
 import msgspec
 
@@ -78,9 +77,7 @@ class StepLimit:
         self._begun = (time.process_time(), resident_bytes())
         _watch.begin(self)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _watch.end()
 
     def look(self) -> None:
@@ -188,9 +185,7 @@ class NodeLimit:
         self._calls += 1
         _computing[:] = [self]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _computing.clear()
 
     def look(self) -> None:

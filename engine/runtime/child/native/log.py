@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from engine.base.device_loss import CARD_MEMORY, loss_sentences, tells_of_loss
+from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadStage, Part
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -69,9 +68,7 @@ class MemberBuffers:
                 self._watch(device, buffer_type)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for buffer_type, original, _ in self._watched:
             buffer_type.alloc_buffer = original
         self._watched.clear()

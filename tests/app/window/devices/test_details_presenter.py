@@ -13,8 +13,7 @@ from app.window.devices import details_presenter
 from app.wiring import WindowParts
 from engine.base.units import GIB
 from engine.devices.device import Device
-from engine.devices.holder import MemoryHolder
-from engine.devices.telemetry.sample import Sample
+from engine.devices.telemetry.sample import MemoryHolder, Sample
 from engine.runtime.session.events import Done
 from tests.support.patience import DEADLINE_S
 from tests.support.windows import WindowOpener

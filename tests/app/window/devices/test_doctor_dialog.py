@@ -17,6 +17,7 @@ from app.background import Background
 from app.notices import Notices
 from app.rig.device_search import DeviceSearch
 from app.rig.examiner import Examiner
+from app.rig.lab import Lab
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.window.devices.doctor_dialog import DoctorDialog, DoctorPresenter
@@ -60,7 +61,7 @@ def window(qtbot: QtBot) -> QWidget:
 @pytest.fixture
 def examiner(window: QWidget, monkeypatch: pytest.MonkeyPatch) -> Iterator[Examiner]:
     background, notices, live = Background(window), Notices(window), LiveRig(window)
-    search = DeviceSearch(live, LimitStore(), background, notices, parent=window)
+    search = DeviceSearch(live, LimitStore(), Lab(live, background, notices), background, notices, parent=window)
     monkeypatch.setattr(search, "judge_again", lambda: None)
     examiner = Examiner(live, search, lambda: (), background, notices, window)
     yield examiner

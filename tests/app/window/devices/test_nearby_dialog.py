@@ -99,7 +99,7 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         assert rows(dialog, served) == [["attic", "CPU", "64.0 MiB", served.endpoint, "not paired"]]
         choose(dialog, served)
         assert dialog.address_line.text() == served.endpoint
-        assert not dialog.add_button.isEnabled()
+        assert not dialog.use_button.isEnabled()
         assert not dialog.pair_button.isEnabled()
 
         code = served.code.renew()
@@ -113,7 +113,7 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         assert dialog.text.startswith("Paired with attic (")
         assert dialog.code_line.text() == ""
 
-        click(dialog, "add")
+        click(dialog, "use")
         qtbot.waitUntil(lambda: len(live.devices.rig.devices) == 1)
     (device,) = live.devices.rig.devices
     assert (device.id, device.name, device.endpoint, device.fingerprint) == (
@@ -124,7 +124,7 @@ def test_a_machine_is_found_paired_added_and_forgotten(
     )
     assert device.via not in (None, served.endpoint)
     assert dialog.text == "attic was added to the devices."
-    click(dialog, "add")
+    click(dialog, "use")
     qtbot.waitUntil(lambda: "is already among the devices" in dialog.text)
     # It announces itself no more, but is there: it is asked at the address of its pairing.
     qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, answers at its address")
@@ -146,8 +146,8 @@ def test_a_machine_paired_by_its_address_is_selected_and_can_be_added(
     qtbot.waitUntil(lambda: bool(rows(dialog, served)))
     assert dialog.selected is not None
     assert dialog.selected.endpoint == served.endpoint
-    assert dialog.add_button.isEnabled()
-    assert dialog.add_button.isDefault()
+    assert dialog.use_button.isEnabled()
+    assert dialog.use_button.isDefault()
     qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, answers at its address")
     click(dialog, "close")
 

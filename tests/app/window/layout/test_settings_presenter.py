@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
-from app.settings import KeptAdapter, KeptSideFiles, Settings
+from app.settings import KeptSideFiles, Settings
 from app.window import dialogs
 from app.window.layout.settings_presenter import loaded_text
 from app.wiring import WindowParts
@@ -24,6 +24,7 @@ from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 from tests.support.windows import WindowOpener, open_with_model
 from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
+from widgets.controls.values import AdapterName
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_files_are_chosen_counted_undone_and_kept(
     assert [more > less for more, less in zip(after, before, strict=True)][1]
     assert dialog.side_files.projector_line.text().startswith("Chosen")
     assert window.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles(
-        str(folder / "mmproj.gguf"), "CUDA1", (KeptAdapter(str(folder / "lora.gguf"), 0.5),)
+        str(folder / "mmproj.gguf"), "CUDA1", (AdapterName(str(folder / "lora.gguf"), 0.5),)
     )
     window.main.close()
     again = open_with_model(open_window, qtbot, folder)
@@ -151,7 +152,7 @@ def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
 def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(
     open_window: WindowOpener, qtbot: QtBot, folder: Path
 ) -> None:
-    kept = KeptSideFiles(str(folder / "away.gguf"), None, (KeptAdapter(str(folder / "lora.gguf"), 1.0),))
+    kept = KeptSideFiles(str(folder / "away.gguf"), None, (AdapterName(str(folder / "lora.gguf"), 1.0),))
     settings = Settings(folder / "settings.ini")
     settings.keep_side_files(folder / "m.gguf", kept)
     settings.sync()

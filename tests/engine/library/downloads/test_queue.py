@@ -151,15 +151,14 @@ def test_pause_order_and_removal(server: HubServer, tmp_path: Path) -> None:
         for job in jobs:
             downloads.add(job)
         seen.wait_for(lambda views: len(views) == 3 and views[0].done_bytes == 128 * KIB)
-        downloads.move("c", 0)
         downloads.pause("b")
         downloads.pause("a")
         seen.wait_for_state("c", JobState.DONE)
         assert [(view.id, view.state) for view in seen.last] == [
-            ("c", JobState.DONE), ("a", JobState.PAUSED), ("b", JobState.PAUSED),
+            ("a", JobState.PAUSED), ("b", JobState.PAUSED), ("c", JobState.DONE),
         ]  # fmt: skip
         downloads.remove("a", discard=True)
-        seen.wait_for(lambda views: [view.id for view in views] == ["c", "b"])
+        seen.wait_for(lambda views: [view.id for view in views] == ["b", "c"])
         downloads.resume("b")
         seen.wait_for_state("b", JobState.DONE)
     assert not list((tmp_path / "a").iterdir())

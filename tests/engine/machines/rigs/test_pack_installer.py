@@ -12,7 +12,7 @@ from engine.base.errors import EngineError, WorkerCrashedError
 from engine.devices.device import Rig
 from engine.devices.packs.store import PACKS_VARIABLE, PackBook, PackStore, file_states, read_book, write_book
 from engine.devices.packs.store import Verdict as PackVerdict
-from engine.machines.rigs import packed
+from engine.machines.rigs import pack_installer
 from engine.machines.rigs.discovery import discover, host_device
 from engine.machines.rigs.pack_installer import PackInstaller
 from tests.support.packs import (
@@ -83,7 +83,7 @@ def test_a_pack_that_was_good_and_breaks_the_search_costs_itself_only(
     monkeypatch.setenv(PACKS_VARIABLE, str(keeper.book))
     with pytest.raises(WorkerCrashedError):
         discover()
-    rig = packed.find_packed_devices(keeper, tmp_path / "verdicts.json")
+    rig = pack_installer.find_packed_devices(keeper, tmp_path / "verdicts.json")
     assert rig.host.total_bytes == host_device().total_bytes
     (listed,) = keeper.listed()
     assert listed.state == "broken"
@@ -95,9 +95,9 @@ def test_a_search_that_breaks_without_packs_breaks(
     def find(*_: object, **__: object) -> Rig:
         raise WorkerCrashedError("The engine process was ended by SIGSEGV.", signal=11)
 
-    monkeypatch.setattr(packed, "find_devices", find)
+    monkeypatch.setattr(pack_installer, "find_devices", find)
     with pytest.raises(EngineError, match="SIGSEGV"):
-        packed.find_packed_devices(keeper, tmp_path / "verdicts.json")
+        pack_installer.find_packed_devices(keeper, tmp_path / "verdicts.json")
 
 
 def test_switched_off_it_is_neither_checked_nor_loaded_and_removed_it_is_forgotten(

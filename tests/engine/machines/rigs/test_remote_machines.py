@@ -111,7 +111,7 @@ def machines_of(home: Home, tunnels: Tunnels) -> RemoteMachines:
 
 def found(served: Attic, home: Home, tunnels: Tunnels) -> tuple[Device, ...]:
     fingerprint = served.home.identity.fingerprint
-    return machines_of(home, tunnels).find(Machine(served.endpoint, fingerprint, "attic")).devices
+    return machines_of(home, tunnels).find(Machine(served.endpoint, fingerprint, "attic"))
 
 
 def test_a_machine_of_an_older_release_still_lends_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

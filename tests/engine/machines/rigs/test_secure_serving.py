@@ -299,7 +299,7 @@ def test_a_machine_that_comes_back_with_less_memory_and_without_a_device_is_aske
         ):
             relay.target_port = again.serving.port
             machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, tmp_path / "checks.json")
-            offer, _ = machines.ask(Machine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
+            offer = machines.ask(Machine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
             now = {each.name: each for each in offer.devices}
             assert with_offer(before, now.get("CPU")).total_bytes == CAP_BYTES // 4 < before.total_bytes
             assert with_offer(replace(before, id="attic-CUDA0"), now.get("CUDA0")).away == "not offered now"

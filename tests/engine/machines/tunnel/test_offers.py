@@ -31,7 +31,7 @@ def laptop(tmp_path: Path) -> Home:
 
 
 def offer_to(home: Home, served: Attic) -> Offer:
-    return ask_offer(served.endpoint, served.home.identity.certificate, home.identity, DEADLINE_S)[0]
+    return ask_offer(served.endpoint, served.home.identity.certificate, home.identity, DEADLINE_S)
 
 
 def users(offer: Offer) -> dict[str, tuple[str, bool]]:

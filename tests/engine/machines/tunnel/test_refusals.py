@@ -116,5 +116,5 @@ def test_who_is_refused_is_told_how_long_and_others_go_on(served: Attic, worker:
 
 def offered_devices(served: Attic, home: Home, certificate: bytes) -> list[int]:
     """Return for how many seconds each device is refused, by the offer."""
-    offer, _ = ask_offer(served.endpoint, certificate, home.identity)
+    offer = ask_offer(served.endpoint, certificate, home.identity)
     return [device.refused_s for device in offer.devices]

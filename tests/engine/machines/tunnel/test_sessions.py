@@ -216,5 +216,5 @@ def test_one_machine_uses_all_devices_that_can_be_lent(laptop: Home, tmp_path: P
             stack.callback(session.close)
             assert ask(session, name.encode()) == name.encode()
         # It may ask again and again what is lent, while it uses all.
-        asked, _ = ask_offer(served.endpoint, served.home.identity.certificate, laptop.identity, DEADLINE_S)
+        asked = ask_offer(served.endpoint, served.home.identity.certificate, laptop.identity, DEADLINE_S)
         assert all(each.is_yours for each in asked.devices)

@@ -19,9 +19,10 @@ from engine.planning.layout.layout_file import FOLLOWING, DraftEntry
 from engine.planning.memory.drafts import Draft, draft_of_file, read_draft
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, make_plan
+from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
+from tests.support.plans import make_plan
 
 CARDS = tuple(Device(f"CUDA{number}", f"card {number}", "CUDA", "gpu", 8 * GIB, 8 * GIB) for number in range(2))
 RIG = Rig(CARDS, make_host("host", 64 * GIB, 60 * GIB))

@@ -22,18 +22,19 @@ from engine.devices.device import CPU_ID, Holding, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal, ProposalKind, changes_in_words
 from engine.planning.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
-from engine.planning.fit.strategies.constraints import Constraints, Pin, Watch
+from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.layout.parts import Pin
 from engine.planning.layout.split_modes import with_shares
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
-from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.orders import file_key, holding, plan_of
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
 from tests.support.strategies import rigs

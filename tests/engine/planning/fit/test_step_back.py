@@ -19,16 +19,17 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import MAX_TENTHS, NextLayout, Refusal, Tried, change_words, step_back
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Pin
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import Layout, Override, SplitMode, make_layout, single_device
+from engine.planning.layout.parts import Pin
 from engine.planning.layout.split_modes import layout_in_mode, with_shares
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
 from tests.support.strategies import rigs

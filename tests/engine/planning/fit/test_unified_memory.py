@@ -24,11 +24,11 @@ from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import make_row, missing_bytes, sharing, shortfalls
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import NO_MEASUREMENTS
 from tests.support.models import write_header_only
+from tests.support.plans import make_report
 
 N_LAYERS = 16
 CONTEXT = ContextSettings(n_ctx=4096, load_mode="none")

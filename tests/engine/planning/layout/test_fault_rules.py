@@ -16,9 +16,10 @@ from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.layout import Layout, Run, single_device
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, known_words, make_plan
+from engine.planning.plan.plan import Plan, known_words
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
+from tests.support.plans import make_plan
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1)
 SOUND = Device("CUDA1", "card", "CUDA", "gpu", GIB, GIB)

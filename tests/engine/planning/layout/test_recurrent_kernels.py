@@ -13,8 +13,8 @@ from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.layout.layout import Layout, Override, Run, single_device
 from engine.planning.layout.recurrent_kernels import recurrent_gap
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.plans import make_plan
 from tests.support.truth import truth_model
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1)

@@ -13,8 +13,9 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.estimate import MemoryEstimate
-from engine.planning.memory.model_memory import ModelMemory, estimate
+from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.plans import estimate
 from tests.support.truth import truth_model
 
 RIG = Rig((Device("CUDA0", "card", "CUDA", "gpu", 1 << 35),), make_host("host", 1 << 36))

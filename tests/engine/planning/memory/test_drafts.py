@@ -22,10 +22,11 @@ from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, make_plan
+from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.plan_requests import load_request, probe_request
 from tests.support.models import write_tiny_encoder, write_tiny_llama
+from tests.support.plans import make_plan
 from tests.support.side_models import write_tiny_projector
 
 CONTEXT = ContextSettings(n_ctx=2048, n_seq_max=2, load_mode="none")

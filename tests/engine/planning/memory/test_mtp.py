@@ -26,12 +26,13 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.mtp import count_heads, mtp_fault
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, make_plan
+from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.plan_requests import load_request
 from tests.support.models import write_tiny_llama
 from tests.support.mtp_models import write_mtp_model
+from tests.support.plans import make_plan
 
 CONTEXT = ContextSettings(n_ctx=2048, n_seq_max=2, load_mode="none")
 CARDS = tuple(Device(f"CUDA{number}", f"card {number}", "CUDA", "gpu", 8 * GIB) for number in range(2))

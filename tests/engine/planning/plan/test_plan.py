@@ -21,12 +21,13 @@ from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, make_plan
+from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.plan_requests import environment, load_request, probe_request
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from tests.support.models import write_tiny_llama
+from tests.support.plans import make_plan
 
 CONTEXT = ContextSettings(n_ctx=1024, n_batch=64, n_ubatch=64)
 N_LAYERS = 4

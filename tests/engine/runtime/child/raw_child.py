@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 
 import msgspec
 
@@ -18,6 +17,7 @@ from engine.runtime.protocol.messages import (
     AnyMessage,
     Failure,
     FinalMessage,
+    Generated,
     Hello,
     Piece,
     Reading,
@@ -25,7 +25,7 @@ from engine.runtime.protocol.messages import (
     Shifted,
     StageProgress,
 )
-from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, AnyRequest, DeviceRef, Serve
+from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, AnyRequest, DeviceRef, Generate, Serve
 from tests.support.patience import DEADLINE_S
 
 
@@ -51,9 +51,7 @@ class RawChild:
         assert isinstance(self.message(), Hello)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -87,6 +85,12 @@ class RawChild:
     def ask(self, request: AnyRequest) -> AnyMessage | None:
         self.send(request)
         return self.answer()
+
+    def generated(self, request: Generate) -> tuple[str, Generated]:
+        """Return the text of an answer, and its last message."""
+        done = self.ask(request)
+        assert isinstance(done, Generated), done
+        return "".join(each.text for each in self.heard if isinstance(each, Piece)), done
 
     def last_words(self, *requests: int) -> dict[int, list[AnyMessage]]:
         """Listen until each of these requests has had its last word; return what was said about each, in order."""

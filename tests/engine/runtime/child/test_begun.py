@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Counted, Failure, Generated, LoadedModel, Piece, Rendered, Tokenised
+from engine.runtime.protocol.messages import Counted, Failure, Generated, LoadedModel, Rendered, Tokenised
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate, Load, RenderTemplate, Tokenise
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
@@ -31,9 +31,8 @@ def child(model: Path) -> Iterator[RawChild]:
 
 
 def said(child: RawChild, request: Generate) -> tuple[Generated, str]:
-    done = child.ask(request)
-    assert isinstance(done, Generated), done
-    return done, "".join(message.text for message in child.heard if isinstance(message, Piece))
+    text, done = child.generated(request)
+    return done, text
 
 
 def test_an_answer_goes_on_where_it_was(child: RawChild) -> None:

@@ -37,9 +37,8 @@ def child(model: Path) -> Iterator[RawChild]:
 
 
 def generate(child: RawChild, request: Generate) -> tuple[Generated, str]:
-    done = child.ask(request)
-    assert isinstance(done, Generated), done
-    return done, "".join(message.text for message in child.heard if isinstance(message, Piece))
+    text, done = child.generated(request)
+    return done, text
 
 
 def test_seed_and_temperature_decide_the_text(child: RawChild) -> None:

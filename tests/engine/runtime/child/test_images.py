@@ -79,24 +79,18 @@ def question(number: int, *images: ImageFile, text: str = "What?", before: tuple
     return Generate(id=number, messages=messages, max_tokens=8, temperature=0.0)
 
 
-def answer(child: RawChild, request: Generate) -> tuple[str, Generated]:
-    done = child.ask(request)
-    assert isinstance(done, Generated), done
-    return "".join(each.text for each in child.heard if isinstance(each, Piece)), done
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_is_part_of_the_prompt_and_stays_cached(tmp_path: Path, kind: ProjectorKind) -> None:
     with RawChild() as child:
         load(child, *write_model(tmp_path, kind))
         counted = child.ask(CountTokens(media=(msgspec.structs.replace(ONE, data=b""),)))
-        first, done = answer(child, question(1, ONE))
+        first, done = child.generated(question(1, ONE))
         said = [each.read_tokens for each in child.heard if isinstance(each, Reading)]
-        second, _ = answer(child, question(2, OTHER))
-        again, cached = answer(child, question(3, ONE))
+        second, _ = child.generated(question(2, OTHER))
+        again, cached = child.generated(question(3, ONE))
         longer = (ChatMessage("user", "What?", (ONE,)), ChatMessage("assistant", first))
-        _, later = answer(child, question(4, text="And now?", before=longer))
-        without, plain = answer(child, question(5))
+        _, later = child.generated(question(4, text="And now?", before=longer))
+        without, plain = child.generated(question(5))
     assert isinstance(counted, Counted)
     assert done.prompt_tokens == plain.prompt_tokens + counted.media[0]
     assert done.evaluated_tokens == done.prompt_tokens
@@ -115,13 +109,13 @@ def test_what_is_cached_of_images_is_kept_and_restored(tmp_path: Path, kind: Pro
     kept = str(tmp_path / "kept.state")
     with RawChild() as child:
         load(child, model, projector)
-        first, done = answer(child, question(1, ONE, WIDE))
+        first, done = child.generated(question(1, ONE, WIDE))
         assert isinstance(child.ask(SaveSequence(id=2, path=kept, of=1)), SequenceSaved)
     with rpc_workers(None) as (_, refs), RawChild() as child:
         load(child, model, projector, device="W0", devices=refs)
-        answer(child, question(3, OTHER))
+        child.generated(question(3, OTHER))
         assert isinstance(child.ask(RestoreSequence(id=4, path=kept)), SequenceRestored)
-        again, cached = answer(child, question(5, ONE, WIDE))
+        again, cached = child.generated(question(5, ONE, WIDE))
         load(child, model, other)
         refused = child.ask(RestoreSequence(id=6, path=kept))
     assert cached.cached_tokens == done.prompt_tokens - 1
@@ -138,14 +132,14 @@ def test_without_a_projector_there_is_a_sentence(tmp_path: Path) -> None:
             refused = child.ask(request)
             assert isinstance(refused, Failure)
             assert "Choose the model's projector" in refused.message
-        answer(child, question(3))
+        child.generated(question(3))
 
 
 def test_an_image_that_cannot_be_cut_wants_a_batch_as_large(tmp_path: Path) -> None:
     with RawChild() as child:
         load(child, *write_model(tmp_path, "gemma3"), context=msgspec.structs.replace(CONTEXT, n_ubatch=2))
         refused = child.ask(question(1, ONE))
-        answer(child, question(2))
+        child.generated(question(2))
     assert isinstance(refused, Failure)
     assert "n_ubatch of 16 at least" in refused.message
 
@@ -159,7 +153,7 @@ def test_a_damaged_image_costs_the_question_alone(tmp_path: Path) -> None:
             refused = child.ask(question(number, image))
             assert isinstance(refused, Failure), refused
             assert refused.kind == "argument"
-        answer(child, question(3, ONE))
+        child.generated(question(3, ONE))
 
 
 def test_files_of_one_name_and_two_sizes_are_refused(tmp_path: Path) -> None:
@@ -171,7 +165,7 @@ def test_files_of_one_name_and_two_sizes_are_refused(tmp_path: Path) -> None:
             assert isinstance(refused, Failure), refused
             assert refused.kind == "argument"
             assert "another size than expected; attach it again" in refused.message
-        answer(child, question(3, ONE))
+        child.generated(question(3, ONE))
 
 
 def test_a_stop_ends_a_prompt_with_images_between_them(tmp_path: Path) -> None:
@@ -182,7 +176,7 @@ def test_a_stop_ends_a_prompt_with_images_between_them(tmp_path: Path) -> None:
             pass
         child.send(Stop(request=1))
         stopped = child.answer()
-        _, done = answer(child, question(2, image_file(picture(0))))
+        _, done = child.generated(question(2, image_file(picture(0))))
     assert isinstance(stopped, Generated)
     assert stopped.stop_reason == "stopped"
     assert stopped.evaluated_tokens < stopped.prompt_tokens
@@ -192,7 +186,7 @@ def test_a_stop_ends_a_prompt_with_images_between_them(tmp_path: Path) -> None:
 def test_answers_go_on_beside_an_image(tmp_path: Path) -> None:
     with RawChild() as child:
         load(child, *write_model(tmp_path))
-        alone, _ = answer(child, question(1, ONE))
+        alone, _ = child.generated(question(1, ONE))
         child.send(msgspec.structs.replace(question(2, text="Tell me everything"), max_tokens=100))
         child.send(question(3, ONE, text="What? "))
         child.send(question(4, ONE))

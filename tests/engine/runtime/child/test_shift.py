@@ -35,9 +35,7 @@ def load(child: RawChild, model: Path, context: ContextSettings = CONTEXT) -> No
 def ask(child: RawChild, number: int, prompt: str, count: int, **settings: Any) -> tuple[str, Generated, list[Shifted]]:
     """Return text, end and shifts of a greedy answer to a raw prompt."""
     sampling = SamplingSettings(temperature=0.0, max_tokens=count, grammar=LETTERS, **settings)
-    done = child.ask(Generate(id=number, prompt=prompt, sampling=sampling))
-    assert isinstance(done, Generated), done
-    text = "".join(each.text for each in child.heard if isinstance(each, Piece))
+    text, done = child.generated(Generate(id=number, prompt=prompt, sampling=sampling))
     return text, done, [each for each in child.heard if isinstance(each, Shifted)]
 
 

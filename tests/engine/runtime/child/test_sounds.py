@@ -124,24 +124,18 @@ def chances(child: RawChild) -> tuple[float, ...]:
     return tuple(each.probability for piece in child.heard if isinstance(piece, Piece) for each in piece.choices)
 
 
-def answer(child: RawChild, request: Generate) -> tuple[str, Generated]:
-    done = child.ask(request)
-    assert isinstance(done, Generated), done
-    return "".join(each.text for each in child.heard if isinstance(each, Piece)), done
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_is_part_of_the_prompt_and_stays_cached(child: RawChild, tmp_path: Path, kind: EarKind) -> None:
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf", kind=kind))
     counted = child.ask(CountTokens(id=next(NUMBERS), media=(msgspec.structs.replace(ONE, data=b""),)))
-    first, done = answer(child, question(ONE))
+    first, done = child.generated(question(ONE))
     of_one = chances(child)
-    answer(child, question(OTHER))
+    child.generated(question(OTHER))
     of_other = chances(child)
-    again, cached = answer(child, question(ONE))
+    again, cached = child.generated(question(ONE))
     longer = (ChatMessage("user", "What?", (ONE,)), ChatMessage("assistant", first))
-    _, later = answer(child, question(text="And now?", before=longer))
-    _, plain = answer(child, question())
+    _, later = child.generated(question(text="And now?", before=longer))
+    _, plain = child.generated(question())
     assert isinstance(counted, Counted)
     assert TOKENS[kind] <= counted.media[0] < TOKENS[kind] + 20, "with the marks around it, letter by letter"
     assert done.prompt_tokens == plain.prompt_tokens + counted.media[0]
@@ -175,16 +169,16 @@ def test_one_projector_may_see_and_hear(child: RawChild, tmp_path: Path) -> None
     assert weights_bytes == header.weights_bytes(HOST_RULE)
     image = image_file(picture())
     counted = child.ask(CountTokens(id=next(NUMBERS), media=(image, ONE)))
-    _, done = answer(child, question(image, ONE))
-    _, plain = answer(child, question())
+    _, done = child.generated(question(image, ONE))
+    _, plain = child.generated(question())
     assert isinstance(counted, Counted)
     assert done.prompt_tokens == plain.prompt_tokens + sum(counted.media)
 
 
 def test_positions_of_a_sound_go_on_in_all_directions(child: RawChild, tmp_path: Path) -> None:
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"), architecture="qwen2vl")
-    first, done = answer(child, question(ONE))
-    again, cached = answer(child, question(ONE))
+    first, done = child.generated(question(ONE))
+    again, cached = child.generated(question(ONE))
     assert first == again
     assert done.generated_tokens
     assert cached.cached_tokens == done.prompt_tokens - 1
@@ -192,8 +186,8 @@ def test_positions_of_a_sound_go_on_in_all_directions(child: RawChild, tmp_path:
 
 def test_all_forms_of_a_sound_are_heard_alike(child: RawChild, tmp_path: Path) -> None:
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
-    said = [answer(child, question(ONE))[0], answer(child, question(sound_file(flac(1))))[0]]
-    _, done = answer(child, question(sound_file(silent_mp3(), 522)))
+    said = [child.generated(question(ONE))[0], child.generated(question(sound_file(flac(1))))[0]]
+    _, done = child.generated(question(sound_file(silent_mp3(), 522)))
     assert said[0] == said[1]
     assert done.generated_tokens
 
@@ -201,9 +195,9 @@ def test_all_forms_of_a_sound_are_heard_alike(child: RawChild, tmp_path: Path) -
 def test_long_sounds_are_read_in_parts(child: RawChild, tmp_path: Path) -> None:
     long = sound_file(tone(3, 31_000, rate=8_000), 31_000)
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf", kind="ultravox"))
-    _, done = answer(child, question(long))
+    _, done = child.generated(question(long))
     counted = child.ask(CountTokens(id=next(NUMBERS), media=(long, ONE)))
-    _, cached = answer(child, question(long))
+    _, cached = child.generated(question(long))
     assert isinstance(counted, Counted)
     assert counted.media == (2 * TOKENS["ultravox"], TOKENS["ultravox"])
     assert done.prompt_tokens > counted.media[0]
@@ -216,11 +210,11 @@ def test_what_is_cached_of_sounds_is_kept_and_restored(child: RawChild, tmp_path
     kept = str(tmp_path / "kept.state")
     load(child, tmp_path, projector)
     asked = question(ONE, OTHER)
-    first, done = answer(child, asked)
+    first, done = child.generated(asked)
     assert isinstance(child.ask(SaveSequence(id=next(NUMBERS), path=kept, of=asked.id)), SequenceSaved)
     load(child, tmp_path, projector)
     assert isinstance(child.ask(RestoreSequence(id=next(NUMBERS), path=kept)), SequenceRestored)
-    again, cached = answer(child, question(ONE, OTHER))
+    again, cached = child.generated(question(ONE, OTHER))
     load(child, tmp_path, other)
     refused = child.ask(RestoreSequence(id=next(NUMBERS), path=kept))
     assert cached.cached_tokens == done.prompt_tokens - 1
@@ -237,7 +231,7 @@ def test_what_cannot_hear_says_what_to_do(child: RawChild, tmp_path: Path) -> No
             refused = child.ask(request)
             assert isinstance(refused, Failure)
             assert "sound, but no projector that reads sound is loaded. Choose the model's projector" in refused.message
-        answer(child, question())
+        child.generated(question())
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
     refused = child.ask(question(image_file(picture())))
     assert isinstance(refused, Failure)
@@ -252,7 +246,7 @@ def test_a_damaged_sound_costs_the_question_alone(child: RawChild, tmp_path: Pat
         refused = child.ask(question(sound))
         assert isinstance(refused, Failure), refused
         assert refused.kind == "argument"
-    answer(child, question(ONE))
+    child.generated(question(ONE))
 
 
 def test_files_of_one_name_and_two_lengths_are_refused(child: RawChild, tmp_path: Path) -> None:
@@ -263,14 +257,14 @@ def test_files_of_one_name_and_two_lengths_are_refused(child: RawChild, tmp_path
         assert isinstance(refused, Failure), refused
         assert refused.kind == "argument"
         assert "another length than expected; attach it again" in refused.message
-    answer(child, question(ONE))
+    child.generated(question(ONE))
 
 
 def test_a_name_is_believed_of_its_own_kind_alone(child: RawChild, tmp_path: Path) -> None:
     image = msgspec.structs.replace(image_file(picture()), sha256=ONE.sha256)
     load(child, tmp_path, write_tiny_projector(tmp_path / "both.gguf", hears=True), architecture="qwen2vl")
     for files in ((image, ONE), (ONE, image)):
-        _, done = answer(child, question(*files))
+        _, done = child.generated(question(*files))
         assert done.generated_tokens
 
 
@@ -283,7 +277,7 @@ def test_a_stop_ends_the_decoding_and_costs_nothing_else(tmp_path: Path, held_de
         child.send(Stop())
         stopped = child.answer()
         assert is_gone(decoder)
-        _, done = answer(child, question(ONE))
+        _, done = child.generated(question(ONE))
     assert isinstance(stopped, Generated), stopped
     assert (stopped.stop_reason, stopped.generated_tokens) == ("stopped", 0)
     assert done.generated_tokens

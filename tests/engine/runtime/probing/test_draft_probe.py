@@ -15,10 +15,10 @@ from engine.planning.layout.layout import single_device
 from engine.planning.memory.drafts import Draft, read_draft
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings, LoadMode
 from engine.runtime.probing.probe import probe
 from tests.support.models import write_tiny_llama
+from tests.support.plans import make_plan
 
 CONTEXT = ContextSettings(n_ctx=1024, n_seq_max=2, n_ubatch=256, flash_attn="on")
 

@@ -19,7 +19,7 @@ from engine.planning.memory import model_memory
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.planning.memory.side_files import SideFiles, read_projector
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import Plan, make_plan
+from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.probing.probe import ProbeCache, ProbeRun, Probes
@@ -27,6 +27,7 @@ from engine.runtime.process.questions import Questions, SpareChild
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from tests.support.models import write_tiny_llama
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
+from tests.support.plans import make_plan
 from tests.support.side_models import write_tiny_projector
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64)

@@ -16,12 +16,12 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import Refusal, Tried
-from engine.planning.fit.strategies.constraints import Constraints, Pin
+from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.layout import make_layout
+from engine.planning.layout.parts import Pin
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import Probes
@@ -29,6 +29,7 @@ from engine.runtime.probing.proposal_checks import ProposalCheck, missing_bytes
 from tests.support.models import write_header_only
 from tests.support.orders import holding, plan_of
 from tests.support.patience import DEADLINE_S
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 
 N_LAYERS = 16

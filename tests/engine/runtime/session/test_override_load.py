@@ -11,10 +11,10 @@ from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout_file import parse_layout
-from engine.planning.plan.preview import make_report
 from engine.runtime.session.events import Loaded
 from tests.support.models import write_tiny_moe
 from tests.support.orders import order_of
+from tests.support.plans import make_report
 from tests.support.session_log import SessionLog
 
 N_LAYERS = 6

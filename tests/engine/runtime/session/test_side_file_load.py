@@ -16,7 +16,6 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.side_files import SideFiles, read_adapter, read_projector
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
@@ -24,6 +23,7 @@ from engine.runtime.session.events import Loaded
 from engine.runtime.session.load_order import LoadOrder
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
+from tests.support.plans import make_report
 from tests.support.session_log import SessionLog
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 

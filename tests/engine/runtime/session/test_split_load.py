@@ -16,13 +16,13 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Override, make_layout
 from engine.planning.layout.split_modes import layout_in_mode, with_shares
 from engine.planning.memory.estimate import Grade
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded, OutOfMemory
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
+from tests.support.plans import make_report
 from tests.support.session_log import SessionLog
 
 N_LAYERS = 8

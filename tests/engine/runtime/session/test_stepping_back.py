@@ -16,12 +16,13 @@ import pytest
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID, Rig
-from engine.devices.holder import MemoryHolder
+from engine.devices.telemetry.sample import MemoryHolder
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.strategies.constraints import Constraints, Pin
+from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.layout.parts import Pin
 from engine.planning.layout.split_modes import layout_in_mode, with_shares
 from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.base.metal_tensor_api import tells_of_tensor_api
+from engine.base.engine_log import tells_of_tensor_api
 from engine.runtime.session.events import Crashed, Failed, Fallback, Loaded, Progress
 from tests.engine.runtime.session.test_session import fake
 from tests.support.fake_worker import METAL_LINES

@@ -101,15 +101,13 @@ class Shared:
         assert found is None or isinstance(found, kind)
         return found
 
-    def get(self, kind: type[Value], of: object = None) -> Value:
+    def get(self, kind: type[Value]) -> Value:
         """Return the object of class `kind` that an earlier layer stored.
-
-        `of`: further key of the object; None if the graph has one object of this class.
 
         Raises:
             LookupError: no layer stored such an object.
         """
-        found = self.find(kind, of)
+        found = self.find(kind)
         if found is None:
             raise LookupError(f"no layer made {kind.__name__}")
         return found

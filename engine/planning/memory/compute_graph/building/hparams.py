@@ -68,7 +68,6 @@ class LayerHparams:
     `n_experts_used`: experts of each token; 0 if the layer has no experts.
     `indexer_width`: width of the indexer's keys; 0 if the layer has no indexer.
     `ratio`: compression ratio of the layer's keys (`dsv4_compress_ratios`); 0 for none.
-    `owns_cache`: whether the layer has its own KV cache.
     `has_rope`: whether RoPE is applied to queries and keys.
     `cache_of`: index of the layer whose KV cache the layer reads; -1 for its own.
     `keeps_largest`: whether feed-forward activations are sparse (`gaussian_topk` of Gemma 3n).
@@ -86,7 +85,6 @@ class LayerHparams:
     n_experts_used: int
     indexer_width: int = 0
     ratio: int = 0
-    owns_cache: bool = True
     has_rope: bool = True
     cache_of: int = -1
     keeps_largest: bool = False
@@ -154,7 +152,6 @@ class SsmHparams:
 class ModelHparams:
     """Hyper-parameters of a model that shape its graph.
 
-    `head_k`, `head_v`: head sizes of the first layer with attention, in elements.
     `v_width_max`: width of the widest V cache (`n_embd_v_gqa_max`).
     `n_pos_per_embd`: number of values for the position of a token.
     `n_rot`: elements of a head that RoPE rotates.
@@ -170,10 +167,7 @@ class ModelHparams:
     """
 
     n_embd: int
-    n_vocab: int
     n_ctx_train: int
-    head_k: int
-    head_v: int
     v_width_max: int
     n_pos_per_embd: int
     clamps_kqv: bool
@@ -223,10 +217,7 @@ def read_model_hparams(
     groups = number(model, "expert_group_count", 0, least=0)
     return ModelHparams(
         n_embd=hyper.n_embd,
-        n_vocab=hyper.n_vocab,
         n_ctx_train=hyper.n_ctx_train,
-        head_k=hyper.head_k[first],
-        head_v=hyper.head_v[first],
         v_width_max=max(hyper.v_widths, default=0),
         n_pos_per_embd=positions or _positions(model),
         clamps_kqv=_is_set(model, "attention.clamp_kqv"),
@@ -357,7 +348,6 @@ def read_layer_hparams(
                 n_experts_used=n_used,
                 indexer_width=hyper.indexer_widths[index],
                 ratio=hyper.ratios[index] if hyper.ratios else 0,
-                owns_cache=hyper.caching[index],
                 has_rope=_has_rope(model, hyper, rope, index),
                 cache_of=-1 if hyper.cache_of[index] == index else hyper.cache_of[index],
                 keeps_largest=index < graph.n_keeping_largest,

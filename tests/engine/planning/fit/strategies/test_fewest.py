@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.fit.strategies.fewest import Place, Placed, fewest, place_layers
 from engine.planning.layout.layout import Layout, check_cover
 from engine.planning.layout.rules import violations
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.plans import make_report
 from tests.support.truth import truth_model
 
 
@@ -143,7 +144,7 @@ def test_devices_hold_the_last_layers_and_the_cpu_the_first() -> None:
 def test_it_is_what_strategy_fewest_finds_for_a_model_without_experts(name: str, gibs: tuple[int, ...]) -> None:
     memory = ModelMemory(truth_model(name))
     rig = Rig(tuple(_card(f"G{number}", gib * GIB) for number, gib in enumerate(gibs)), HOST)
-    assert initial_layout(memory, rig, CONTEXT) == fewest(memory, rig, CONTEXT).layout
+    assert initial_layout(memory, rig, CONTEXT) == fewest(memory, rig, CONTEXT, NO_CONSTRAINTS).layout
 
 
 def test_only_experts_stay_on_the_cpu_where_that_is_faster_than_whole_layers() -> None:

@@ -15,15 +15,16 @@ from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import Refusal, Tried, step_back
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.planning.fit.strategies.constraints import Constraints, Pin, check_constraints
+from engine.planning.fit.strategies.constraints import Constraints, check_constraints
 from engine.planning.fit.strategies.one_backend import rigs_by_backend
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import Pin
 from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 
 CONTEXT = ContextSettings(n_ctx=4096)

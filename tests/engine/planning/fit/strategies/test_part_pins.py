@@ -9,13 +9,13 @@ from engine.devices.device import CPU_ID
 from engine.planning.fit.needs import Needs
 from engine.planning.fit.relief import Relief
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.planning.fit.strategies.constraints import Constraints, PartPin, check_constraints
+from engine.planning.fit.strategies.constraints import Constraints, check_constraints
 from engine.planning.layout.layout import single_device
-from engine.planning.layout.parts import place_part
+from engine.planning.layout.parts import PartPin, place_part
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.plan import make_plan
 from engine.planning.settings.context_settings import ContextSettings
 from tests.engine.planning.fit.strategies.test_strategies import memory_of
+from tests.support.plans import make_plan
 from tests.support.previews import make_gpu, make_rig
 
 RIG = make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 12))

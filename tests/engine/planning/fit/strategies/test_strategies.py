@@ -23,21 +23,23 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.devices.telemetry.headroom import warning_bytes
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin, check_constraints
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, check_constraints
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.planning.fit.strategies.workbench import Workbench, moved_tensors
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.planning.layout.layout import Layout, make_layout, single_device
+from engine.planning.layout.parts import Pin
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import make_report, plan_speed
+from engine.planning.plan.preview import plan_speed
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only
+from tests.support.plans import make_report
 from tests.support.previews import make_gpu, make_rig
 from tests.support.selection import examples
 from tests.support.strategies import rigs

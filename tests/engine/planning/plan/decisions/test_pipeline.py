@@ -16,9 +16,9 @@ from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.decisions.resolve import Resolved, resolve
-from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings, Pipeline
 from tests.support.models import write_header_only
+from tests.support.plans import make_report
 
 N_LAYERS = 32
 ASKED = ContextSettings(n_ctx=8192)

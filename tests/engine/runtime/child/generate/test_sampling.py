@@ -11,7 +11,7 @@ import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import Failure, Generated, LoadedModel, Piece
+from engine.runtime.protocol.messages import Failure, LoadedModel, Piece
 from engine.runtime.protocol.requests import Generate, Load
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
@@ -30,9 +30,7 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawChild]:
 
 
 def said(child: RawChild, **settings: object) -> str:
-    done = child.ask(Generate(prompt="Once", sampling=msgspec.structs.replace(FREE, **settings)))
-    assert isinstance(done, Generated), done
-    return "".join(message.text for message in child.heard if isinstance(message, Piece))
+    return child.generated(Generate(prompt="Once", sampling=msgspec.structs.replace(FREE, **settings)))[0]
 
 
 def refused(child: RawChild, **settings: object) -> str:

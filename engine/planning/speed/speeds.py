@@ -391,7 +391,7 @@ class HopCosts:
 
 
 def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
-    """Return the cost of passing a hidden state of this size between devices of `rig`, with the formula of `CostModel`."""
+    """Return the cost of passing a hidden state of this size between devices, with the formula of `CostModel`."""
     times = []
     for device in rig.devices:
         away = link(device, speeds)

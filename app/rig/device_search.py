@@ -123,7 +123,7 @@ class DeviceSearch(QObject):
     def set_limits(self, limits: DeviceLimits) -> None:
         """Set the memory cap and margin of a device in the list, and store them.
 
-        Limits of rig files and lab workers are not stored: later runs lack the devices.
+        The limits are stored for later runs, except those of lab workers and of devices of a rig file.
         """
         self._live.set_devices(self._live.devices.with_limits(limits.device, limits.cap_bytes, limits.margin_bytes))
         devices = self._live.devices

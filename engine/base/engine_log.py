@@ -1,7 +1,8 @@
 """Recognises faults in the engine's log: a lost device, a card without free memory, and Metal's tensor API.
 
-A lost device has other effects with each backend. Vulkan throws an exception: a load fails with a reason, and a
-computation ends the process. CUDA always aborts the process.
+A device is lost if its driver stopped it, or if it was disconnected. The effect depends on the backend. Vulkan throws
+an exception: during a load, llama.cpp reports an error; during a computation, the process ends. CUDA always aborts the
+process.
 
 ggml-metal uses the tensor API (`metal_tensor`, MetalPerformancePrimitives) on M5 and A19 chips and later. It tests the
 API with a small kernel first. Still, its matrix kernels can fail to compile with the headers of some macOS versions,
@@ -14,7 +15,10 @@ from __future__ import annotations
 import re
 
 CARD_MEMORY = r"out of memory|.*resource allocation failed"
-"""Pattern of the text after "CUDA error: " if a card has no memory left (cudaMalloc, cuBLAS, cuFFT)."""
+"""Regex for a CUDA error that means that the card has no memory left (of cudaMalloc, cuBLAS or cuFFT).
+
+It matches the text after "CUDA error: ".
+"""
 # Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
 _LOSS = re.compile(
     r"ErrorDeviceLost|vk::DeviceLostError|ggml_vulkan: device lost on"
@@ -29,9 +33,9 @@ def tells_of_loss(text: str) -> bool:
 
 
 def loss_sentences(text: str, when: str) -> str:
-    """Return sentences for people about a lost device, with its name (if the log has it) and the remedy.
+    """Return an error message about a lost device: its name (if the log has it), the causes, and what to do.
 
-    `text`: the engine's log. `when`: the operation, such as "while reading m.gguf".
+    `text`: the engine's log. `when`: what the program was doing, such as "while reading m.gguf".
     """
     named = _NAME.search(text)
     return (

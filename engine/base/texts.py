@@ -108,5 +108,7 @@ def clean(text: str, max_length: int = MAX_SHOWN) -> str:
 
 
 def quote(text: str) -> str:
-    """Return `text` as `clean` does, in quotation marks."""
+    """Return `text` in quotation marks, on one line, with control characters escaped, and cut to `MAX_SHOWN`
+    characters.
+    """
     return f'"{clean(text)}"'

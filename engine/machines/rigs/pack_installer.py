@@ -204,8 +204,12 @@ def find_packed_devices(
 ) -> Rig:
     """Return the rig that `find_devices` finds. If that fails with packs in use, check all packs and search again.
 
-    The check switches off a pack that cannot be loaded any more, for instance after a driver update. Blocks and raises
-    as `find_devices`; the checks take additional seconds.
+    A pack that fails the check is not loaded any more, for instance after a driver update. Blocks for seconds, and
+    longer if packs are checked.
+
+    Raises:
+        ArgumentError: if a text is not an endpoint, or is given twice.
+        EngineError: if an endpoint does not answer or is busy, or if the child failed also without the broken packs.
     """
     try:
         return find_devices(verdicts, rpc_endpoints, checks=checks)

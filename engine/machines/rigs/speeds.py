@@ -289,7 +289,7 @@ def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnsw
 
 
 def timed_answer(done: Done) -> TimedAnswer:
-    """Return the tokens and tokens per second of an answer, and of the part of its prompt that was not cached."""
+    """Return the number of tokens and tokens per second: of the answer, and of its prompt without the cached part."""
     return TimedAnswer(
         done.prompt_tokens,
         done.generated_tokens,

@@ -393,7 +393,7 @@ class HopCosts:
     """Cost of passing a token's hidden state between devices.
 
     `size_bytes`: bytes of the hidden state.
-    `seconds`: (device id, seconds) of one transfer to or from each device.
+    `seconds`: for each device, its id and the seconds of one transfer between it and the host.
     """
 
     size_bytes: int
@@ -402,14 +402,15 @@ class HopCosts:
     def between(self, one: str, other: str) -> float:
         """Return the seconds for passing a token's hidden state from device `one` to device `other`.
 
-        The result is the sum of a transfer to or from each of the two devices; the CPU adds nothing.
+        The state is assumed to go through the host's memory, so the times of both devices are added. The CPU adds
+        nothing.
         """
         times = dict(self.seconds)
         return sum(times.get(each, 0.0) for each in (one, other) if each != CPU_ID)
 
 
 def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
-    """Return the cost of passing a hidden state of this size between devices of `rig`, computed as in `CostModel`."""
+    """Return the cost of passing a hidden state of this size between devices, with the formula of `CostModel`."""
     times = []
     for device in rig.devices:
         away = link(device, speeds)

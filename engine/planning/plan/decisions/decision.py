@@ -35,7 +35,7 @@ BOUND_THREADS = "bound_threads"
 
 
 def model_key(model: ModelFile) -> str:
-    """Return the key of a model in stored measurements. It does not contain the model's name."""
+    """Return the key of a model in stored measurements: a hash of its architecture, name and size."""
     words = f"{model.architecture}|{model.name}|{model.n_layers}|{model.size_bytes}"
     return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
 
@@ -58,7 +58,7 @@ def measured_choice(rig: Rig, setting: str, load: str = "") -> MeasuredChoice | 
 
 
 def gain_words(choice: MeasuredChoice) -> str:
-    """Return a part of a sentence on how much faster the measured value is."""
+    """Return a phrase on how much faster the measured value is."""
     if choice.value == choice.base:
         return tr("no other value was clearly faster")
     return tr(

@@ -68,7 +68,11 @@ def read_keys(path: Path, what: str) -> KeyFile:
         keys.append(line.decode())
     if not keys:
         raise ArgumentError(
-            tr("{what}: {path} contains no key; delete the file, and a new key is made.", what=what, path=path)
+            tr(
+                "{what}: {path} contains no key. Delete the file; Layerdeck then creates a new key.",
+                what=what,
+                path=path,
+            )
         )
     return KeyFile(tuple(keys), is_new=is_new, is_exposed=is_exposed)
 

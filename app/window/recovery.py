@@ -104,8 +104,8 @@ class Recovery(QObject):
         box.setText(tr("Layerdeck crashed or was killed last time."))
         box.setInformativeText(
             tr(
-                "{what} You can save a report with technical details. It contains none of your texts and is not "
-                "sent anywhere.",
+                "{what} You can save a report with technical details. The report contains none of your texts and is "
+                "not sent anywhere.",
                 what=what,
             ).strip()
         )

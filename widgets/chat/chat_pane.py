@@ -142,7 +142,7 @@ class ChatPane(QWidget):
         self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
         self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
         self.start_banner = Banner("", "")
-        self.check_button = self.lost_banner.add_button(tr("Check This Machine…"))
+        self.check_button = self.lost_banner.add_button(tr("Check This Computer…"))
         self.overflow_banner = OverflowBanner()
         self._undo_banner = Banner(tr("Question and answers deleted."), tr("Undo"))
         self.setAcceptDrops(True)

@@ -46,7 +46,7 @@ class SavedKvStatesDialog(Dialog):
         # As an auto-default button of the dialog, Enter in the limit would press it and remove everything.
         self.empty_button.setAutoDefault(False)
         limit = QHBoxLayout()
-        limit.addWidget(plain_label(tr("At most")))
+        limit.addWidget(plain_label(tr("Limit")))
         limit.addWidget(self.limit_box)
         limit.addStretch(1)
         limit.addWidget(self.empty_button)

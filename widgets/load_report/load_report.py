@@ -82,7 +82,7 @@ class LoadReport(QWidget):
         self.details_button = tool_button(tr("Details"), tr("Show memory by device and part"))
         self.details_button.setCheckable(True)
         self.details_button.setChecked(self._shows_details)
-        self.check_button = QPushButton(tr("Check This Machine…"))
+        self.check_button = QPushButton(tr("Check This Computer…"))
         self.restart_button = QPushButton()
         self.lay_out_button = QPushButton()
         self._scroll = QScrollArea()

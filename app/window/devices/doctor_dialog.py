@@ -1,4 +1,4 @@
-"""The dialog of Help > Check This Machine: progress, results, and a report file."""
+"""The dialog of Help > Check This Computer: progress, results, and a report file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INTRODUCTION = tr(
     "and how fast everything is. It takes a few minutes and loads a small model on each device. "
     "The report contains no personal data."
 )
-_COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
+_COLUMNS = (tr("Check"), tr("Device"), "", tr("Result"))
 
 
 class DoctorDialog(QDialog):
@@ -34,7 +34,7 @@ class DoctorDialog(QDialog):
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
         super().__init__(parent)
-        self.setWindowTitle(tr("Check This Machine"))
+        self.setWindowTitle(tr("Check This Computer"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._examiner = examiner
         self._report: Report | None = None
@@ -61,7 +61,7 @@ class DoctorDialog(QDialog):
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
-        self._say(tr("Checking this machine…"))
+        self._say(tr("Checking this computer…"))
         # Qt shows the range 0 to 0 as "busy": the number of checks is not known yet.
         self.progress_bar.setRange(0, 0)
         self._examiner.start()

@@ -1,4 +1,4 @@
-"""The dialog of Devices > Find Machines Nearby: lists machines, pairs them by a code, and adds their devices.
+"""The dialog of Devices > Find Computers Nearby: lists machines, pairs them by a code, and adds their devices.
 
 Not modal.
 """
@@ -27,11 +27,11 @@ from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
-    "On the other computer choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
-    "ITS-ADDRESS. It shows a pairing code; type it here. The connection is encrypted, and only paired "
-    "computers can use its devices. A computer that is not listed can be paired by its address."
+    "On the other computer, choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
+    "ITS-ADDRESS. It shows a pairing code; enter it here. The connection is encrypted, and only paired computers can "
+    "use the devices. A computer that is not listed can be paired by its address."
 )
-_COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
+_COLUMNS = (tr("Computer"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
 _LOOKING = tr("Searching the local network…")
 
 
@@ -40,13 +40,13 @@ class NearbyDialog(QDialog):
 
     def __init__(self, parent: QWidget, peers: Peers) -> None:
         super().__init__(parent)
-        self.setWindowTitle(tr("Find Machines Nearby"))
+        self.setWindowTitle(tr("Find Computers Nearby"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._peers = peers
         self._rows: tuple[Found, ...] = ()
         self._just_paired = ""
         self._words = plain_label(_LOOKING, wrap=True)
-        self.table = RowTable(_COLUMNS, tr("Machines nearby and paired ones"))
+        self.table = RowTable(_COLUMNS, tr("Computers nearby and paired computers"))
         self.address_line = QLineEdit()
         self.code_line = QLineEdit()
         self.pair_button = QPushButton(tr("&Pair"))
@@ -104,7 +104,7 @@ class NearbyDialog(QDialog):
             chosen=keys.index(chosen) if chosen in keys else None,
         )
         if rows and self.text == _LOOKING:
-            self._say(tr("Choose a machine."))
+            self._say(tr("Choose a computer."))
         self._enable()
 
     def _on_selected(self) -> None:
@@ -151,7 +151,7 @@ class NearbyDialog(QDialog):
 
     def _build(self) -> None:
         self.address_line.setPlaceholderText("192.0.2.7:50052")
-        self.address_line.setAccessibleName(tr("Address of the machine"))
+        self.address_line.setAccessibleName(tr("Address of the computer"))
         self.code_line.setPlaceholderText("K7QM-3XHD-9RWP-T2FV")
         self.code_line.setAccessibleName(tr("Pairing code"))
         form = QFormLayout()
@@ -185,8 +185,8 @@ def _state(row: Found) -> str:
         return tr("certificate changed since pairing")
     if row.is_paired:
         if row.answers:
-            return tr("paired, answers at its address")
-        return tr("paired") if row.is_announced else tr("paired, not found now")
+            return tr("paired, reachable at its address")
+        return tr("paired") if row.is_announced else tr("paired, not found")
     return tr("not paired")
 
 

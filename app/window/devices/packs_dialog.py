@@ -29,7 +29,7 @@ INTRODUCTION = tr(
     "be in use at once. A pack is a program: install only packs from people you trust. Each pack is tested in a "
     "separate process before it is used."
 )
-NOTHING = tr("No engine packs are installed: models run on the processor and on workers.")
+NOTHING = tr("No engine packs are installed, so models run on the CPU and on RPC workers.")
 _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
@@ -47,9 +47,9 @@ class PacksDialog(QDialog):
         self._words = plain_label("", wrap=True)
         self.table = RowTable(_COLUMNS, tr("Engine packs"))
         self.install_button = QPushButton(tr("Install from File…"))
-        self.machine_button = QPushButton(tr("Check This Machine…"))
+        self.machine_button = QPushButton(tr("Check This Computer…"))
         self.check_button = QPushButton(tr("Check Again"))
-        self.switch_button = QPushButton(tr("Switch Off"))
+        self.switch_button = QPushButton(tr("Turn Off"))
         self.remove_button = QPushButton(tr("Remove"))
         self.close_button = QPushButton(tr("Close"))
         self._build()
@@ -91,14 +91,18 @@ class PacksDialog(QDialog):
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         if packs.fresh:
             said = tr(
-                "{name} works with one type of weights. Check This Machine tests the other types and "
-                "excludes those that fail.",
+                "{name} works with one type of weights. Check This Computer tests the other types and excludes those "
+                "that fail.",
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))
         self._words.setText(
             said
-            or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All engine packs work."))
+            or (
+                tr("At least one pack is not in use. The reason is in its row.")
+                if broken
+                else tr("All engine packs work.")
+            )
         )
         set_role(self._words, "error" if broken and not packs.under_way and not packs.fresh else "strong")
         self._show_buttons()
@@ -109,7 +113,7 @@ class PacksDialog(QDialog):
         self.check_button.setEnabled(idle and pack is not None)
         self.switch_button.setEnabled(idle and pack is not None)
         self.remove_button.setEnabled(idle and pack is not None and pack.ours)
-        self.switch_button.setText(tr("Switch On") if pack is not None and pack.state == "off" else tr("Switch Off"))
+        self.switch_button.setText(tr("Turn On") if pack is not None and pack.state == "off" else tr("Turn Off"))
 
     def _on_install(self) -> None:
         path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
@@ -121,7 +125,7 @@ class PacksDialog(QDialog):
         box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
         box.setTextFormat(Qt.TextFormat.PlainText)
         box.setInformativeText(
-            tr("{words} A pack is a program that runs with your rights. Install it?", words=pack.words)
+            tr("{words} A pack is a program that runs with your rights. Install this pack?", words=pack.words)
         )
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         install = box.addButton(tr("Install"), QMessageBox.ButtonRole.DestructiveRole)

@@ -58,7 +58,7 @@ def wait_for(qtbot: QtBot, window: WindowParts, overrides: tuple[Override, ...])
 def test_all_experts_go_to_the_cpu_and_come_back(window: WindowParts, qtbot: QtBot) -> None:
     window.main.editor.experts_requested.emit("to_cpu")
     wait_for(qtbot, window, (Override(CPU_ID, "experts"),))
-    assert window.desk.document.undo_group.undoText() == "experts to the CPU"
+    assert window.desk.document.undo_group.undoText() == "move experts to the CPU"
     window.main.editor.experts_requested.emit("back")
     wait_for(qtbot, window, ())
     window.desk.document.undo_group.undo()

@@ -1,4 +1,4 @@
-"""Help > Check This Machine, with a rig file open: it is this machine that is checked, and the file stays open."""
+"""Help > Check This Computer, with a rig file open: it is this machine that is checked, and the file stays open."""
 
 from __future__ import annotations
 

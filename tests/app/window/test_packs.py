@@ -92,15 +92,15 @@ def test_packs_are_shown_switched_and_removed(
     good = "good In use: Vulkan0. It is unsigned: nobody can tell who made it."
     poor = "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
-    assert dialog.text == "A pack is not in use; see its row for the reason."
+    assert dialog.text == "At least one pack is not in use. The reason is in its row."
     qtbot.waitUntil(lambda: searches == ["again"])  # a pack that came by itself brings devices too
     searches.clear()
     assert dialog.current is not None
-    assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Switch Off")
+    assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Turn Off")
 
     click(dialog, "switch")
     qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor])
-    assert dialog.switch_button.text() == "Switch On"
+    assert dialog.switch_button.text() == "Turn On"
     assert searches == ["again"]
     click(dialog, "switch")
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor])

@@ -1,4 +1,4 @@
-"""Help > Check This Machine: rows as they come, a summary, a cancel, and a file; the window is never held up."""
+"""Help > Check This Computer: rows as they come, a summary, a cancel, and a file; the window is never held up."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_it_is_lent_paired_used_and_stopped(
 ) -> None:
     (row,) = dialog.rows
     assert row.device.id == "CPU"
-    assert dialog.text == "Nothing is lent."
+    assert dialog.text == "No devices are lent."
     row.cap_line.setText("64MiB")
     click(dialog, "lend")
     qtbot.waitUntil(lambda: bool(lender.state.place))
@@ -94,7 +94,7 @@ def test_it_is_lent_paired_used_and_stopped(
     session = Session(place, pairing.der, laptop.identity, device="CPU")
     qtbot.waitUntil(lambda: row.user.text() == "used by laptop")
     click(dialog, "stop")
-    assert dialog.text == "Nothing is lent."
+    assert dialog.text == "No devices are lent."
     assert row.user.text() == ""
     lender.close()
     session.close()

@@ -114,7 +114,7 @@ def test_what_is_known_is_told_only_where_the_engine_is_at_fault() -> None:
     for outcome in (ProcessOutcome(EndReason.ITSELF, signal=11), ProcessOutcome(EndReason.ITSELF, exit_code=3)):
         message = crash_event(outcome, known).message
         assert message.endswith(known)
-        assert "Check This Machine" in message
+        assert "Check This Computer" in message
         assert "try again" not in message.lower()
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS):
         assert known not in crash_event(ProcessOutcome(EndReason.ITSELF, signal=number), known).message

@@ -88,7 +88,7 @@ class JsonObject:
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(tr("this must be a whole number, not {shown}", shown=_shown(value)), key)
         if not low <= value <= high:
-            self.refuse(tr("{shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key)
+            self.refuse(tr("{shown} is not within {low} to {high}", shown=_shown(value), low=low, high=high), key)
         return value
 
     def number(self, key: str) -> float:
@@ -111,7 +111,7 @@ class JsonObject:
         """Return the text under `key`, which must be encodable as UTF-8."""
         value = self._needed(key)
         if not isinstance(value, str):
-            self.refuse(tr("this has to be text in quotes, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("this must be text in quotes, not {shown}", shown=_shown(value)), key)
         # JSON can write half of a surrogate pair as an escape. Python takes it, and UTF-8 cannot encode it.
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             self.refuse(tr("this contains a lone surrogate, which is not a character"), key)
@@ -138,11 +138,9 @@ class JsonObject:
             except ValueError as error:
                 self.refuse(str(error), key)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(
-                tr('this has to be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
-            )
+            self.refuse(tr('this must be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key)
         if value < 0:
-            self.refuse(tr("a size is not negative, and this is {shown}", shown=_shown(value)), key)
+            self.refuse(tr("a size must not be negative, but this is {shown}", shown=_shown(value)), key)
         if value > MAX_SIZE_BYTES:
             self.refuse(tr("{shown} bytes is larger than any device", shown=_shown(value)), key)
         return value
@@ -220,7 +218,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         remedy = (
             tr("update Layerdeck to read it")
             if found > version
-            else tr("the first version is {version}", version=version)
+            else tr("versions begin with {version}", version=version)
         )
         root.refuse(
             tr(
@@ -280,7 +278,7 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise fail(
-            tr("the folder of the {what} cannot be made ({strerror})", what=what, strerror=error.strerror),
+            tr("the folder of the {what} cannot be created ({strerror})", what=what, strerror=error.strerror),
             source=path.name,
         ) from error
     write_file(path, msgspec.json.encode(document), what=what, fail=fail)

@@ -107,7 +107,7 @@ def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
         return ""
     return tr(
         "A full context cannot be shifted with a quantised KV cache ({type_k} and {type_v}), which would lose "
-        "precision with each shift. Load with f16, bf16 or f32, or let the answer end.",
+        "precision with each shift. Load with f16, bf16 or f32, or let answers end when the context is full.",
         type_k=context.type_k,
         type_v=context.type_v,
     )
@@ -119,8 +119,8 @@ def shift_sentence(kept_tokens: int) -> str:
     `kept_tokens`: tokens before the gap.
     """
     return tr(
-        "The context was full during this answer. It went on, but the model no longer sees what followed the first "
-        "{kept_tokens} tokens.",
+        "The context became full during this answer. The answer went on, but the model no longer sees the oldest "
+        "tokens after the first {kept_tokens}.",
         kept_tokens=kept_tokens,
     )
 

@@ -156,8 +156,8 @@ def room_text(bar: MemoryBar) -> str:
     A device on which the layout places nothing is never short.
     """
     if bar.shortfall_bytes > 0 and bar.parts:
-        return tr("short {size}", size=format_bytes(bar.shortfall_bytes))
-    return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
+        return tr("{size} short", size=format_bytes(bar.shortfall_bytes))
+    return tr("{size} free", size=format_bytes(max(-bar.shortfall_bytes, 0)))
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
@@ -188,19 +188,19 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
         (label, size)
         for label, size in (
             (tr("weights"), row.weights_bytes),
-            (tr("of that, experts"), min(placed.expert_bytes, row.weights_bytes)),
+            (tr("including experts"), min(placed.expert_bytes, row.weights_bytes)),
             (tr("read from the mapped file, reclaimable"), used_bytes),
             (tr("mapped range of the file"), row.mapped_bytes if row.mapped_bytes > used_bytes else 0),
             (tr("KV cache"), row.kv_cache_bytes),
             (tr("recurrent state"), row.recurrent_bytes),
             (tr("compute buffer"), row.compute_bytes),
-            (tr("of that, copies for a pipeline"), row.pipeline_bytes),
-            (tr("of that, for the projector's largest image"), row.projector_bytes),
+            (tr("including copies for pipeline parallelism"), row.pipeline_bytes),
+            (tr("including the projector's largest image"), row.projector_bytes),
             (tr("output buffer"), row.output_bytes),
             (tr("draft model"), row.draft_bytes),
             (tr("overhead"), row.overhead_bytes),
-            (tr("while answering"), row.answering_bytes),
-            (tr("of that, as the context fills"), row.late_bytes),
+            (tr("additional memory during answers"), row.answering_bytes),
+            (tr("including growth as the context fills"), row.late_bytes),
         )
         if size
     ]
@@ -214,7 +214,9 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
             margin=format_bytes(row.margin_bytes),
         )
     )
-    free = tr("unknown; the total is assumed") if room.free_bytes is None else format_bytes(room.free_bytes)
+    free = (
+        tr("unknown (all memory is assumed to be free)") if room.free_bytes is None else format_bytes(room.free_bytes)
+    )
     text.append(tr("free: {free}; total: {total}", free=free, total=format_bytes(room.total_bytes)))
     if room.free_bytes is not None and available_bytes(room) < room.free_bytes:
         text.append(tr("cap: {available}", available=format_bytes(available_bytes(room))))

@@ -62,7 +62,7 @@ class ExportLayoutDialog(Dialog):
         self.notes_label = plain_label("", wrap=True)
         self.notes_view = _Notes(tr("What cannot be exported"))
         form = QFormLayout()
-        form.addRow(tr("For"), self.target_box)
+        form.addRow(tr("Program"), self.target_box)
         self.copy_button = self.add_button(tr("Copy"), self._copy)
         self.save_button = self.add_button(tr("Save…"), self.save_requested.emit)
         self.lay_out(form, self.text_view, self.notes_label, self.notes_view)

@@ -149,7 +149,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
         if preview.hops is not None:
             lines.append(
                 tr(
-                    "Each token goes there and back: {size}, about {time}.",
+                    "Each token sends {size} there and back, which takes about {time}.",
                     size=format_bytes(2 * preview.hops.size_bytes),
                     time=milliseconds_text(2 * preview.hops.between(home, device)),
                 )
@@ -165,7 +165,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
         return ""
     left, right = preview.layout.runs[index : index + 2]
     return tr(
-        "Each token sends {size} from {left} to {right}: about {time}.",
+        "Each token sends {size} from {left} to {right}, which takes about {time}.",
         size=format_bytes(preview.hops.size_bytes),
         left=left.device,
         right=right.device,
@@ -184,8 +184,8 @@ def pipeline_cost(preview: Preview) -> str:
     if factor < 1.05:
         return ""
     return tr(
-        "Overrides turn off pipeline parallelism: without them a long prompt could be read up to {factor} times as "
-        "fast.",
+        "Overrides turn off pipeline parallelism. Without them a long prompt could be processed up to {factor} times "
+        "as fast.",
         factor=f"{factor:.1f}",
     )
 
@@ -367,7 +367,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
         if preview.draft.name:
             sentences.append(tr("Draft model {name} on {devices}.", name=preview.draft.name, devices=devices))
         else:
-            sentences.append(tr("MTP head drafts on {devices}.", devices=devices))
+            sentences.append(tr("MTP head on {devices}.", devices=devices))
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)
 
@@ -384,7 +384,7 @@ _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
 """Least time in seconds of sending weights to a worker, for a line in the tooltip, and for a line in the notes."""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
-REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
+REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so does each answer.")
 
 
 def speed_text(preview: Preview) -> str:

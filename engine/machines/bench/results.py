@@ -441,7 +441,7 @@ def parse_results(data: bytes, name: str) -> BenchResults:
     if head.version != VERSION:
         raise ArgumentError(
             tr(
-                "{name} has results of version {version}, and this Layerdeck reads version {ours}. Export them again "
+                "{name} has results of version {version}, but this Layerdeck reads version {ours}. Export them again "
                 "with the same version.",
                 name=name,
                 version=head.version,

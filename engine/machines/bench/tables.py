@@ -151,7 +151,7 @@ def text_of(results: BenchResults) -> str:
     preset = results.preset
     lines = [
         tr(
-            "{name}: prompts of {prompt} tokens, answers of {answer}, {rounds} rounds, the layouts in turns",
+            "{name}: prompts of {prompt} tokens, answers of {answer} tokens, {rounds} rounds, the layouts alternately",
             name=results.model.name,
             prompt=preset.prompt_tokens,
             answer=preset.answer_tokens,

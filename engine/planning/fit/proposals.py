@@ -322,7 +322,9 @@ class _Search:
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
-            found = self._proposal("ubatch", tr("Lower the ubatch to {n_ubatch}", n_ubatch=n_ubatch), context=context)
+            found = self._proposal(
+                "ubatch", tr("Lower the micro batch size to {n_ubatch}", n_ubatch=n_ubatch), context=context
+            )
             if found is not None:
                 return found
             n_ubatch //= 2

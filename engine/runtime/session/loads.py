@@ -248,7 +248,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
         _note(
             transition,
             tr(
-                "Not loaded: short on {shortage}, according to the engine's forecast.",
+                "Not loaded, because according to the engine's forecast memory is short: {shortage}.",
                 shortage=shortage_words(tried.rows),
             ),
             loaded=False,
@@ -258,7 +258,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
     _try(
         transition,
         _base(transition).with_layout(found.layout),
-        tr("{outcome} Moved: {change}.", outcome=outcome, change=found.change),
+        tr("{outcome} Change for the next attempt: {change}.", outcome=outcome, change=found.change),
         found.tenths,
     )
 

@@ -272,7 +272,7 @@ def lost_event(
         return Failed(kind="unreachable", message=" ".join(sentences))
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
-    what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
+    what = tr("made no progress") if outcome.reason is EndReason.STALLED else tr("was lost")
     remedy = tr("Restart the RPC worker, then load again.")
     # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
     if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):

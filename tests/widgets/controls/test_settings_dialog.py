@@ -146,9 +146,9 @@ def test_files_beside_the_model(qtbot: QtBot, dialog: SettingsDialog) -> None:
     assert form.projector_label.text() == "none"
     assert form.device_box.isHidden()
     names = SideFileNames("/a/mmproj.gguf", "CUDA1", (AdapterName("/a/x.gguf", 0.5), AdapterName("/a/y.gguf", 1.0)))
-    dialog.set_side_files(names, ("CUDA0", "CUDA1", "CPU"), (Decision("projector", "CUDA1", "Chosen.", True),))
+    dialog.set_side_files(names, ("CUDA0", "CUDA1", "CPU"), (Decision("projector", "CUDA1", "Set explicitly.", True),))
     assert form.projector_label.text() == "mmproj.gguf"
-    assert form.projector_line.text() == "Chosen."
+    assert form.projector_line.text() == "Set explicitly."
     assert form.device_box.currentText() == "CUDA1"
     assert [row.name_label.text() for row in form.adapter_rows] == ["x.gguf", "y.gguf"]
     with qtbot.waitSignal(form.projector_device_chosen) as placed:

@@ -247,7 +247,7 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
 
     assert "needs 3.50 GiB on this device (probed)" in card_of(strip, "CUDA0").toolTip()
     assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
-    assert "The layout puts nothing here." in card_of(strip, "CPU").toolTip()
+    assert "The layout places nothing on this device." in card_of(strip, "CPU").toolTip()
     assert "layout" not in card_of(strip, "RPC0").toolTip()
 
 

@@ -62,7 +62,9 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
             ),
         )
     else:
-        why = tr("Besides pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+        why = (
+            tr("Apart from pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+        )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
 

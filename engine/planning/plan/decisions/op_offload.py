@@ -56,7 +56,9 @@ def decide_op_offload(
     reason = (
         tr("Measured with prompts: {gain}.", gain=gain_words(measured))
         if measured is not None
-        else tr("Chosen; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        else tr(
+            "Set explicitly; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH
+        )
         if chosen
         else tr("The engine's default.")
     )
@@ -66,7 +68,7 @@ def decide_op_offload(
 def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> str:
     device, tokens = borrowing_device(rig, layout), used.offload_batch
     if asked is False:
-        return tr("Chosen: the CPU computes its layers for prompts too.")
+        return tr("Set explicitly: the CPU computes its layers for prompts too.")
     if not used.op_offload:
         return tr(
             "{device} has no room for copies of the CPU's weights; with such copies it could speed up long prompts.",
@@ -81,8 +83,8 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
             tokens=tokens,
         )
     return tr(
-        "{device} computes the CPU's layers too for prompts of {tokens} tokens and more; for answers the CPU "
-        "computes them.",
+        "For prompts of at least {tokens} tokens {device} also computes the CPU's layers; for answers the CPU computes "
+        "them.",
         device=device,
         tokens=tokens,
     )

@@ -35,7 +35,7 @@ def decide_pipeline(
     """Return the decision on pipeline parallelism; its reason includes the bytes of the copies in `estimate`."""
     is_open = asked.pipeline == "auto"
     reason = _reason(layout, used, estimate, is_open=is_open)
-    text = reason if is_open else tr("Chosen. {reason}", reason=reason)
+    text = reason if is_open else tr("Set explicitly. {reason}", reason=reason)
     return Decision("pipeline", used.pipeline, text, overridden=not is_open)
 
 

@@ -109,10 +109,10 @@ def _measured(choice: MeasuredChoice, processor: Processor) -> str:
 def _chosen(threads: int, processor: Processor) -> str:
     if threads > processor.cores:
         return tr(
-            "Chosen. There are more threads than cores ({cores}), so threads wait for each other.",
+            "Set explicitly. There are more threads than cores ({cores}), so threads wait for each other.",
             cores=processor.cores,
         )
-    return tr("Chosen.")
+    return tr("Set explicitly.")
 
 
 def _cores(count: int) -> str:

@@ -102,7 +102,7 @@ def test_a_known_device_follows_the_offer() -> None:
     used = with_offer(back, msgspec.structs.replace(offered, user="garden"))
     assert (used.away, used.available_bytes) == ("used by garden", 0)
     assert with_offer(back, msgspec.structs.replace(offered, user="laptop", is_yours=True)).away == ""
-    assert with_offer(back, None).away == "not offered now"
+    assert with_offer(back, None).away == "not lent now"
 
 
 def machines_of(home: Home, tunnels: Tunnels) -> RemoteMachines:

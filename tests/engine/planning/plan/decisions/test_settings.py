@@ -127,7 +127,7 @@ def test_a_length_that_is_found_fits_and_twice_as_much_does_not(memory: ModelMem
     ("n_ctx", "says", "overridden"),
     [
         (8192, "The default length", False),
-        (16384, "Chosen.", True),
+        (16384, "Set explicitly.", True),
         (262144, "longer than the trained length of 131072 tokens", True),
     ],
 )
@@ -176,8 +176,8 @@ def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> No
         (Processor(14, 6), {}, 6, 6, "per performance core (6 cores)"),
         (Processor(16, 8, 2), {}, 2, 2, "(cgroup) allows 2 cores"),
         (Processor(16, 8, 12), {}, 8, 8, "per performance core (8 cores)"),
-        (Processor(8, 8), {"threads": 3}, 3, 3, "Chosen."),
-        (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Chosen."),
+        (Processor(8, 8), {"threads": 3}, 3, 3, "Set explicitly."),
+        (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Set explicitly."),
         (Processor(8, 8), {"threads_batch": 4}, 8, 4, "One thread on each of 8 cores"),
         (Processor(8, 8), {"threads": 64}, 64, 64, "more threads than cores (8)"),
     ],
@@ -209,7 +209,7 @@ def test_measured_threads(memory: ModelMemory) -> None:
     assert not found["threads"].overridden
     chosen = decisions(memory, rig, layout(), ContextSettings(threads=3), host)
     assert (chosen["threads"].value, chosen["threads_batch"].value) == (3, 3)
-    assert chosen["threads"].reason == "Chosen."
+    assert chosen["threads"].reason == "Set explicitly."
     prompts = decisions(memory, rig, layout(), ContextSettings(threads_batch=4), host)
     assert (prompts["threads"].value, prompts["threads_batch"].value) == (8, 4)
 

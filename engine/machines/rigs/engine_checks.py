@@ -96,7 +96,7 @@ WEIGHT_TOLERANCE = 0.9
 """Largest error, as in `TOLERANCE`, of weights with few bits against F16. Two bits with random weights give 0.5."""
 CACHE_TOLERANCE = 0.25
 """Largest error, as in `TOLERANCE`, of a cache with few bits against F16, which is less exact by design."""
-FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
+FELL_SILENT = "It was not tested, because the worker no longer answered; restart the worker."
 TIMEOUT_S = 120.0
 
 

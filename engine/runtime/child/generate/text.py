@@ -36,7 +36,7 @@ def tokenize(loaded: LoadedContext, text: str, *, add_special: bool, parse_speci
 _LEAST_BYTES = 256 << 20
 _BYTES_EACH = 256
 _SECONDS_EACH = 50e-6
-_MADE_SO = "The model file is damaged, or made to do so; use another file of this model."
+_MADE_SO = "The model file is damaged or manipulated; use another file of this model."
 
 
 def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:

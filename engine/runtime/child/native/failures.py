@@ -43,7 +43,7 @@ def failure(kind: str, sentence: str) -> RequestError:
 STEP_SECONDS = 10.0
 """Default limit of processor time, in seconds. Time that other processes use on a busy machine does not count."""
 STEP_BYTES = 1 << 30
-SIMPLER = "Make it simpler or empty it, then load the model again."
+SIMPLER = "Simplify or clear it, then load the model again."
 _LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 5
 
@@ -191,7 +191,7 @@ class NodeLimit:
         if all(after - before > self.seconds for after, before in zip(now, self._begun, strict=True)):
             self._say(
                 f"The engine process ended itself because one operation of {self._name} took more than "
-                f"{self.seconds:.3g} s. The model file is damaged, or made to do so; use another file of this model."
+                f"{self.seconds:.3g} s. The model file is damaged or manipulated; use another file of this model."
             )
             os._exit(GAVE_UP_EXIT_CODE)
 

@@ -141,7 +141,7 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--tls-cert", "a.pem"], "belong together"),
         (["--allow-origin", "*"], "no origin"),
         (["--alias", "coder"], "NAME=FILE"),
-        (["--alias", "coder=nowhere", "--only"], "is no file and no model"),
+        (["--alias", "coder=nowhere", "--only"], "is neither a file nor a model"),
         (["--alias", "a\nb=c"], "on one line"),
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--api-key-file", "SHORT"], "is not a key"),

@@ -117,7 +117,7 @@ def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str
         "  CUDA0 refused 2.0 MiB. Moved: all.",
         "fit",
         "layerdeck-cli: CUDA0 ran out of memory.",
-        "Memory of CUDA0 is held by:",
+        "Memory of CUDA0 is used by:",
         "  browser (7) 3.0 MiB",
         "  python (8) an unknown amount, this program",
         "What should fit:",
@@ -186,7 +186,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_endless_repetition_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Message(id="1", role="assistant", content="ha ha", stop_reason="repetition")
     TextChat().done(msgspec.structs.replace(DONE, stop_reason="repetition"), answer)
-    assert "repeats itself without end. --repeat-penalty 1.1" in capsys.readouterr().err
+    assert "kept repeating itself. --repeat-penalty 1.1" in capsys.readouterr().err
     TextChat().done(DONE, answer)
     assert "repeats itself" not in capsys.readouterr().err
     JsonChat().done(msgspec.structs.replace(DONE, stop_reason="repetition"), answer)

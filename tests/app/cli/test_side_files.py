@@ -204,7 +204,7 @@ def test_what_a_projector_computes_in_is_a_part_of_its_own(capsys: pytest.Captur
     assert "The projector computes the largest image in " in told.out
     assert "is not counted" not in told.out
     guessed = run_here(capsys, *words[:-1])
-    assert "What the projector computes images in is not counted; a probe counts it (--probe)." in guessed.out
+    assert "The projector's compute buffer for images is not included; a probe measures it (--probe)." in guessed.out
 
 
 def test_a_limit_below_the_projectors_minimum_is_refused_before_a_load(

@@ -65,8 +65,8 @@ def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> N
     assert plan.victims == (FAR,)
     question = load_question(plan, "new", NOW_S)
     assert question.text == (
-        "new needs RPC0, in use by far (answering). A worker serves one model at a time. "
-        "The running answer of far would be stopped."
+        "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
+        "An answer of far would be stopped."
     )
     assert question.beside_text == ""
     assert not question.can_remember
@@ -76,8 +76,8 @@ def test_what_would_still_be_missing_on_a_worker_in_use_is_said() -> None:
     plan = find_room(rows(RPC0=9 * GIB), [ADA, FAR], beside(ADA, FAR))
     assert plan.victims == (FAR,)
     assert load_question(plan, "new", NOW_S).text == (
-        "new needs RPC0, in use by far (answering). A worker serves one model at a time. "
-        "Even then 1.00 GiB on RPC0 would be missing. The running answer of far would be stopped."
+        "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
+        "Even then 1.00 GiB on RPC0 would be missing. An answer of far would be stopped."
     )
 
 

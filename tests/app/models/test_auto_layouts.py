@@ -237,7 +237,7 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     with qtbot.waitSignal(window.desk.notices.given) as told:
         layouts.use("fewest")
     assert told.args is not None
-    assert "CUDA0 is switched off but has pinned layers" in told.args[0].text
+    assert "CUDA0 is excluded but has pinned layers" in told.args[0].text
     assert edit_of(window) == before
 
 

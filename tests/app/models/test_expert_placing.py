@@ -157,5 +157,7 @@ def test_outcomes_in_words() -> None:
     assert outcome_text(ExpertOutcome(START, 0, 0, fits=True)) == ""
     assert outcome_text(ExpertOutcome(START, 2, mib, fits=False)) == "1.0 MiB, does not fit"
     assert outcome_text(ExpertOutcome(START, 2, mib, fits=True)) == "1.0 MiB"
-    assert outcome_text(ExpertOutcome(START, 2, mib, True, None, speed)) == "1.0 MiB, fits then, roughly 10 tokens/s"
+    assert (
+        outcome_text(ExpertOutcome(START, 2, mib, True, None, speed)) == "1.0 MiB, would fit with roughly 10 tokens/s"
+    )
     assert outcome_text(ExpertOutcome(START, 2, mib, True, speed, faster)) == "1.0 MiB, roughly 10 → 20 tokens/s"

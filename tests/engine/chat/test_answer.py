@@ -313,7 +313,7 @@ def test_files_are_read_before_the_model_is_asked() -> None:
         (read,) = run.counted(counted(read, 9))
     (finish,) = run.files_read({})
     assert isinstance(finish, Finish)
-    assert "not stored any more" in finish.failure
+    assert "no longer saved" in finish.failure
 
 
 INPUTS = ("restored", "counted", "overflow", "files", "token", "flush", "stop", "answer_now", "done", "fail")

@@ -64,7 +64,7 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
 
 def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() -> None:
     row = row_of(GIB, compute_bytes=3 * MIB, projector_bytes=2 * MIB)
-    assert "compute buffer: 3.0 MiB\nof that, for the projector's largest image: 2.0 MiB" in bar_tooltip(row)
+    assert "compute buffer: 3.0 MiB\nincluding the projector's largest image: 2.0 MiB" in bar_tooltip(row)
     assert bar_of_row(row).used_bytes - (bar_of_row(row).other_bytes or 0) == row.need_bytes == GIB + 3 * MIB
     assert "projector" not in bar_tooltip(row_of(GIB, compute_bytes=3 * MIB))
 
@@ -72,7 +72,7 @@ def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() 
 def test_experts_are_a_part_of_their_own_in_the_colour_of_the_legend(qtbot: QtBot) -> None:
     bar = bar_of_row(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
     assert [(part.role, part.size_bytes) for part in bar.parts] == [("weights", GIB), ("experts", 3 * GIB)]
-    assert "of that, experts: 3.00 GiB" in bar_tooltip(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
+    assert "including experts: 3.00 GiB" in bar_tooltip(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
     assert parts_texts(bar)[0] == "weights 1.0 · experts 3.0 GiB"
     image = QImage(800, 20, QImage.Format.Format_RGB32)
     painter = QPainter(image)

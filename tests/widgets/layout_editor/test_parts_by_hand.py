@@ -172,7 +172,7 @@ def test_the_menu_says_what_moving_all_experts_would_change(make_hand: MakeHand)
     assert asked == ["asked"]
     hand.editor.show_expert_outcomes({"to_cpu": "12.0 GiB, does not fit", "back": ""})
     to_cpu, back = hand.editor.view.expert_actions.values()
-    assert to_cpu.text().replace("&", "") == "All Experts to the CPU  (12.0 GiB, does not fit)"
+    assert to_cpu.text().replace("&", "") == "Move All Experts to the CPU  (12.0 GiB, does not fit)"
     assert not back.isEnabled(), "nothing would come back"
     to_cpu.trigger()
     assert wanted == ["to_cpu"]
@@ -227,7 +227,7 @@ def test_boundaries_and_parts_say_what_they_cost_a_token(make_hand: MakeHand) ->
     boundary = tooltip_of(hand.shown, HandleTarget(0))
     assert "Each token sends 8.0 KiB from CUDA0 to CUDA1: about 0.05 ms." in boundary
     part = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"))
-    assert "Each token goes there and back: 16.0 KiB, about 0.06 ms." in part
-    assert "without them a long prompt could be read up to 1.5 times as fast." in part
+    assert "Each token sends 16.0 KiB there and back, which takes about 0.06 ms." in part
+    assert "Without them a long prompt could be processed up to 1.5 times as fast." in part
     no_pipeline = make_hand(replace(preview, hops=hops, speed=speed))
     assert "pipeline" not in tooltip_of(no_pipeline.shown, PartTarget(42, LANES[CPU_ID], "experts"))

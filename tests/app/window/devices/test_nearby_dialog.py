@@ -130,7 +130,7 @@ def test_a_machine_is_found_paired_added_and_forgotten(
     qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, reachable at its address")
     click(dialog, "forget")
     qtbot.waitUntil(lambda: not rows(dialog, served))
-    assert "is forgotten on this computer" in dialog.text
+    assert "was deleted on this computer" in dialog.text
     click(dialog, "close")
     assert presenter.dialog is None
 

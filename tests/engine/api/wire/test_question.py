@@ -103,7 +103,7 @@ def test_references_to_overlapping_parts_do_not_multiply() -> None:
         "anyOf": [{"$ref": "#" + "/" * count} for count in range(400)],
         "properties": {str(n): {} for n in range(400)},
     }
-    with pytest.raises(ApiError, match="too long to be a grammar"):
+    with pytest.raises(ApiError, match="too large to be turned into a grammar"):
         forced_schema(question(tools=(tool("f", many),), choice="f"))
 
 

@@ -323,7 +323,7 @@ def test_a_worker_that_ended_for_good_is_not_offered() -> None:
     with Key() as key:
         ended, running = Ended(card, key, None, ""), Running(host, key, None, "")
         _supervise([ended, running], until, told.append)
-    assert told == ["CUDA0 is lent no more. It ended."]
+    assert told == ["CUDA0 is no longer lent. It ended."]
     assert ended.describe() is None
     assert running.describe() is not None
 

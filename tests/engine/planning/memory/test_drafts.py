@@ -149,7 +149,9 @@ def test_a_draft_that_has_changed_since_it_was_chosen_is_refused(
     with pytest.raises(ModelFileError, match=r"small.gguf: the draft model has changed .* Choose it again"):
         of(plan)
     path.unlink()
-    with pytest.raises(ModelFileError, match=r"small.gguf: the draft model is gone. Choose another one"):
+    with pytest.raises(
+        ModelFileError, match=r"small.gguf: the file of the draft model no longer exists. Choose another one"
+    ):
         of(plan)
 
 

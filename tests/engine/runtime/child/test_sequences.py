@@ -236,7 +236,7 @@ def test_a_state_that_the_engine_does_not_take_costs_nobody_an_answer(model: Pat
         child.send(RestoreSequence(id=3, path=str(path)))
         said = child.last_words(2, 3)
         assert isinstance(said[3][-1], Failure)
-        assert "does not take the state" in said[3][-1].message
+        assert "rejects the state" in said[3][-1].message
         assert "".join(message.text for message in said[2] if isinstance(message, Piece)) == text
 
 

@@ -161,7 +161,7 @@ def test_a_stall_blames_a_server_only_when_one_does_not_answer() -> None:
     blamed = lost_event(stalled, "read", DEVICES, silent)
     assert isinstance(blamed, Failed)
     assert blamed.kind == "unreachable"
-    assert blamed.message.startswith("attic (attic:1) did not go on")
+    assert blamed.message.startswith("attic (attic:1) made no progress")
     fine = greeting("10.0.0.1:50052", GreetingStatus.OK) | greeting("attic:1", GreetingStatus.OK)
     unblamed = lost_event(stalled, "read", DEVICES, fine)
     assert isinstance(unblamed, Failed)

@@ -271,15 +271,15 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
 @pytest.mark.parametrize(
     ("backend", "on_cpu", "behind", "asked", "value", "says"),
     [
-        ("CUDA", 8, False, {}, True, "D0 computes the CPU's layers too for prompts of 32 tokens"),
-        ("Vulkan", 8, False, {}, True, "D0 computes the CPU's layers too"),
+        ("CUDA", 8, False, {}, True, "For prompts of at least 32 tokens D0 also computes the CPU's layers"),
+        ("Vulkan", 8, False, {}, True, "D0 also computes the CPU's layers"),
         ("CUDA", 0, False, {}, True, "no layer's weights are in host memory"),
         ("CUDA", 8, True, {}, True, "placed after a GPU cannot use op offload"),
         ("RPC", 8, False, {}, True, "no device here computes"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),
         ("CUDA", 8, False, {"op_offload": False}, False, "Chosen"),
-        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 computes the CPU's layers too"),
+        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 also computes the CPU's layers"),
     ],
 )
 def test_op_offload(

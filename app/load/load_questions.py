@@ -101,7 +101,7 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
     text = tr(
         "{text} This would fit: {proposal} ({words}).", text=question.text, proposal=proposal.text, words=proposal.words
     )
-    return replace(question, text=text, proposal_text=tr("Change that and load"), proposal_tool_tip=proposal.text)
+    return replace(question, text=text, proposal_text=tr("Apply and load"), proposal_tool_tip=proposal.text)
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:

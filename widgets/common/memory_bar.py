@@ -189,8 +189,8 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
         for label, size in (
             (tr("weights"), row.weights_bytes),
             (tr("including experts"), min(placed.expert_bytes, row.weights_bytes)),
-            (tr("read from the mapped file, reclaimable"), used_bytes),
-            (tr("mapped range of the file"), row.mapped_bytes if row.mapped_bytes > used_bytes else 0),
+            (tr("memory-mapped weights in use (reclaimable)"), used_bytes),
+            (tr("memory-mapped part of the file"), row.mapped_bytes if row.mapped_bytes > used_bytes else 0),
             (tr("KV cache"), row.kv_cache_bytes),
             (tr("recurrent state"), row.recurrent_bytes),
             (tr("compute buffer"), row.compute_bytes),

@@ -67,7 +67,7 @@ def away_text(device: Device) -> str:
     """Return a sentence on a paired machine's device that cannot be used now; empty if the device can be used."""
     if not device.away:
         return ""
-    return tr("This device cannot be used now ({reason}). It becomes usable automatically.", reason=device.away)
+    return tr("This device cannot be used now ({reason}). Layerdeck checks it again automatically.", reason=device.away)
 
 
 def shared_text(device: Device) -> str:

@@ -77,7 +77,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return texts for the content of a lane, the longest first, so that a label can show the first that fits."""
     if content.group is not None and not content.group.is_folded:
-        return (tr("devices below"),)
+        return (tr("see the devices below"),)
     if not content.has_draft:
         return _layer_texts(content)
     if not (content.ranges or content.blocks or content.has_output or content.share is not None):
@@ -155,7 +155,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
                 )
             )
         lines += filter(None, [pipeline_cost(preview)])
-    lines.append(tr("Drag to another lane to move it; a selection moves as one."))
+    lines.append(tr("Drag this part to another lane to move it. Selected layers move together."))
     return "\n".join(lines)
 
 
@@ -279,7 +279,7 @@ def summary_text(preview: Preview, selection: Selection) -> str:
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
-        return tr("{layers} with KV: {size}", layers=layers_text(first, last), size=format_bytes(size))
+        return tr("{layers} with KV cache: {size}", layers=layers_text(first, last), size=format_bytes(size))
     weights = sum(layer.weights_bytes for layer in preview.layers)
     weights += preview.token_embedding_bytes + preview.output_weights_bytes
     return tr("{count} layers · {weights}", count=len(preview.layers), weights=format_bytes(weights))

@@ -205,7 +205,7 @@ class LoadReport(QWidget):
     def _show_remedies(self) -> None:
         count, is_offered = len(self._stopped), bool(self._stopped) and self._is_unreachable
         self.restart_button.setText(tr("Restart Worker") if count <= 1 else tr("Restart Workers"))
-        self.lay_out_button.setText(tr("Plan Without It") if count <= 1 else tr("Plan Without Them"))
+        self.lay_out_button.setText(tr("Plan Without Worker") if count <= 1 else tr("Plan Without Workers"))
         self.restart_button.setToolTip(plain_tool_tip(tr("Start {names} again", names=", ".join(self._stopped))))
         self.lay_out_button.setToolTip(tr("Propose a layout that uses only the other devices; Undo reverts it"))
         for button in (self.restart_button, self.lay_out_button):

@@ -202,7 +202,7 @@ def side_lines(measured: Measured) -> Iterator[str]:
         yield f"{state.device}: {', '.join(_state_words(state))}"
     load = measured.other_load
     if load is not None:
-        yield tr("other programs took {percent:.0f} % of the processors", percent=100 * load)
+        yield tr("other programs used {percent:.0f} % of the processors", percent=100 * load)
     if measured.problem:
         yield measured.problem
 

@@ -173,7 +173,7 @@ class Layout:
         self._check_layer(first)
         self._check_layer(last)
         if first > last:
-            raise LayoutError(tr("layers {first}-{last} are the wrong way round", first=first, last=last), place="runs")
+            raise LayoutError(tr("layers {first}-{last} are in reverse order", first=first, last=last), place="runs")
         assignment = list(self.assignment())
         assignment[first : last + 1] = [device] * (last - first + 1)
         # Decided by the layout before the move, because afterwards the last layer may be on another device.
@@ -299,7 +299,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
             raise LayoutError(tr("a run needs a device"), place=f"runs[{index}].device")
         if run.last < run.first:
             raise LayoutError(
-                tr("layers {first}-{last} are the wrong way round", first=run.first, last=run.last), place=place
+                tr("layers {first}-{last} are in reverse order", first=run.first, last=run.last), place=place
             )
         if run.first != expected:
             raise LayoutError(_misplaced(run, expected, runs[index - 1] if index else None), place=place)

@@ -254,9 +254,7 @@ def _parse_range(item: JsonObject, key: str) -> tuple[int, int]:
         item.refuse(tr('layers are written as "5" or "0-15", counted from 0'), key)
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        item.refuse(
-            tr("layers {first}-{last} are the wrong way round; write {last}-{first}", first=first, last=last), key
-        )
+        item.refuse(tr("layers {first}-{last} are in reverse order; write {last}-{first}", first=first, last=last), key)
     return first, last
 
 

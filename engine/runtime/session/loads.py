@@ -51,7 +51,7 @@ from engine.runtime.session.state import (
     out_of_memory_ending,
 )
 
-INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this. The log has the details."))
+INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this action. The log has the details."))
 
 
 def begin(transition: Transition, order: LoadOrder) -> None:

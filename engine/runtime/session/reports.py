@@ -161,7 +161,7 @@ def crash_event(
     peers = ""
     if devices:
         names = ", ".join(f"{names_of(held)} ({endpoint})" for endpoint, held in devices.items())
-        peers = tr("It used {names}. Check what runs there: it may not answer like an RPC worker.", names=names)
+        peers = tr("The engine process used {names}. Check that an RPC worker runs there.", names=names)
     if outcome.reason is EndReason.STALLED:
         return Failed(kind="stalled", message=" ".join(filter(None, (outcome.sentence, peers))))
     if outcome.reason is EndReason.STOPPED:
@@ -174,7 +174,7 @@ def crash_event(
     if not outcome.is_fault_of_engine:
         known = peers = ""
     is_named = not model or model in message or not outcome.may_be_of_model
-    named = "" if is_named else tr("It was running {model}.", model=model)
+    named = "" if is_named else tr("The process was running {model}.", model=model)
     if known or peers or named:
         # The sentence may end with a quotation from standard error, with or without a full stop.
         message = " ".join(filter(None, (f"{message.rstrip('.')}.", named, known, peers)))
@@ -185,10 +185,10 @@ def progress_words(progress: LoadProgress) -> str:
     """Return sentences on how far a stalled load was, and what to do if it was only slow."""
     fraction = progress.fraction
     reached = (
-        tr("The load had got as far as {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
+        tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
         if fraction is None
         else tr(
-            "The load had got as far as {stage_words}: {percent} % done.",
+            "The load had reached this stage: {stage_words} ({percent} % done).",
             stage_words=STAGE_WORDS[progress.stage],
             percent=int(fraction * 100),
         )

@@ -195,7 +195,7 @@ def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand
         "experts of layer 42 on CPU",
         "weights: 300.0 MiB",
         "The layer and its KV cache are on CUDA1.",
-        "Drag to another lane to move it; a selection moves as one.",
+        "Drag this part to another lane to move it. Selected layers move together.",
         "Pinned to CPU: automatic layouts leave it there.",
     ]
     free = make_hand(replace(moe_preview(), embedding_moves=True))

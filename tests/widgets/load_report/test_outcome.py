@@ -102,7 +102,7 @@ def out_of_memory(*, free_bytes: int | None) -> OutOfMemory:
     [
         (
             1536 * MIB,
-            "RPC0 (attic) needed 2.00 GiB and had 1.50 GiB free: 512.0 MiB missing.",
+            "RPC0 (attic) needed 2.00 GiB, but had only 1.50 GiB free: 512.0 MiB missing.",
         ),
         (None, "RPC0 (attic) could not allocate 2.00 GiB."),
         (

@@ -99,7 +99,7 @@ def _reason(processor: Processor) -> str:
 
 def _measured(choice: MeasuredChoice, processor: Processor) -> str:
     return tr(
-        "{threads} on {cores}: measured, {gain}.",
+        "{threads} on {cores}, as measured: {gain}.",
         threads=tr_count("{count} thread", "{count} threads", choice.value),
         cores=_cores(processor.cores),
         gain=gain_words(choice),

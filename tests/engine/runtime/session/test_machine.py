@@ -143,7 +143,7 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
     story = Story().loaded()
     story.put(inputs.Ask(Generate(prompt="a")))
     story.ended(stalled)
-    assert "got as far" not in story.endings[-1].message  # type: ignore[union-attr]
+    assert "had reached this stage" not in story.endings[-1].message  # type: ignore[union-attr]
 
 
 def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Pat
         story.ended(ProcessOutcome(EndReason.ITSELF, signal=11))
         (ending,) = story.endings
         assert isinstance(ending, Crashed)
-        assert ("It was running small.gguf." in ending.message) == is_draft
+        assert ("The process was running small.gguf." in ending.message) == is_draft
 
 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:

@@ -204,8 +204,10 @@ def test_measured_threads(memory: ModelMemory) -> None:
     host = HostFacts("linux", Processor(16, 16))
     found = decisions(memory, rig, layout(), ContextSettings(), host)
     assert (found["threads"].value, found["threads_batch"].value) == (8, 16)
-    assert found["threads"].reason == ("8 threads on 16 cores: measured, 1.25 times as fast as with 16 (1.20 to 1.30).")
-    assert found["threads_batch"].reason == "16 threads on 16 cores: measured, no other value was clearly faster."
+    assert found["threads"].reason == (
+        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (1.20 to 1.30)."
+    )
+    assert found["threads_batch"].reason == "16 threads on 16 cores, as measured: no other value was clearly faster."
     assert not found["threads"].overridden
     chosen = decisions(memory, rig, layout(), ContextSettings(threads=3), host)
     assert (chosen["threads"].value, chosen["threads_batch"].value) == (3, 3)

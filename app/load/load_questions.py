@@ -56,7 +56,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
         text += tr(" An answer of {names} would be stopped.", names=_join(busy))
     return LoadQuestion(
         text=text,
-        unload_text=tr("Unload {whom} and load", whom=whom),
+        unload_text=tr("Unload {models} and load", models=whom),
         unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
         beside_text="" if room.workers else tr("Load anyway"),
         # An answer that is being written is never ended unasked.

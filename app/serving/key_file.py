@@ -42,7 +42,7 @@ def read_keys(path: Path, what: str) -> KeyFile:
             _write_new(path)
         if path.stat().st_size > MAX_KEY_FILE_BYTES:
             raise ArgumentError(
-                tr("{what}: {path} is larger than {size} KiB.", what=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
+                tr("{file}: {path} is larger than {size} KiB.", file=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
             )
         lines = [line.strip() for line in path.read_bytes().splitlines()]
         # Elsewhere these bits do not tell who can read a file.
@@ -57,9 +57,9 @@ def read_keys(path: Path, what: str) -> KeyFile:
         if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
             raise ArgumentError(
                 tr(
-                    "{what}: line {number} of {path} is not a key. A key has at least {count} ASCII characters and "
-                    "no spaces.",
-                    what=what,
+                    "{file}: line {number} of {path} is not a key. A key has at least {count} ASCII characters and no "
+                    "spaces.",
+                    file=what,
                     number=number,
                     path=path,
                     count=MIN_KEY_CHARACTERS,
@@ -69,8 +69,8 @@ def read_keys(path: Path, what: str) -> KeyFile:
     if not keys:
         raise ArgumentError(
             tr(
-                "{what}: {path} contains no key. Delete the file; Layerdeck then creates a new key.",
-                what=what,
+                "{file}: {path} contains no key. Delete the file; Layerdeck then creates a new key.",
+                file=what,
                 path=path,
             )
         )
@@ -111,4 +111,4 @@ def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
     `what`: description of the file, with which the error message begins.
     """
     reason = error.strerror or error
-    return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))
+    return ArgumentError(tr("{file}: {path} cannot be used: {reason}.", file=what, path=path, reason=reason))

@@ -104,9 +104,9 @@ class Recovery(QObject):
         box.setText(tr("Layerdeck crashed or was killed last time."))
         box.setInformativeText(
             tr(
-                "{what} You can save a report with technical details. The report contains none of your texts and is "
+                "{event} You can save a report with technical details. The report contains none of your texts and is "
                 "not sent anywhere.",
-                what=what,
+                event=what,
             ).strip()
         )
         box.setDetailedText(report)

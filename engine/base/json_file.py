@@ -183,7 +183,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     """
     try:
         if len(data) > MAX_FILE_BYTES:
-            raise ValueError(tr("this is larger than 1 MiB, so it is not a {what} file", what=what))
+            raise ValueError(tr("this is larger than 1 MiB, so it is not a {kind} file", kind=what))
         # Some editors begin a file with a byte order mark.
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value: object = json.loads(
@@ -204,13 +204,13 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
             source=source,
         ) from error
     except RecursionError as error:
-        raise fail(tr("this is nested too deeply for a {what} file", what=what), source=source) from error
+        raise fail(tr("this is nested too deeply for a {kind} file", kind=what), source=source) from error
     # The two errors above are ValueErrors as well, so their clauses come first.
     except ValueError as error:
         raise fail(str(error), source=source) from error
     if not isinstance(value, dict):
         raise fail(
-            tr("a {what} file must contain one object, not {shown}", what=what, shown=_shown(value)), source=source
+            tr("a {kind} file must contain one object, not {shown}", kind=what, shown=_shown(value)), source=source
         )
     root = JsonObject(value, "", source, fail)
     found = root.integer("version", 0, 1 << 31)
@@ -222,8 +222,8 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         )
         root.refuse(
             tr(
-                "this {what} file has version {found}, but only version {version} is supported; {remedy}",
-                what=what,
+                "this {kind} file has version {found}, but only version {version} is supported; {remedy}",
+                kind=what,
                 found=found,
                 version=version,
                 remedy=remedy,
@@ -243,7 +243,7 @@ def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(
-            tr("the {what} file cannot be read ({reason}); check the path", what=what, reason=reason), source=path.name
+            tr("the {kind} file cannot be read ({reason}); check the path", kind=what, reason=reason), source=path.name
         ) from error
 
 
@@ -254,7 +254,7 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(
-            tr("the {what} file cannot be written ({reason}); choose another place", what=what, reason=reason),
+            tr("the {kind} file cannot be written ({reason}); choose another place", kind=what, reason=reason),
             source=path.name,
         ) from error
 
@@ -278,7 +278,7 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise fail(
-            tr("the folder of the {what} cannot be created ({strerror})", what=what, strerror=error.strerror),
+            tr("the folder of the {kind} cannot be created ({reason})", kind=what, reason=error.strerror),
             source=path.name,
         ) from error
     write_file(path, msgspec.json.encode(document), what=what, fail=fail)

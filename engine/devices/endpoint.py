@@ -295,9 +295,10 @@ class _Talk:
         if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
             theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
             words = tr(
-                "speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both",
-                theirs=theirs,
-                ours=ours,
+                "speaks version {worker_version} of the RPC protocol, but this program speaks version {own_version}; "
+                "run the same release on both computers",
+                worker_version=theirs,
+                own_version=ours,
             )
             return GreetingStatus.WRONG_VERSION, words
         self._has_greeted = True

@@ -57,7 +57,7 @@ class Removal:
                 )
             )
         if self.owner:
-            parts.append(tr("It belongs to {owner}, which will no longer find it.", owner=self.owner))
+            parts.append(tr("The file belongs to {owner}, which will no longer find it.", owner=self.owner))
         return " ".join(parts)
 
 

@@ -59,8 +59,8 @@ class SavedKvStatesDialog(Dialog):
         if n_conversations:
             self.use_label.setText(
                 tr_count(
-                    "{size} of {count} conversation",
-                    "{size} of {count} conversations",
+                    "{size} for {count} conversation",
+                    "{size} for {count} conversations",
                     n_conversations,
                     size=format_bytes(size_bytes),
                 )

@@ -125,7 +125,7 @@ class ImportLayoutDialog(Dialog):
         self.name_box.setAccessibleName(tr("Model of the configuration"))
         self.name_box.hide()
         self.notes_label = plain_label("", wrap=True)
-        self.notes_view = _Notes(tr("What was read"))
+        self.notes_view = _Notes(tr("Result of the import"))
         self._pause = QTimer(self, singleShot=True, interval=PAUSE_MS)
         self._pause.timeout.connect(self.text_changed)
         self.add_button(tr("Open File…"), self.open_requested.emit)

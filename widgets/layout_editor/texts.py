@@ -339,11 +339,11 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
     if row is None:
         return f"{content.device.id}: {holds}."
     if content.device.state and content.is_empty:
-        return tr("{id}: {holds}, {state}.", id=content.device.id, holds=holds, state=content.device.state)
+        return tr("{id}: {contents}, {state}.", id=content.device.id, contents=holds, state=content.device.state)
     return tr(
-        "{id}: {holds}, {room} of {available}.",
+        "{id}: {contents}, {room} of {available}.",
         id=content.device.id,
-        holds=holds,
+        contents=holds,
         room=room_text(bar_of_row(row)),
         available=format_bytes(available_bytes(row)),
     )

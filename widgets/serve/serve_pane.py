@@ -302,7 +302,7 @@ class ServePane(QWidget):
         risk = tr("For addresses that other computers reach: others on the network can read the requests.")
         for field, tip in ((self.host_edit, ""), (self.port_box, ""), (self.key_box, ""), (self.plain_box, risk)):
             field.setEnabled(not status.is_on and not status.is_busy)
-            field.setToolTip(tr("Stop the server to change this.") if status.is_on else tip)
+            field.setToolTip(tr("Stop the server to change this setting.") if status.is_on else tip)
         self.new_key_button.setEnabled(not status.is_busy)
         self._show_key()
         self._show_snippet()

@@ -193,7 +193,7 @@ class _Search:
         what = (
             tr("{layer} and the output layer", layer=layer_words(first, last)) if output else layer_words(first, last)
         )
-        return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
+        return tr("Move {layers} from {device} to {target}", layers=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
         """Return a proposal that moves everything on one short device to another device; None if no device has room.

@@ -328,7 +328,7 @@ def _runs_of(assignment: Sequence[str]) -> tuple[Run, ...]:
 
 def _misplaced(run: Run, expected: int, before: Run | None) -> str:
     if before is None:
-        return tr("the first run starts at layer {first}; it has to start at layer 0", first=run.first)
+        return tr("the first run starts at layer {first}; it must start at layer 0", first=run.first)
     if run.first > expected:
         missing = (
             tr("layer {expected} is", expected=expected)

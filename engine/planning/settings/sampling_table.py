@@ -81,7 +81,10 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         WholeNumber(0, MAX_WINDOW, left_open=LeftOpen(None, None, "start", or_empty=True)),
         "Answer",
         tr("Tokens kept by a shift"),
-        tr("number of first tokens that stay when a full context is shifted; empty: those before the first question"),
+        tr(
+            "number of first tokens that stay when a full context is shifted; empty: all tokens before the first "
+            "question"
+        ),
     ),
     SamplingSetting(
         "repetition",

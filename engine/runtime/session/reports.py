@@ -72,30 +72,30 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
     where = _GENERATING if answering else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
     if message.draft:
-        where = tr("{where}, for the draft model", where=where)
+        where = tr("{when}, for the draft model", when=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
     what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("Nothing was allocated before.")
     requested = format_bytes(message.requested_bytes)
     if message.draft:
         sentences = tr(
-            "{device} ran out of memory {where}: {requested} requested{free}. {what} Put the draft model on another "
-            "device, move layers off {device}, or load without the draft.",
+            "{device} ran out of memory {when}: {requested} requested{free}. {allocated} Move the draft model to "
+            "another device, move layers off {device}, or load without the draft.",
             device=message.device,
-            where=where,
+            when=where,
             requested=requested,
             free=free,
-            what=what,
+            allocated=what,
         )
     else:
         sentences = tr(
-            "{device} ran out of memory {where}: {requested} requested{free}. {what} Move layers off "
-            "{device}, shorten the context or choose a smaller KV cache type.",
+            "{device} ran out of memory {when}: {requested} requested{free}. {allocated} Move layers off {device}, "
+            "shorten the context or choose a smaller KV cache type.",
             device=message.device,
-            where=where,
+            when=where,
             requested=requested,
             free=free,
-            what=what,
+            allocated=what,
         )
     return OutOfMemory(
         stage=answering or message.stage,

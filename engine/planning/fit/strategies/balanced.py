@@ -49,9 +49,9 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     elif bench.holds_all(layout):
         left = _headroom(bench, layout).values()
         least, most = format_bytes(min(left)), format_bytes(max(left))
-        keeping = tr("each have {least} to {most} free besides the margin", least=least, most=most)
+        keeping = tr("each have {least} to {most} free in addition to the margin", least=least, most=most)
         if len(used) == 1:
-            keeping = tr("has {least} free besides the margin", least=least)
+            keeping = tr("has {least} free in addition to the margin", least=least)
         yield Candidate(
             layout,
             tr(

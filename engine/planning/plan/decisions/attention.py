@@ -85,7 +85,7 @@ def decide_flash_attention(
     can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
     uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
     if uses is None:
-        return Decision("flash_attn", "auto", tr("Decided during the load, when llama.cpp asks the devices."))
+        return Decision("flash_attn", "auto", tr("llama.cpp decides this during the load, depending on the devices."))
     if uses:
         return Decision(
             "flash_attn", "on", tr("All devices of the layout support flash attention, which saves memory and time.")

@@ -71,7 +71,7 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
         return tr("Set explicitly: the CPU computes its layers for prompts too.")
     if not used.op_offload:
         return tr(
-            "{device} has no room for copies of the CPU's weights; with such copies it could speed up long prompts.",
+            "{device} could speed up long prompts, but has no room for copies of the CPU's weights.",
             device=device,
         )
     if device is None:

@@ -88,7 +88,7 @@ class JsonObject:
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(tr("this must be a whole number, not {shown}", shown=_shown(value)), key)
         if not low <= value <= high:
-            self.refuse(tr("{shown} is not within {low} to {high}", shown=_shown(value), low=low, high=high), key)
+            self.refuse(tr("{shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key)
         return value
 
     def number(self, key: str) -> float:

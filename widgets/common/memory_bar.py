@@ -156,8 +156,8 @@ def room_text(bar: MemoryBar) -> str:
     A device on which the layout places nothing is never short.
     """
     if bar.shortfall_bytes > 0 and bar.parts:
-        return tr("{size} short", size=format_bytes(bar.shortfall_bytes))
-    return tr("{size} free", size=format_bytes(max(-bar.shortfall_bytes, 0)))
+        return tr("short {size}", size=format_bytes(bar.shortfall_bytes))
+    return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class WholeNumber:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(tr("this must be a whole number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
-            raise ValueError(tr("{value} is not within {allowed}", value=str(value)[:40], allowed=self.allowed))
+            raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> int | None:
@@ -116,7 +116,7 @@ class WholeNumber:
             )
         # A number without a unit, such as a seed, counts nothing, so "too many" would be wrong.
         if number > self.high and not self.unit:
-            raise ValueError(tr("{value} is not within {allowed}", value=str(number)[:40], allowed=self.allowed))
+            raise ValueError(tr("{value} is outside of {allowed}", value=str(number)[:40], allowed=self.allowed))
         if number > self.high:
             raise ValueError(
                 tr(
@@ -158,7 +158,7 @@ class Real:
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
-            item.refuse(tr("{value:g} is not within {allowed}", value=number, allowed=self.allowed), key)
+            item.refuse(tr("{value:g} is outside of {allowed}", value=number, allowed=self.allowed), key)
         return number
 
     def written(self, value: Value) -> Value:
@@ -175,7 +175,7 @@ class Real:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(tr("this must be a number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
-            raise ValueError(tr("{value:g} is not within {allowed}", value=value, allowed=self.allowed))
+            raise ValueError(tr("{value:g} is outside of {allowed}", value=value, allowed=self.allowed))
         return float(value)
 
     def typed(self, text: str) -> float:

@@ -52,7 +52,7 @@ def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], t
     assert (code, pack["name"], pack["state"], pack["devices"]) == (exit_codes.OK, "tiny", "off", [])
     assert (pack["removable"], Path(pack["folder"])) == (True, packs_path() / "tiny")
     code, out = told(capsys, "check", "tiny")
-    assert (code, "Switched off" in out) == (exit_codes.OK, True)
+    assert (code, "Turned off" in out) == (exit_codes.OK, True)
     assert told(capsys, "remove", "tiny")[0] == exit_codes.OK
     assert list(packs_path().iterdir()) == []
 

@@ -102,7 +102,9 @@ def test_an_ending_amid_generated_text_begins_a_line_of_its_own(capsys: pytest.C
 def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str]) -> None:
     printer = TextPrinter()
     printer.show(Progress(stage="fit"))
-    printer.show(Attempt(number=2, layout="layers 0-3 on CPU", reason="CUDA0 refused 2.0 MiB. Moved: all."))
+    printer.show(
+        Attempt(number=2, layout="layers 0-3 on CPU", reason="CUDA0 refused 2.0 MiB. Change for the next attempt: all.")
+    )
     printer.show(Progress(stage="fit"))
     holders = (MemoryHolder(pid=7, name="browser", held_bytes=3 * MIB), MemoryHolder(pid=8, name="python", ours=True))
     printer.show(
@@ -114,7 +116,7 @@ def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.splitlines() == [
         "fit",
         "attempt 2: layers 0-3 on CPU",
-        "  CUDA0 refused 2.0 MiB. Moved: all.",
+        "  CUDA0 refused 2.0 MiB. Change for the next attempt: all.",
         "fit",
         "layerdeck-cli: CUDA0 ran out of memory.",
         "Memory of CUDA0 is used by:",

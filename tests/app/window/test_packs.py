@@ -99,7 +99,7 @@ def test_packs_are_shown_switched_and_removed(
     assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Turn Off")
 
     click(dialog, "switch")
-    qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor])
+    qtbot.waitUntil(lambda: rows(dialog) == ["good Turned off.", poor])
     assert dialog.switch_button.text() == "Turn On"
     assert searches == ["again"]
     click(dialog, "switch")

@@ -83,13 +83,13 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("device", "place", "words"),
     [
-        ({**CUDA, "total_bytes": -5}, "devices[0].total_bytes", "not negative"),
+        ({**CUDA, "total_bytes": -5}, "devices[0].total_bytes", "not be negative"),
         ({**CUDA, "total_bytes": "-5GiB"}, "devices[0].total_bytes", "is not a size"),
         ({**CUDA, "total_bytes": "24 QB"}, "devices[0].total_bytes", "is not a size"),
         ({**CUDA, "total_bytes": 1.5}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": True}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": 10**30}, "devices[0].total_bytes", "larger than any device"),
-        ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "no memory"),
+        ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "without memory"),
         ({**CUDA, "total_bytes": None}, "devices[0].total_bytes", "whole bytes"),
         ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "missing"),
         ({"id": "A", "total_bytes": 1}, "devices[0].backend", "missing"),

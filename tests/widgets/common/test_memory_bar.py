@@ -58,7 +58,7 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
         ("pipeline", 2 * GIB),
     ]
     assert bar.used_bytes - (bar.other_bytes or 0) == row.need_bytes
-    assert "copies for a pipeline: 2.00 GiB" in bar_tooltip(row)
+    assert "copies for pipeline parallelism: 2.00 GiB" in bar_tooltip(row)
     assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
 
 
@@ -95,8 +95,8 @@ def test_a_mapped_file_counts_as_far_as_the_layout_reads_it() -> None:
     bar = bar_of_row(row, placed=placed)
     assert (bar.mapped_bytes, bar.mapped_expert_bytes) == (5 * GIB, 4 * GIB)
     assert parts_texts(bar)[0] == "mapped 5.0 GiB"
-    assert "read from the mapped file, reclaimable: 5.00 GiB" in bar_tooltip(row, placed=placed)
-    assert "mapped range of the file: 59.00 GiB" in bar_tooltip(row, placed=placed)
+    assert "memory-mapped weights in use (reclaimable): 5.00 GiB" in bar_tooltip(row, placed=placed)
+    assert "memory-mapped part of the file: 59.00 GiB" in bar_tooltip(row, placed=placed)
     assert bar_of_row(row).mapped_bytes == 59 * GIB
 
 

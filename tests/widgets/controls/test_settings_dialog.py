@@ -24,7 +24,7 @@ from widgets.controls.values import AdapterName, SideFileNames
 DECISIONS = (
     Decision("n_ctx", 32768, "What 24 GiB on devices suggest; more can be chosen."),
     Decision("flash_attn", "on", "Needed by the q8_0 V cache."),
-    Decision("load_mode", "none", "Chosen: weights are read.", True),
+    Decision("load_mode", "none", "Set explicitly: weights are read.", True),
     Decision("op_offload", True, "CUDA0 computes prompts."),
     Decision("threads", 8, "One thread on each of 8 cores."),
 )
@@ -73,7 +73,7 @@ def choose(box: QComboBox, text: str) -> None:
 
 def test_each_setting_says_what_is_used_and_why(dialog: SettingsDialog) -> None:
     assert dialog.rows.line("flash_attn") == "on: Needed by the q8_0 V cache."
-    assert dialog.rows.line("load_mode") == "Chosen: weights are read."
+    assert dialog.rows.line("load_mode") == "Set explicitly: weights are read."
     assert dialog.rows.line("op_offload") == "on: CUDA0 computes prompts."
     assert dialog.rows.line("n_ctx") == "32\u202f768: What 24 GiB on devices suggest; more can be chosen."
     assert dialog.rows.line("type_k") == ""

@@ -348,7 +348,7 @@ def test_a_device_that_is_away_is_greyed_and_says_so(qtbot: QtBot) -> None:
     strip = make_strip(qtbot, replace(lent, away="used by garden"))
     card = card_of(strip, "attic-CPU")
     assert card.status_text == "used by garden"
-    assert "returns automatically" in card.toolTip()
+    assert "checks it again automatically" in card.toolTip()
     assert card._id_label.property("role") == "dim"
     assert "Remove attic-CPU from the rig" in actions_of(card.context_menu())
     strip.set_devices((lent,))

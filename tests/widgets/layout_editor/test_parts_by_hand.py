@@ -225,7 +225,7 @@ def test_boundaries_and_parts_say_what_they_cost_a_token(make_hand: MakeHand) ->
     report = replace(preview.report, advice=(Advice("override_stops_pipeline", "m", "r"),))
     hand = make_hand(replace(preview, hops=hops, speed=speed, report=report))
     boundary = tooltip_of(hand.shown, HandleTarget(0))
-    assert "Each token sends 8.0 KiB from CUDA0 to CUDA1: about 0.05 ms." in boundary
+    assert "Each token sends 8.0 KiB from CUDA0 to CUDA1, which takes about 0.05 ms." in boundary
     part = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"))
     assert "Each token sends 16.0 KiB there and back, which takes about 0.06 ms." in part
     assert "Without them a long prompt could be processed up to 1.5 times as fast." in part

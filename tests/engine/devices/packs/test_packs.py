@@ -148,11 +148,11 @@ def manifest(**changed: object) -> Manifest:
     ("changed", "sentence"),
     [
         ({"version": 2}, "version 2, but this program reads version 1"),
-        ({"name": "../x"}, "no name of a pack"),
-        ({"name": "X"}, "no name of a pack"),
+        ({"name": "../x"}, "not a valid pack name"),
+        ({"name": "X"}, "not a valid pack name"),
         ({"files": {}}, "lists 0 files"),
-        ({"files": {"../l.so": PackFile(1, "0" * 64)}}, "no name of a file"),
-        ({"files": {"manifest.json": PackFile(1, "0" * 64)}}, "no name of a file"),
+        ({"files": {"../l.so": PackFile(1, "0" * 64)}}, "not a valid name of a file"),
+        ({"files": {"manifest.json": PackFile(1, "0" * 64)}}, "not a valid name of a file"),
         ({"files": {"l.so": PackFile(-1, "0" * 64)}}, "no size or no checksum"),
         ({"files": {"l.so": PackFile(1, "zz")}}, "no size or no checksum"),
         ({"files": {"l.so": PackFile(5 << 30, "0" * 64)}}, "a pack may take at most 4.00 GiB"),
@@ -175,7 +175,7 @@ def test_what_a_pack_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
         engine_version()
     )
     assert "It is for win32 x86_64" in manifest(system="win32").misfit(engine_version())
-    assert "this is engine 3" in manifest().misfit("engine 3")
+    assert "this program has engine 3" in manifest().misfit("engine 3")
 
 
 def test_the_old_pack_is_kept_if_the_new_one_cannot_take_its_place(

@@ -99,7 +99,7 @@ def test_an_unsigned_pack_says_so_for_as_long_as_it_is_on(store: PackStore, keys
     assert used.words == "In use: Vulkan0. It is unsigned, so its publisher is unknown."
     assert used.document()["maker"] == {"kind": "unsigned", "key": "", "name": ""}
     (off,) = list_packs(store, book.switched("vulkan", on=False), "engine")
-    assert off.words == "Switched off."
+    assert off.words == "Turned off."
     beside = replace(store, user=tmp_path / "none", beside=(store.user,))
     (came,) = list_packs(beside, book, "engine")
     assert came.words == "In use: Vulkan0."

@@ -87,7 +87,7 @@ def test_sentences(outcome: ProcessOutcome, error: type[EngineError], words: str
 def test_every_unwanted_end_says_what_to_do() -> None:
     reasons = [reason for reason in EndReason if reason is not EndReason.STOPPED]
     sentences = [ProcessOutcome(reason, exit_code=1, detail="x").sentence for reason in reasons]
-    remedies = ("try again", "install", "check this machine")
+    remedies = ("try again", "install", "check this computer")
     assert all(any(remedy in sentence.lower() for remedy in remedies) for sentence in sentences)
 
 

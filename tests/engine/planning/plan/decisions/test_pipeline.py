@@ -106,7 +106,7 @@ def test_what_was_chosen_is_kept(memory: ModelMemory, pipeline: Pipeline) -> Non
     for devices in (LARGE, rig(GIB, GIB)):
         found = decided(resolve(memory, devices, TWO, chosen(pipeline)))
         assert (found.value, found.overridden) == (pipeline, True)
-        assert found.reason.startswith("Chosen. ")
+        assert found.reason.startswith("Set explicitly. ")
 
 
 @pytest.mark.parametrize(

@@ -224,8 +224,8 @@ def test_measured_threads(memory: ModelMemory) -> None:
     [
         ({}, "on", "All devices", False),
         ({"type_v": "q8_0"}, "on", "Needed by the q8_0 V cache", False),
-        ({"flash_attn": "off"}, "off", "Chosen", True),
-        ({"flash_attn": "on"}, "on", "Chosen", True),
+        ({"flash_attn": "off"}, "off", "Set explicitly", True),
+        ({"flash_attn": "on"}, "on", "Set explicitly", True),
     ],
 )
 def test_flash_attention(memory: ModelMemory, asked: dict[str, str], value: str, says: str, overridden: bool) -> None:
@@ -280,7 +280,7 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
         ("RPC", 8, False, {}, True, "no device here computes"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),
-        ("CUDA", 8, False, {"op_offload": False}, False, "Chosen"),
+        ("CUDA", 8, False, {"op_offload": False}, False, "Set explicitly"),
         ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 also computes the CPU's layers"),
     ],
 )

@@ -251,7 +251,7 @@ def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow,
     with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
-    assert "settings have changed" in told.args[0].text
+    assert "settings changed" in told.args[0].text
     assert told.args[0].bad
     assert edit_of(window) == edited
 
@@ -265,7 +265,7 @@ def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, 
     with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
-    assert f"it is for {model.name}" in told.args[0].text
+    assert f"it was made for {model.name}" in told.args[0].text
     assert edit_of(window) == edit
 
 

@@ -70,7 +70,7 @@ def test_a_number_of_experts_is_one_step_of_undo(window: WindowParts, qtbot: QtB
     qtbot.waitUntil(lambda: bool(layout_of(window).overrides))
     (override,) = layout_of(window).overrides
     assert override.layers in (range(3), range(5, 8))
-    assert window.desk.document.undo_group.undoText() == "experts of 3 layers on CPU"
+    assert window.desk.document.undo_group.undoText() == "place experts of 3 layers on CPU"
     window.desk.document.undo_group.undo()
     assert layout_of(window) == START
 

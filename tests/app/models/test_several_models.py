@@ -339,7 +339,7 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
     assert not preview.report.fits
     bench.desk.loader.load()
     assert bench.questions[-1] is not None
-    assert bench.questions[-1].text.startswith("bob does not fit beside ada (idle): ")
+    assert bench.questions[-1].text.startswith("bob does not fit together with ada (idle): ")
     bench.desk.loader.answer(LoadChoice(LoadAnswer.BESIDE))
     bench.wait_for(bob, Phase.READY)
     assert bench.loaded_names == ["ada", "bob"]

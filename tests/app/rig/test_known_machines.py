@@ -134,7 +134,7 @@ def test_a_machine_is_remembered_greyed_and_back_by_itself(
         qtbot.waitUntil(lambda: second.away == {"attic-CPU": ""})
         assert second.device("attic-CPU").via is not None
         assert second.device("attic-CPU").available_bytes > 0
-        assert any("attic is here again" in each for each in second.said)
+        assert any("attic can be used again" in each for each in second.said)
         # What the user removes is not remembered.
         second.live.set_devices(second.live.devices.without("attic-CPU"))
         qtbot.waitUntil(lambda: read_rig(folder / "machines.json").devices == ())

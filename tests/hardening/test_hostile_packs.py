@@ -59,7 +59,10 @@ ARCHIVES: dict[str, tuple[Callable[[], Members], str]] = {
         lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.SYMTYPE, "/etc/passwd"), b"")],
         "is not a regular file",
     ),
-    "hard link": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.LNKTYPE, "/etc/passwd"), b"")], "no plain file"),
+    "hard link": (
+        lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.LNKTYPE, "/etc/passwd"), b"")],
+        "not a regular file",
+    ),
     "pipe": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.FIFOTYPE), b"")], "is not a regular file"),
     "device": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.CHRTYPE), b"")], "is not a regular file"),
     "manifest is a link": (
@@ -73,7 +76,7 @@ ARCHIVES: dict[str, tuple[Callable[[], Members], str]] = {
         lambda: [*begun(), (f"x/{LIBRARY}", bytes(1 << 22))],
         "it contains more than its manifest lists|is not",
     ),
-    "folders only": (lambda: [(member("x", tarfile.DIRTYPE), b"")] * 500, "it is made of folders"),
+    "folders only": (lambda: [(member("x", tarfile.DIRTYPE), b"")] * 500, "it contains only folders"),
     "more than the disk": (
         lambda: begun(files={LIBRARY: {"bytes": 4 << 30, "sha256": "0" * 64}}),
         "ends before|Free some space and install it again",

@@ -344,7 +344,7 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     pane.send_button.click()
     assert not model.conversation.is_answering
     assert pane.prompt_edit.toPlainText() == "Where?"
-    assert "They are in the settings of this conversation." in reading.main.status_line.text()
+    assert "Edit the tools in the settings of this conversation." in reading.main.status_line.text()
     field.text_edit.setPlainText(TOOLS)
     field.flush()
     assert field.fault_label.isHidden()

@@ -115,7 +115,7 @@ def test_a_port_in_use_is_told_and_can_be_changed(qtbot: QtBot, dialog: LendDial
 
 def test_a_limit_that_is_none_or_too_large_is_told(dialog: LendDialog, lender: Lender) -> None:
     (row,) = dialog.rows
-    for text, words in (("much", "CPU: "), ("9999GiB", "lend at most that")):
+    for text, words in (("much", "CPU: "), ("9999GiB", "Enter at most that size")):
         row.cap_line.setText(text)
         click(dialog, "lend")
         assert words in dialog.text

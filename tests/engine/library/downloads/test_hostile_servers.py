@@ -128,7 +128,7 @@ def test_a_file_that_changed_asks(server: HubServer, tmp_path: Path) -> None:
     server.repos["org/m"].files["m.gguf"] = OTHER
     file = hub_file(server, "org/m", "m.gguf", tmp_path)
     end = fetch(order_of(file))
-    assert (end.kind, "begin it anew" in end.message) == ("changed", True)
+    assert (end.kind, "start the download over" in end.message) == ("changed", True)
     assert (tmp_path / "m.gguf.part").stat().st_size == 200 * KIB
     assert _is_placed(fetch(order_of(file, restart=True)), tmp_path, OTHER)
 

@@ -144,7 +144,7 @@ def test_cards_are_found_on_the_bus(tmp_path: Path) -> None:
         ("NVIDIA", "nvidia", ("CPU", "RPC"), "built without CUDA and Vulkan"),
         ("AMD", "amdgpu", ("CPU",), "LAYERDECK_BACKEND=vulkan python3 make.py setup"),
         ("NVIDIA", "nouveau", ("CUDA",), "uses the driver nouveau"),
-        ("NVIDIA", "vfio-pci", ("CUDA",), "given to a virtual machine"),
+        ("NVIDIA", "vfio-pci", ("CUDA",), "assigned to a virtual machine"),
         ("AMD", "amdgpu", ("Vulkan",), "does not list it"),
     ],
 )

@@ -191,8 +191,8 @@ def test_damaged_files_are_refused_and_the_model_stays(model: Path, saved: Path,
     flipped = bytearray(whole)
     flipped[-100] ^= 1
     cases = {
-        "empty": (b"", "not a saved sequence"),
-        "garbage": (b"GGUF" + bytes(5000), "not a saved sequence"),
+        "empty": (b"", "not a saved KV state"),
+        "garbage": (b"GGUF" + bytes(5000), "not a saved KV state"),
         "short": (whole[: len(whole) // 2], "damaged"),
         "long": (whole + b"x", "damaged"),
         "flipped": (bytes(flipped), "damaged"),

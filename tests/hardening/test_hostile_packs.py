@@ -128,7 +128,7 @@ def test_a_header_that_unpacks_to_gigabytes_is_not_read(store: PackStore, tmp_pa
 def test_what_is_no_archive(store: PackStore, tmp_path: Path, data: bytes) -> None:
     archive = tmp_path / "pack.tar.gz"
     archive.write_bytes(data)
-    assert "pack.tar.gz" in refuse(store, archive) or "no engine pack" in refuse(store, archive)
+    assert "pack.tar.gz" in refuse(store, archive) or "not an engine pack" in refuse(store, archive)
 
 
 def test_a_file_that_is_not_there_and_a_folder(store: PackStore, tmp_path: Path) -> None:

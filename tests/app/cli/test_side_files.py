@@ -202,7 +202,7 @@ def test_what_a_projector_computes_in_is_a_part_of_its_own(capsys: pytest.Captur
         assert row["compute_bytes"] - row["projector_bytes"] == plain["compute_bytes"]
     told = run_here(capsys, *words, "--image-max-tokens", "64")
     assert "The projector computes the largest image in " in told.out
-    assert "is not counted" not in told.out
+    assert "is not included" not in told.out
     guessed = run_here(capsys, *words[:-1])
     assert "The projector's compute buffer for images is not included; a probe measures it (--probe)." in guessed.out
 

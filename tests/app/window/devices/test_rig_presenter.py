@@ -34,7 +34,7 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     presenter = KeptWeightsPresenter(Background(window), notices, window)
     box = open_box(presenter, window, qtbot)
     assert "3.0 MiB" in box.text()
-    remove = next(button for button in box.buttons() if "Empty" in button.text())
+    remove = next(button for button in box.buttons() if "Clear Cache" in button.text())
     with qtbot.waitSignal(notices.given) as told:
         remove.click()
     assert told.args is not None

@@ -72,7 +72,7 @@ def test_no_name_leads_out_of_its_folder(tmp_path: Path, path: str) -> None:
 
 def test_two_files_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
     listing = make_listing("org/m", "c" * 40, [])
-    with pytest.raises(ArgumentError, match="one name"):
+    with pytest.raises(ArgumentError, match="the same name"):
         in_folder(listing, [HubFile("a/m.gguf", 1, "x"), HubFile("b/m.gguf", 1, "y")], HubSettings(), tmp_path)
 
 

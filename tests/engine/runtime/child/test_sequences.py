@@ -159,7 +159,7 @@ def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, t
     for path, context, words in (
         (other, CONTEXT, "another model"),
         (model, msgspec.structs.replace(CONTEXT, type_k="f32", type_v="f32"), "Load with the same KV types"),
-        (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "kept apart"),
+        (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "separate sequences"),
         (model, msgspec.structs.replace(CONTEXT, flash_attn="off"), "flash attention"),
         (model, msgspec.structs.replace(CONTEXT, swa_full=True), "swa_full"),
     ):

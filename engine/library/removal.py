@@ -52,7 +52,7 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "{names} is moved with it, because nothing else uses it.",
+                    "{names} is moved too, because no other model uses it.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )

@@ -217,7 +217,7 @@ def test_conversations_survive_a_fault_of_the_disk(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     for fault in ("full", "gone"):
         sentence, notice, kept = said[fault]
-        assert "cannot be stored" in sentence, said
+        assert "cannot be saved" in sentence, said
         assert "check the disk" in sentence
         assert (notice, kept) == ("", ["after", "amid", "before"]), fault
     assert said["short"] == ["kept", "", ["after", "amid", "before"]]
@@ -257,7 +257,7 @@ for nth in range(1, int(sys.argv[2])):
                 kept.append(str(number))
             except EngineError as error:
                 faults += 1
-                assert "cannot be stored" in error.summary(), error.summary()
+                assert "cannot be saved" in error.summary(), error.summary()
         end()
     with closing(ChatStore(path, makes_copies=False)) as store:
         assert not store.notice, (nth, store.notice)

@@ -232,7 +232,7 @@ class Bench:
         try:
             work()
         except CancelledError:
-            ended = tr("The comparison was cancelled; what was measured until then is kept.")
+            ended = tr("The comparison was cancelled. The measurements until then are kept.")
         for trial in self._trials:
             self._summarise(trial)
         return with_comparisons(msgspec.structs.replace(self._known(), ended=ended))

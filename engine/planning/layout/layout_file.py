@@ -166,7 +166,7 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
     if n_layers is not None and layers_in_file not in (None, n_layers):
         root.refuse(
             tr(
-                "the layout is for a model of {layers_in_file} layers and this one has {n_layers}",
+                "the layout is for a model of {layers_in_file} layers, but this model has {n_layers}",
                 layers_in_file=layers_in_file,
                 n_layers=n_layers,
             ),

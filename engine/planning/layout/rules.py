@@ -308,7 +308,7 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
         yield Violation(
             "layer_count",
             tr(
-                "The layout is for {n_layers} layers and {name} has {model_layers}.",
+                "The layout is for {n_layers} layers, but {name} has {model_layers}.",
                 n_layers=layout.n_layers,
                 name=model.name or tr("the model"),
                 model_layers=model.n_layers,

@@ -75,7 +75,7 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
             device=device,
         )
     if device is None:
-        return tr("Nothing to gain: {why_nothing}.", why_nothing=_why_nothing(layout))
+        return tr("No effect: {reason}.", reason=_why_nothing(layout))
     if used.n_ubatch < tokens:
         return tr(
             "No effect: the micro batch size of {n_ubatch} tokens is below the threshold of {tokens}.",

@@ -137,5 +137,5 @@ def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Vi
         message = tr(
             "The smallest image ({least} tokens) is larger than the largest ({most} tokens).", least=least, most=most
         )
-        remedy = tr("Set one of them to auto, or raise the largest image.")
+        remedy = tr("Set the smallest or the largest image to auto, or raise the largest image.")
     yield Violation("image_limit", message, remedy)

@@ -40,7 +40,7 @@ def find_fault(file: Path) -> str:
 
     A missing folder is made.
     """
-    remedy = tr("settings last until the window closes. Give Layerdeck a folder that it can write to.")
+    remedy = tr("settings are lost when the window closes. Give Layerdeck a folder that it can write to.")
     try:
         str(file).encode()
     except UnicodeEncodeError:
@@ -137,14 +137,14 @@ class _IniStore(QSettings):
         if self._fails and not before:
             self.tell(
                 tr(
-                    "Settings cannot be written to {file}; changes last until the window closes, or are stored when "
-                    "there is room. Check the disk's free space and permissions.",
+                    "Settings cannot be saved in {file}. Changes are lost when the window closes, unless they can be "
+                    "saved by then. Check the disk's free space and permissions.",
                     file=show(str(self._file)),
                 ),
                 True,
             )
         elif before and not self._fails:
-            self.tell(tr("Settings are being stored again, including the changes since the failure."), False)
+            self.tell(tr("Settings are being saved again, including the changes since the failure."), False)
 
 
 class Preference(Generic[_Value]):

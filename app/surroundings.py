@@ -44,7 +44,7 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
             if folder:
                 wrong.append(f"{name}={_quoted(folder)}")
     names = ", ".join(wrong)
-    return tr("Ignored, because not an absolute path or too long: {names}.", names=names) if wrong else ""
+    return tr("Ignored these paths, because they are relative or too long: {names}.", names=names) if wrong else ""
 
 
 def _quoted(folder: str) -> str:

@@ -330,7 +330,7 @@ class ChatArchive(QObject, ChatStorage):
     def _warn(self, error: EngineError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._notices.say(tr("{error} New messages are shown, but not stored.", error=error.summary()), bad=True)
+            self._notices.say(tr("{error} New messages are shown, but not saved.", error=error.summary()), bad=True)
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

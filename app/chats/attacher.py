@@ -246,7 +246,7 @@ class Thumbnails(QObject):
 
 def _thumbnail(data: bytes | None) -> ImageFacts:
     if data is None:
-        raise ChatError(tr("An image is not stored any more."))
+        raise ChatError(tr("An image is no longer saved."))
     return inspect_image(data, tr("An image"))
 
 

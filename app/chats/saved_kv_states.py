@@ -155,7 +155,10 @@ class KvStateRepository(QObject):
         if not self._has_warned:
             self._has_warned = True
             self._notices.say(
-                tr("{sentence} The model will read the conversation again when it continues.", sentence=sentence),
+                tr(
+                    "{sentence} At the next question the model will process the whole conversation again.",
+                    sentence=sentence,
+                ),
                 bad=True,
             )
 

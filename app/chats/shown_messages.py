@@ -19,10 +19,10 @@ from widgets.chat.shown import Role, ShownCall, ShownImage, ShownMessage
 
 ENDINGS = {
     "stopped": tr("Stopped. The partial answer was kept."),
-    "length": tr("The answer reached the length limit. Continue goes on."),
+    "length": tr("The answer reached the length limit. “Continue” makes it longer."),
     "context_full": tr("Stopped because the context is full."),
     "repetition": tr(
-        "Stopped because the answer repeats itself without end. A repeat penalty of 1.1 or a higher temperature helps."
+        "Stopped because the answer kept repeating itself. A repeat penalty of 1.1 or a higher temperature helps."
     ),
 }
 NO_RESULTS: Mapping[str, str] = MappingProxyType({})
@@ -110,7 +110,7 @@ def _speaker(tree: MessageTree, message: Message) -> str:
             if len(same) > 1:
                 # Parallel calls of one tool are told apart by their order.
                 return tr("Result {number} of {name}", number=same.index(message.call_id) + 1, name=show(name))
-            return tr("Result of {name}", name=show(name)) if name else tr("Result of a tool")
+            return tr("Result of {name}", name=show(name)) if name else tr("Tool result")
     return message.model or tr("Model")
 
 

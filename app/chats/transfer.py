@@ -42,11 +42,11 @@ class Form:
 
 
 FORMS = (
-    Form(tr("Markdown, shown branch"), ".md"),
-    Form(tr("Web page, shown branch"), ".html"),
-    Form(tr("Layerdeck JSON, all branches and attachments"), ".json", holds_many=True),
-    Form(tr("llama.cpp JSON lines, all branches"), ".jsonl", holds_many=True),
-    Form(tr("OpenAI messages, shown branch"), ".openai.json"),
+    Form(tr("Markdown (shown branch only)"), ".md"),
+    Form(tr("Web page (shown branch only)"), ".html"),
+    Form(tr("Layerdeck JSON (all branches and attachments)"), ".json", holds_many=True),
+    Form(tr("llama.cpp JSON lines (all branches)"), ".jsonl", holds_many=True),
+    Form(tr("OpenAI messages (shown branch only)"), ".openai.json"),
 )
 READABLE = tr("Exported conversations (*.md *.json *.jsonl);;All files (*)")
 

@@ -70,7 +70,7 @@ def _stall_limit(text: str) -> int:
     if not MIN_STALL_LIMIT_S <= seconds <= MAX_STALL_LIMIT_S:
         raise argparse.ArgumentTypeError(
             f'"{text}" is not a stall limit; use {MIN_STALL_LIMIT_S} to {MAX_STALL_LIMIT_S} seconds, because a shorter '
-            "one would end loads that go on"
+            "one would stop loads that are still in progress"
         )
     return seconds
 
@@ -100,7 +100,11 @@ def _add_inspect_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_devices_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat"
+        "--rpc",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="also use the devices of this RPC worker; may be repeated",
     )
     _add_peer_argument(command)
     command.add_argument(
@@ -110,16 +114,23 @@ def _add_devices_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_peer_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--peer", action="append", default=[], metavar="NAME", help="also ask this paired computer; may repeat"
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also use the devices of this paired computer; may be repeated",
     )
 
 
 def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
     _add_layout_arguments(command)
-    command.add_argument("--probe", action="store_true", help="ask the engine with a load that allocates no memory")
+    command.add_argument(
+        "--probe", action="store_true", help="check the forecast with the engine, by a load that allocates no memory"
+    )
     command.add_argument(
         "--with", dest="added", action="append", default=[], metavar="CARD",
-        help='compare with a card that is not here, such as "RTX 3090" or "2 x RTX 3090"; may repeat',
+        help='compare with a card that this computer does not have, such as "RTX 3090" or "2 x RTX 3090"; '
+        "may be repeated",
     )  # fmt: skip
     command.add_argument("--against", type=Path, metavar="L", help="compare with this layout file")
 
@@ -131,7 +142,7 @@ def _add_together_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="models, the most important one first")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument(
-        "--auto", default="fewest", metavar="STRATEGY", help="how each is placed: " + ", ".join(STRATEGIES)
+        "--auto", default="fewest", metavar="STRATEGY", help="how each model is placed: " + ", ".join(STRATEGIES)
     )
     command.add_argument("--ctx", type=positive, metavar="N", help="context of each model, at most its trained length")
     add_off_argument(command)
@@ -145,7 +156,9 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
     _add_retry_argument(command)
     _add_used_argument(command)
     command.add_argument("--prompt", metavar="TEXT")
-    command.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
+    command.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="file with a JSON list of prompts, each of which is answered"
+    )
     command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
     command.add_argument("--seed", type=int, metavar="S")
     command.add_argument(
@@ -252,12 +265,12 @@ def _add_layout_arguments(
 def _add_search_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
 
-    command.add_argument("text", nargs="*", metavar="TEXT", help="words to search for; without any, trending models")
+    command.add_argument("text", nargs="*", metavar="TEXT", help="words to search for; without words: trending models")
     command.add_argument("--sort", choices=SEARCH_ORDERS, default=SEARCH_ORDERS[0], help="sort order")
     command.add_argument("--limit", type=positive, default=20, metavar="N", help="show at most N (default 20)")
     command.add_argument("--author", metavar="NAME", help="only repositories of this owner")
     command.add_argument(
-        "--tag", action="append", default=[], metavar="TAG", help="only repositories with this tag; may repeat"
+        "--tag", action="append", default=[], metavar="TAG", help="only repositories with this tag; may be repeated"
     )
 
 
@@ -265,7 +278,9 @@ def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.auto_options import add_auto_arguments
     from app.cli.settings_options import add_context_arguments
 
-    command.add_argument("repo", metavar="REPO[:QUANT]", help="such as owner/name, or a page of the hub")
+    command.add_argument(
+        "repo", metavar="REPO[:QUANT]", help="such as owner/name, or the address of its page on Hugging Face"
+    )
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     _add_text_only_argument(command)
     add_auto_arguments(command)
@@ -280,11 +295,13 @@ def _add_text_only_argument(command: argparse.ArgumentParser) -> None:
 
 def _add_download_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "address", metavar="REPO[:QUANT]", help="such as owner/name:Q4_K_M, a page of the hub, or a file's address"
+        "address",
+        metavar="REPO[:QUANT]",
+        help="such as owner/name:Q4_K_M, or the address of a page or file on Hugging Face",
     )
     command.add_argument("--to", type=Path, metavar="DIR", help="target folder (default: the Hugging Face cache)")
     command.add_argument(
-        "--restart", action="store_true", help="restart files that have changed since their download began"
+        "--restart", action="store_true", help="download files again if they have changed since their download began"
     )
     command.add_argument(
         "--reserve", type=_size, metavar="SIZE", help="leave this much of the disk free (default 1GiB)"
@@ -298,7 +315,7 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="also list models in this folder; may repeat",
+        help="also list models in this folder; may be repeated",
     )
     command.add_argument("--fit", action="store_true", help="also forecast how each model fits on this computer")
     command.add_argument("--rig", type=Path, metavar="R", help="with --fit: forecast for the devices of this rig file")
@@ -317,8 +334,12 @@ def _add_import_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--text", metavar="TEXT", help="the command or entry itself")
     command.add_argument("--from", dest="source", choices=IMPORT_SOURCES, help="kind of the text (default: detected)")
-    command.add_argument("--name", metavar="NAME", help="the model in a llama-swap configuration with several")
-    command.add_argument("--model", type=Path, metavar="GGUF", help="file of the model (default: as the text says)")
+    command.add_argument(
+        "--name", metavar="NAME", help="name of the model in a llama-swap configuration with several models"
+    )
+    command.add_argument(
+        "--model", type=Path, metavar="GGUF", help="file of the model (default: the file that the text names)"
+    )
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument("--out", type=Path, metavar="L", help="write the layout file here instead of printing it")
 
@@ -358,10 +379,15 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ID",
-        help="device to lend; may repeat (default: all; CPU for plain RPC)",
+        help="device to lend; may be repeated (default: all; CPU for plain RPC)",
     )
     serve.add_argument(
-        "--except", dest="without", action="append", default=[], metavar="ID", help="lend all but this; may repeat"
+        "--except",
+        dest="without",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="lend all devices but this one; may be repeated",
     )
     serve.add_argument(
         "--cap",
@@ -369,7 +395,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[ID=]SIZE",
-        help="lend at most this much of a device's memory; may repeat",
+        help="lend at most this much of a device's memory; may be repeated",
     )
     serve.add_argument(
         "--margin",
@@ -377,7 +403,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[ID=]SIZE",
-        help="leave this much of a device's free memory for this computer; may repeat",
+        help="leave this much of a device's free memory for this computer; may be repeated",
     )
     serve.add_argument(
         "--keep",
@@ -390,22 +416,22 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--announce", action="store_true", help="with --secure: announce this worker in the local network"
     )
-    serve.add_argument("--name", metavar="NAME", help="with --secure: name of this computer for others")
+    serve.add_argument("--name", metavar="NAME", help="with --secure: name under which other computers list this one")
     serve.add_argument(
-        "--install", action="store_true", help="write a systemd user unit that lends with these options, and end"
+        "--install", action="store_true", help="write a systemd user unit that lends with these options, and exit"
     )
-    serve.add_argument("--uninstall", action="store_true", help="remove that unit, and end")
+    serve.add_argument("--uninstall", action="store_true", help="remove the systemd user unit, and exit")
     serve.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")
     pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD-9RWP-T2FV")
-    pair.add_argument("--name", metavar="NAME", help="name of this computer for the other one")
+    pair.add_argument("--name", metavar="NAME", help="name under which the other computer lists this one")
     pair.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     peers = commands.add_parser("peers", help="list the paired computers")
-    peers.add_argument("--forget", metavar="NAME", help="end the pairing with this computer, on this side")
+    peers.add_argument("--forget", metavar="NAME", help="delete the pairing with the computer NAME on this computer")
     peers.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     kept = commands.add_parser("kept", help="show the size of the weights that workers of this computer cache")
-    kept.add_argument("--empty", action="store_true", help="delete the cache; weights are sent again")
+    kept.add_argument("--empty", action="store_true", help="delete the cached weights; clients then send them again")
     kept.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
@@ -418,8 +444,8 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         "install": "install a pack from a .tar.gz, and check it",
         "remove": "remove an installed pack",
         "check": "check packs anew: all, or one",
-        "on": "use a pack again that was switched off",
-        "off": "leave a pack unused",
+        "on": "use a pack again that was turned off",
+        "off": "turn a pack off",
         "trust": "trust a publisher's key; without a key, print the trusted keys and that of this computer",
         "distrust": "stop trusting a key",
     }
@@ -429,7 +455,9 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name == "install":
             command.add_argument("file", type=Path, metavar="FILE")
-            command.add_argument("--yes", action="store_true", help="do not ask whether its maker is trusted")
+            command.add_argument(
+                "--yes", action="store_true", help="install it without asking whether its publisher is trusted"
+            )
         elif name in ("trust", "distrust"):
             command.add_argument("key", metavar="KEY", nargs="?" if name == "trust" else None)
             if name == "trust":
@@ -449,7 +477,7 @@ def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also examine this RPC worker; may repeat"
+        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also examine this RPC worker; may be repeated"
     )
     _add_peer_argument(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document here")
@@ -463,11 +491,11 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan-together": ("find layouts for several models that are loaded at once", _add_together_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
     "chat": ("chat with a model; conversations are saved", _add_chat_arguments),
-    "bench": ("compare the speeds of layouts by measuring them in turns", _add_bench_arguments),
+    "bench": ("compare the speeds of layouts by measuring them alternately", _add_bench_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
     "serve": ("serve models to other programs by the OpenAI and Anthropic APIs", _add_serve_arguments),
-    "search": ("search for models on the hub", _add_search_arguments),
-    "fit": ("forecast how a model of the hub fits, before it is downloaded", _add_fit_arguments),
+    "search": ("search for models on Hugging Face", _add_search_arguments),
+    "fit": ("forecast how a model on Hugging Face fits, before it is downloaded", _add_fit_arguments),
     "download": ("download a model; run it again to resume", _add_download_arguments),
     "library": ("list the models on this computer", _add_library_arguments),
     "export": ("print the command or file with which another program loads the same layout", _add_export_arguments),

@@ -28,13 +28,20 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
     """Add --auto with the options that need it, and also --device and --margin."""
     command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
     command.add_argument(
-        "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="with --auto: do not use these"
+        "--off",
+        type=_ids,
+        action="append",
+        default=[],
+        metavar="ID[,ID...]",
+        help="with --auto: do not use these devices",
     )
-    command.add_argument("--order", type=_ids, metavar="ID[,ID...]", help="with --auto priority: fill in this order")
+    command.add_argument(
+        "--order", type=_ids, metavar="ID[,ID...]", help="with --auto priority: fill devices in this order"
+    )
     command.add_argument(
         "--pin", type=_pin, action="append", default=[], metavar="LAYERS=ID",
         help="with --auto: pin layers or a part of them to a device, such as 0-3=CUDA0, experts:0-3=CPU, dense:4=CUDA1 "
-        "or output=CPU; may repeat",
+        "or output=CPU; may be repeated",
     )  # fmt: skip
     command.add_argument("--split", action="store_true", help="with --auto: use several devices even if one is enough")
     command.add_argument(
@@ -59,7 +66,7 @@ def add_off_argument(command: argparse.ArgumentParser) -> None:
 def _add_margin_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--margin", type=_margin, action="append", default=[], metavar="ID=SIZE",
-        help="leave this much memory of a device free; may repeat",
+        help="leave this much memory of a device free; may be repeated",
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
     command.add_argument(
         "--layout", type=Path, action="append", default=[], metavar="L",
-        help="layout file; may repeat: the layouts take turns (default: the initial layout)",
+        help="layout file; may be repeated: the layouts are measured alternately (default: the initial layout)",
     )  # fmt: skip
     command.add_argument(
         "--numa-nodes", action="store_true",
@@ -38,13 +38,18 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     for name, text in (
         ("quick", "prompts of 256 tokens, answers of 32, 5 rounds (the default)"),
         ("normal", "prompts of 512 tokens, answers of 128, 7 rounds"),
-        ("long", "the same with 4k, 16k and a full context before them, too"),
+        ("long", "as --normal, and also with 4k, 16k and a full context before the prompt"),
     ):
         lengths.add_argument(f"--{name}", dest="preset", action="store_const", const=name, default="quick", help=text)
     command.add_argument(
-        "--depth", type=_depths, metavar="N[,N...]", help="tokens in the context before prompt and answer, or full"
+        "--depth",
+        type=_depths,
+        metavar="N[,N...]",
+        help="tokens that are already in the context before the prompt, or full",
     )
-    command.add_argument("--rounds", type=positive, metavar="N", help="rounds of each layout; below 5 no verdict")
+    command.add_argument(
+        "--rounds", type=positive, metavar="N", help="rounds of each layout; a verdict needs at least 5"
+    )
     command.add_argument("--prompt-tokens", type=positive, metavar="N", help="length of the prompts")
     command.add_argument("--answer-tokens", type=positive, metavar="N", help="length of the answers")
     command.add_argument("--csv", action="store_true", help="print a table as CSV")
@@ -52,7 +57,7 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the results here, as JSON")
     command.add_argument(
         "--beside", type=Path, action="append", default=[], metavar="FILE",
-        help="also print these saved results, perhaps of another machine; may repeat",
+        help="also print these saved results, even from another computer; may be repeated",
     )  # fmt: skip
 
 

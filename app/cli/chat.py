@@ -65,7 +65,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         if options.tools is not None:
             raise ArgumentError(f"--tools: {error}") from None
         raise ArgumentError(
-            f'--conversation: the tools stored in "{conversation.id}" cannot be used: {error}. Pass --tools.'
+            f'--conversation: the tools saved in "{conversation.id}" cannot be used: {error}. Pass --tools.'
         ) from None
     preset = _preset(options.preset or conversation.preset)
     printer: ChatPrinter = JsonChat() if options.json else TextChat()

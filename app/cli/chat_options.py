@@ -31,13 +31,13 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="text, code, a PDF, an image or sound; may repeat",
+        help="text, code, a PDF, an image or sound; may be repeated",
     )
     command.add_argument(
         "--tools",
         type=Path,
         metavar="FILE",
-        help="tools that the model may call from now on, a JSON list as OpenAI has it; their results are read from "
+        help="tools that the model may call from now on, a JSON list in OpenAI's format; their results are read from "
         "standard input",
     )
     command.add_argument(

@@ -17,8 +17,8 @@ from engine.runtime.session.drafts import draft_words
 from engine.runtime.session.events import Done, Event, Shifted
 
 REPETITION_SENTENCE = (
-    "The answer was ended because it repeats itself without end. --repeat-penalty 1.1 or a higher --temperature helps; "
-    "--repetition continue lets it go on."
+    "The answer was stopped because it kept repeating itself. --repeat-penalty 1.1 or a higher --temperature helps; "
+    "--repetition continue lets such answers go on."
 )
 
 

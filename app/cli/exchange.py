@@ -80,7 +80,7 @@ def _side_file_notes(projector: str, device: str | None, adapters: tuple[tuple[s
     words = [f"--mmproj {projector}"] if projector else []
     words += [f"--mmproj-device {device}"] if projector and device else []
     words += [f"--lora {path}={scale:g}" for path, scale in adapters]
-    return [f"A layout file has no such files; give them to plan and load: {' '.join(words)}"] if words else []
+    return [f"A layout file cannot name these files; pass them to plan and load: {' '.join(words)}"] if words else []
 
 
 def _say_notes(notes: tuple[str, ...]) -> None:
@@ -117,7 +117,7 @@ def _text_of(options: Namespace) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ArgumentError(f"{options.file} is not a text in UTF-8.") from None
+        raise ArgumentError(f"{options.file} is not UTF-8 text.") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -53,11 +53,11 @@ def add_hand_arguments(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--experts", type=_experts, action="append", default=[], metavar="LAYERS=ID",
-        help="place the experts of layers, such as 0-11=CPU, 3,7-9=CUDA1 or all=CPU; may repeat",
+        help="place the experts of layers, such as 0-11=CPU, 3,7-9=CUDA1 or all=CPU; may be repeated",
     )  # fmt: skip
     command.add_argument(
         "--override", type=_override, action="append", default=[], metavar="PATTERN=ID",
-        help="place the tensors whose names match a regular expression, before all other overrides; may repeat",
+        help="place the tensors whose names match a regular expression, before all other overrides; may be repeated",
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def add_place_argument(command: argparse.ArgumentParser) -> None:
     """Add the option --place."""
     command.add_argument(
         "--place", type=_assignment, action="append", default=[], metavar="MODULE=ID",
-        help=f"device of a module: {', '.join(MODULES)}; may repeat",
+        help=f"device of a module: {', '.join(MODULES)}; may be repeated",
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def _loaded_lines(event: Loaded) -> Iterator[str]:
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:
     """Return lines with the processes that use the memory, and with proposals after which the load should fit."""
-    lines = [f"Memory of {event.device} is held by:"] if event.holders else []
+    lines = [f"Memory of {event.device} is used by:"] if event.holders else []
     lines += [f"  {holder_words(each)}" for each in event.holders]
     lines += ["What should fit:"] if event.proposals else []
     return lines + [f"  {proposal}" for proposal in event.proposals]

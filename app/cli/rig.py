@@ -22,7 +22,7 @@ from engine.runtime.protocol.messages import Serving
 # Seconds of one wait.
 # Python runs signal handlers in the main thread only, and on Windows an endless wait delays them.
 _POLL_S = 0.5
-OPEN_TO_ALL = "RPC has no authentication and no encryption: whoever reaches this port can use the device."
+OPEN_TO_ALL = "RPC has no authentication and no encryption: anyone who can reach this port can use the device."
 
 
 def run_rig(options: Namespace) -> int:
@@ -118,7 +118,7 @@ def _run_kept(options: Namespace) -> int:
         print_document(document)
     else:
         freed = f"{format_bytes(freed_bytes)} removed; " if options.empty else ""
-        print_line(f"{freed}{format_bytes(size_bytes)} of weights are kept in {folder}.")
+        print_line(f"{freed}{format_bytes(size_bytes)} of weights are cached in {folder}.")
     return exit_codes.OK
 
 

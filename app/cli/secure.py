@@ -184,15 +184,15 @@ def _announce(stack: ExitStack, address: SecureAddress, port: int, lendings: Seq
 def _only_here() -> str:
     addresses = [each for each in own_addresses() if not each.startswith("127.")]
     example = addresses[0] if addresses else "ITS-ADDRESS"
-    return f"Only this computer reaches it; add --host {example} for others."
+    return f"Only this computer can reach the worker; add --host {example} for others."
 
 
 def announced_words(host: str) -> str:
     """Return a sentence that says which computers see the announcement of a worker listening on `host`."""
     if not ipaddress.ip_address(host).is_loopback:
-        return "It announces itself in the local network."
+        return "This computer announces itself in the local network."
     return (
-        f"It announces itself on this computer only, because {host} cannot be reached from elsewhere. "
+        f"The worker is announced on this computer only, because {host} cannot be reached from elsewhere. "
         "Add --host with the address of this computer in the local network."
     )
 

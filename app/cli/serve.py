@@ -88,7 +88,7 @@ def run_serve(options: Namespace) -> int:
                     return exit_codes.OK
                 log.loaded(entry)
             if not is_loopback(address.host):
-                say(f"layerdeck-cli: other computers reach {server.address.url}.")
+                say(f"layerdeck-cli: other computers can reach {server.address.url}.")
             # Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows.
             while not ended.wait(_POLL_S if os.name == "nt" else None):
                 pass
@@ -159,7 +159,7 @@ class Catalogue:
         self._named = tuple(found.values())
         for alias, target in self._preferences.aliases.items():
             if alias in self._options.alias and not any(alias in each.all_names for each in self.entries()):
-                raise ArgumentError(f"--alias {alias}: {target} is no file and no model of the library.")
+                raise ArgumentError(f"--alias {alias}: {target} is neither a file nor a model of the library.")
         # Those that only an alias names are loaded when somebody asks for them.
         return tuple(each for each in with_preferences(self._named, self._preferences) if each.id in found)
 
@@ -167,7 +167,7 @@ class Catalogue:
         try:
             return find_entry(name, self._library())
         except ApiError as error:
-            raise ArgumentError(f"{name} is no file. {error.message}") from None
+            raise ArgumentError(f"{name} is not a file. {error.message}") from None
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """Return all models that clients may request.

@@ -22,18 +22,29 @@ from engine.base.errors import ArgumentError
 
 def add_serve_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of `serve` to its parser."""
-    command.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default 127.0.0.1)")
     command.add_argument(
-        "--port", type=partial(port_number, least=0), default=8080, metavar="P", help="default 8080; 0: any free one"
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default 127.0.0.1)"
+    )
+    command.add_argument(
+        "--port",
+        type=partial(port_number, least=0),
+        default=8080,
+        metavar="P",
+        help="port (default 8080; 0: any free port)",
     )
     command.add_argument(
         "--api-key-file",
         type=Path,
         metavar="F",
-        help="file of API keys, one a line; made with a new key if it is missing",
+        help="file with API keys, one per line; created with a new key if it is missing",
     )
     command.add_argument(
-        "--models", type=Path, action="append", default=[], metavar="DIR", help="also offer models here; may repeat"
+        "--models",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also offer the models in this folder; may be repeated",
     )
     command.add_argument("--only", action="store_true", help="offer only the named models")
     command.add_argument(
@@ -43,23 +54,25 @@ def add_serve_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--alias", type=_alias, action="append", default=[], metavar="NAME=FILE",
-        help="another name for a file, or for a model of the library; may repeat",
+        help="another name for a file, or for a model of the library; may be repeated",
     )  # fmt: skip
     command.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="accept this name of this computer in requests; may repeat",
+        help="host name of this computer that requests may use; may be repeated",
     )
     command.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN",
-        help="origin of web pages that may send requests, such as http://localhost:3000; may repeat",
+        help="origin of web pages that may send requests, such as http://localhost:3000; may be repeated",
     )  # fmt: skip
     command.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate for https, PEM")
-    command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of the certificate, PEM")
     command.add_argument(
-        "--plain-http", action="store_true", help="allow requests without TLS on an address that other computers reach"
+        "--plain-http",
+        action="store_true",
+        help="allow requests without TLS on an address that other computers can reach",
     )
 
 
@@ -75,11 +88,11 @@ def address_of(options: Namespace) -> Address:
     if not is_loopback(options.host):
         if options.api_key_file is None:
             raise ArgumentError(
-                f"Other computers reach {options.host}: add --api-key-file FILE, so that they need a key."
+                f"Other computers can reach {options.host}: add --api-key-file FILE, so that they need a key."
             )
         if options.tls_cert is None and not options.plain_http:
             raise ArgumentError(
-                f"Other computers reach {options.host}, and others on the network could read the requests: add"
+                f"Other computers can reach {options.host}, and others on the network could read the requests: add"
                 " --tls-cert and --tls-key, or --plain-http to allow that."
             )
     certificate, key = options.tls_cert, options.tls_key
@@ -97,7 +110,7 @@ def access_of(options: Namespace) -> Access:
     for origin in options.allow_origin:
         # Browsers send scheme, host and port without a path (RFC 6454). "*" would let any web page ask.
         if origin == "*" or "://" not in origin or origin != origin.rstrip("/"):
-            raise ArgumentError(f"--allow-origin: {origin} is no origin; write it like http://localhost:3000.")
+            raise ArgumentError(f"--allow-origin: {origin} is not an origin; write it like http://localhost:3000.")
     names = {name.lower().rstrip(".") for name in options.allow_host}
     names |= own_names(options.host)
     return Access(
@@ -138,7 +151,7 @@ def preferences_of(options: Namespace) -> Preferences:
 def _alias(text: str) -> tuple[str, str]:
     name, equals, target = text.partition("=")
     if not equals or not target:
-        raise argparse.ArgumentTypeError(f'"{text}" is no name; write NAME=FILE')
+        raise argparse.ArgumentTypeError(f'"{text}" is not an alias; write NAME=FILE')
     try:
         return check_alias(name), target
     except ArgumentError as error:
@@ -150,7 +163,7 @@ def _keys(path: Path | None) -> tuple[str, ...]:
         return ()
     found = read_keys(path, "--api-key-file")
     if found.is_new:
-        say(f"layerdeck-cli: a new API key, kept in {path}: {found.keys[0]}")
+        say(f"layerdeck-cli: a new API key, saved in {path}: {found.keys[0]}")
     if found.is_exposed:
         say(f"layerdeck-cli: others on this computer can read {path}; `chmod 600` keeps the keys from them.")
     return found.keys

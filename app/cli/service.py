@@ -41,7 +41,7 @@ def run_service(options: Namespace) -> int:
     if options.install and options.uninstall:
         raise ArgumentError("--install and --uninstall exclude each other; give one.")
     if not sys.platform.startswith("linux"):
-        raise ArgumentError("--install writes a unit of systemd, which is part of Linux; start `rig serve` by hand.")
+        raise ArgumentError("--install writes a systemd unit, which needs Linux; start `rig serve` by hand.")
     return _uninstall(options) if options.uninstall else _install(options)
 
 

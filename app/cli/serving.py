@@ -36,10 +36,10 @@ def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
     kept = kept_weights(options)
     if kept is not None:
         words = f"up to {format_bytes(kept.quota_bytes)} of weights in {kept.folder}"
-        tell(f"It caches {words}; `rig kept --empty` deletes them.")
+        tell(f"The worker caches {words}; `rig kept --empty` deletes them.")
     elif options.keep != 0:
         folder = kept_weights_path()
-        tell(f"It caches no weights, because {folder} cannot be written ({_fault(folder)}).")
+        tell(f"The worker caches no weights, because {folder} cannot be written ({_fault(folder)}).")
 
 
 def tell(sentence: str) -> None:

@@ -72,13 +72,16 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
         help="draft tokens: a small model with the same vocabulary",
     )
     command.add_argument(
-        "--draft-tokens", type=positive, metavar="N", help=f"most tokens of a draft (default {DRAFTED_TOKENS})"
+        "--draft-tokens",
+        type=positive,
+        metavar="N",
+        help=f"maximum number of tokens in a draft (default {DRAFTED_TOKENS})",
     )
     command.add_argument(
         "--draft-device", metavar="ID[,ID...]", help="devices of the draft model (default: the first card with room)"
     )
     command.add_argument(
-        "--lora", type=_lora, action="append", default=[], metavar="FILE[=SCALE]", help="LoRA adapter; may repeat"
+        "--lora", type=_lora, action="append", default=[], metavar="FILE[=SCALE]", help="LoRA adapter; may be repeated"
     )
 
 

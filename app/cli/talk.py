@@ -46,14 +46,14 @@ from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, S
 from engine.runtime.session.load_order import LoadOrder
 
 HELP = (
-    "/again: another answer to the last question; /skip: go on without the results of calls; /quit: end (as the end of "
-    "the input); Ctrl+C stops an answer."
+    "/again: another answer to the last question; /skip: go on without the results of tool calls; "
+    "/quit: end the conversation, as the end of the input does; Ctrl+C stops an answer."
 )
 _READ_BYTES = 1 << 16
 
 
-NOT_STORED = "The text from here on is not stored yet: it is lost if the program is killed before there is room."
-STORED_AGAIN = "The conversation is stored again, with the text since the failure."
+NOT_STORED = "The text from here on is not saved yet: it is lost if the program is killed before there is disk space."
+STORED_AGAIN = "The conversation is saved again, with the text since the failure."
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def _write_layouts(folder: Path, found: Together) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ArgumentError(f"--out: the folder {folder} cannot be made ({error.strerror}); name another.") from None
+        raise ArgumentError(f"--out: the folder {folder} cannot be created ({error.strerror}); name another.") from None
     for each in found.placed:
         plan = each.plan
         file = plan.edit.as_file(plan.model.name)

@@ -105,7 +105,7 @@ class LibraryCatalogue:
         """The library's index (an SQLite database), opened at first use."""
         with self._lock:
             if self._closed:
-                raise LibraryError(tr("The library is closed."))
+                raise LibraryError(tr("The library has been closed."))
             # Under the lock: two steps may be the first ones at the same time.
             if self._index is None:
                 self._index = LibraryIndex(self._path)
@@ -314,7 +314,7 @@ class LibraryCatalogue:
         mark = fingerprint(path)
         if not mark:
             raise LibraryError(
-                tr("{name} cannot be read any more; {document} was not saved.", name=path.name, document=document.name)
+                tr("{name} can no longer be read, so {document} was not saved.", name=path.name, document=document.name)
             )
         self.index.save_document(mark, document)
         if document.kind != "preset":

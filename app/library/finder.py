@@ -87,7 +87,7 @@ class HubFinder(QObject):
 
         def kept(home: str) -> None:
             where = tr("in the keyring") if home == "keyring" else tr("for this session")
-            self._notices.say(tr("Access token saved {where}.", where=where))
+            self._notices.say(tr("Access token saved {place}.", place=where))
             if self._asked:
                 self.show_repo(self._asked)
 

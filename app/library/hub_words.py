@@ -115,7 +115,9 @@ def _job_words(job: JobView) -> str:
             return _running_words(job, amount)
     if job.retry_s is not None:
         return tr(
-            "{reason} Trying again in {time}; Resume does so now.", reason=job.reason, time=time_words(job.retry_s)
+            "{reason} The download is tried again in {time}. Resume tries it now.",
+            reason=job.reason,
+            time=time_words(job.retry_s),
         )
     return job.reason or tr("{amount}, paused", amount=amount)
 

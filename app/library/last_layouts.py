@@ -111,7 +111,7 @@ class LastLayouts(QObject):
                 self._offer(last)
                 words = tr("Layout > Use Last Layout restores the last layout of {model}.", model=model.name)
                 if is_other_file:
-                    words = f"{tr('The file has changed since.')} {words}"
+                    words = f"{tr('The model file has changed since its last use.')} {words}"
                 self._notices.say(words)
 
         self._library.run(

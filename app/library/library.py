@@ -69,7 +69,7 @@ class LibraryTask:
         def step(task: Task[str]) -> _T:
             def report(n_done: int, n_all: int) -> None:
                 if n_all:
-                    task.tell(progress.format(done=n_done, whole=n_all))
+                    task.tell(progress.format(done=n_done, total=n_all))
 
             return work(report, task.token)
 
@@ -211,7 +211,10 @@ class Library(QObject):
 
         def show(contents: LibraryContents) -> None:
             if contents.aside:
-                sentence = tr("The library's index could not be used. It was renamed to {aside}.", aside=contents.aside)
+                sentence = tr(
+                    "The library's index could not be read. It was renamed to {new_name}, and a new index was created.",
+                    new_name=contents.aside,
+                )
                 self._notices.say(sentence, bad=True)
             self.show(contents)
             self.scan()
@@ -246,7 +249,7 @@ class Library(QObject):
             self.show(contents)
             self.scan_finished.emit()
 
-        words = tr("Reading headers: {done} of {whole}")
+        words = tr("Reading headers: {done} of {total}")
         self._scan.run(tr("Reading headers"), words, read, done, self._on_scan_failed)
 
     def _on_scan_failed(self, error: EngineError) -> None:
@@ -301,7 +304,7 @@ class Library(QObject):
             else:
                 self.removal_planned.emit(removal)
 
-        self.run(tr("Looking at files"), lambda: plan_removal(entry, quantisation, copy, others), found)
+        self.run(tr("Finding the files to remove"), lambda: plan_removal(entry, quantisation, copy, others), found)
 
     def remove(self, removal: Removal) -> None:
         """Move the files of `removal` to the system's trash, then scan."""
@@ -384,7 +387,7 @@ class Library(QObject):
                 _begin_with(model, noted[0].preset)
 
         self.change(
-            tr("Saving when the model was used"),
+            tr("Saving the time of last use"),
             lambda: noted.append(self.catalogue.note_opened(path, now)),
             _log_error,
             begin,

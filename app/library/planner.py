@@ -96,5 +96,5 @@ class ForecastPlanner(QObject):
             catalogue.plan(rig, wishes.strategy, constraints, report, token, text_only=text_only)
             return catalogue.contents()
 
-        words = tr("Checking which models fit: {done} of {whole}")
+        words = tr("Checking which models fit: {done} of {total}")
         self._task.run(tr("Planning the library"), words, plan, self._library.show)

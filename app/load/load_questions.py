@@ -28,35 +28,35 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     whom = _short_name(names) if len(room.victims) == 1 else tr("{count} models", count=len(room.victims))
     if room.workers:
         text = tr_count(
-            "{name} needs {workers}, in use by {victims}. A worker serves one model at a time.",
-            "{name} needs {workers}, which work for {victims}. A worker serves one model at a time.",
+            "{name} needs {workers}, which {other_models} is using. A worker serves one model at a time.",
+            "{name} needs {workers}, which {other_models} are using. A worker serves one model at a time.",
             len(room.workers),
             name=name,
             workers=_join(room.workers),
-            victims=victims,
+            other_models=victims,
         )
     elif room.still_short:
         text = tr(
-            "{name} does not fit, even without {victims}: {short} would be missing.",
+            "{name} does not fit, even without {other_models}: {short} would be missing.",
             name=name,
-            victims=victims,
+            other_models=victims,
             short=_short_text(room.still_short),
         )
     else:
         text = tr(
-            "{name} does not fit beside {victims}: {short} missing.",
+            "{name} does not fit together with {other_models}: {short} missing.",
             name=name,
-            victims=victims,
+            other_models=victims,
             short=_short_text(room.short),
         )
     if room.workers and room.still_short:
         text += tr(" Even then {short} would be missing.", short=_short_text(room.still_short))
     busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
     if busy:
-        text += tr(" The running answer of {names} would be stopped.", names=_join(busy))
+        text += tr(" An answer of {names} would be stopped.", names=_join(busy))
     return LoadQuestion(
         text=text,
-        unload_text=tr("Unload {whom} and load", whom=whom),
+        unload_text=tr("Unload {models} and load", models=whom),
         unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
         beside_text="" if room.workers else tr("Load anyway"),
         # An answer that is being written is never ended unasked.
@@ -71,7 +71,7 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
-        text += tr(" The loaded layout stays until you choose.")
+        text += tr(" The present layout stays loaded until you decide.")
     return LoadQuestion(
         text=text, unload_text="", unload_tool_tip="", beside_text=tr("Load anyway"), can_remember=False
     )
@@ -101,7 +101,7 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
     text = tr(
         "{text} This would fit: {proposal} ({words}).", text=question.text, proposal=proposal.text, words=proposal.words
     )
-    return replace(question, text=text, proposal_text=tr("Change that and load"), proposal_tool_tip=proposal.text)
+    return replace(question, text=text, proposal_text=tr("Apply and load"), proposal_tool_tip=proposal.text)
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:

@@ -170,7 +170,10 @@ class Loader(QObject):
             return True
         if busy is not model:
             self._say(
-                tr("Another load is under way. Reload {name} when that has ended, or cancel it.", name=model.name)
+                tr(
+                    "Another model is being loaded. Wait until it is loaded or cancel that load, then reload {name}.",
+                    name=model.name,
+                )
             )
         return False
 
@@ -191,7 +194,9 @@ class Loader(QObject):
     def ask_again(self) -> None:
         """Delete the stored answer of the user, so that the question is shown again next time."""
         self._settings.without_room = None
-        self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
+        self.notice.emit(
+            Notice(tr("You will be asked if a model does not fit together with the loaded ones"), bad=False)
+        )
 
     def cancel(self) -> None:
         """Cancel the load that runs or waits for memory, and remove the question before a load."""
@@ -333,8 +338,8 @@ class Loader(QObject):
         if not missing:
             return ""
         return tr(
-            "This machine does not have {names} of the rig file: the layout can be planned, not loaded. Devices > "
-            "Refresh returns to the devices of this machine.",
+            "The rig file has {names}, which this computer does not have. You can plan the layout, but not load it. "
+            "Devices > Refresh returns to the devices of this computer.",
             names=", ".join(missing),
         )
 

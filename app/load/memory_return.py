@@ -99,5 +99,5 @@ class MemoryReturn(QObject):
     def _text(self) -> str:
         devices = {device for each in self._leaving if each.recovery is not None for device in each.recovery.devices}
         if devices:
-            return tr("Waiting until memory on {names} is free again", names=", ".join(sorted(devices)))
+            return tr("Waiting until the memory of {names} is free again", names=", ".join(sorted(devices)))
         return tr("Waiting for {names} to exit", names=", ".join(each.model.name for each in self._leaving))

@@ -197,7 +197,7 @@ def offer_of(found: WholeWithout) -> RoomOffer:
     )
     return RoomOffer(
         text=text,
-        unload_text=tr("Unload {whom}", whom=whom),
+        unload_text=tr("Unload {models}", models=whom),
         load_text=tr("Unload and Load"),
-        tool_tip=tr("KV states are saved, and the next question loads an unloaded model again."),
+        tool_tip=tr("The KV states are saved. The next question to an unloaded model loads it again."),
     )

@@ -126,10 +126,12 @@ class SeveralModels(QObject):
         # A load of the last call may have been cancelled while it waited for memory.
         self._go_on()
         if self._models.loading is not None or self._loader.is_waiting or self._queue:
-            self._notices.say(tr("A model is being loaded. Wait for that load or cancel it, then load all."), bad=True)
+            self._notices.say(
+                tr("A model is being loaded. Wait for that load or cancel it, then load all models."), bad=True
+            )
             return
         for held in self._answering(several.paths):
-            text = tr("{name} is answering. Wait for the answer or stop it, then load all.", name=held.name)
+            text = tr("{name} is answering. Wait for the answer or stop it, then load all models.", name=held.name)
             self._notices.say(text, bad=True)
             return
         self._models.park([each.key for each in self._models.held if not each.is_busy])

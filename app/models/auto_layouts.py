@@ -30,16 +30,18 @@ from widgets.controls.values import AutoWishes, StrategyWords
 from widgets.layout_editor.placement import Pins, PinToggle
 
 STRATEGY_WORDS = (
-    StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),
+    StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as possible")),
     StrategyWords(
         "priority",
         tr("One &after Another"),
         tr("Fill the first device before the next, in the chosen order"),
         uses_order=True,
     ),
-    StrategyWords("balanced", tr("&Balanced"), tr("Leave the same memory free on every device")),
+    StrategyWords("balanced", tr("&Balanced"), tr("Leave the same amount of memory free on every device")),
     StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers in proportion to its free memory")),
-    StrategyWords("experts", tr("E&xperts Last"), tr("Dense parts on devices first, experts where room is left")),
+    StrategyWords(
+        "experts", tr("E&xperts Last"), tr("Place dense parts on devices first, then experts while there is room")
+    ),
     StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
     StrategyWords("fastest", tr("Fas&test"), tr("Find the layout with the highest predicted tokens/s")),
 )
@@ -244,11 +246,11 @@ class AutoLayouts(QObject):
         edit = self._document.edit
         if edit is None or self._document.model is not model:
             return tr(
-                "it is for {name}, and another model is shown. Go back to that model, and search again.",
+                "it was made for {name}, but another model is shown. Switch to {name} and search again.",
                 name=model.name,
             )
         if replace(edit, layout=asked.layout) != asked:
-            return tr("settings have changed during the search. Search again.")
+            return tr("the settings changed during the search. Search again.")
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:

@@ -67,7 +67,7 @@ class ExpertPlacing(QObject):
 
             return all_to_cpu(plan) if kind == TO_CPU else back_as_fit(plan)
 
-        self._search(find, tr("experts to the CPU") if kind == TO_CPU else tr("experts back from the CPU"))
+        self._search(find, tr("move experts to the CPU") if kind == TO_CPU else tr("move experts back from the CPU"))
 
     def place(self, device: str, count: int) -> None:
         """Put the experts of `count` layers on `device`."""
@@ -78,7 +78,7 @@ class ExpertPlacing(QObject):
 
             return by_count(plan, device, count, speeds)
 
-        self._search(find, tr("experts of {count} layers on {device}", count=count, device=device))
+        self._search(find, tr("place experts of {count} layers on {device}", count=count, device=device))
 
     def _search(self, find: Callable[[Plan], Layout], text: str) -> None:
         self._document.when_forecast(lambda: self._run(find, text))

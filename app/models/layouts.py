@@ -64,7 +64,7 @@ class Layouts(QObject):
             # The file was read in the background: another model may be current by now.
             if self._document.model is not model:
                 reason = tr(
-                    "{file} was opened for {model}, and another model is shown", file=path.name, model=model.name
+                    "{file} was opened for {model}, but another model is shown", file=path.name, model=model.name
                 )
                 self._notices.tell(
                     LayoutError(tr("{reason}. Switch to that model and open the file again.", reason=reason))
@@ -240,11 +240,11 @@ class Layouts(QObject):
         """
         if self._document.model is not asked.model:
             return tr(
-                "it is for {name}, and another model is shown. Go back to that model, and propose again.",
+                "it was made for {name}, but another model is shown. Switch to {name} and propose a layout again.",
                 name=asked.model.name,
             )
         if self._document.edit != asked.edit or self._document.is_dragging:
-            return tr("layers or settings have changed meanwhile. Propose again.")
+            return tr("layers or settings changed during the search. Propose a layout again.")
         if self._live.rig.ids != asked.rig.ids:
-            return tr("the devices have changed meanwhile. Propose again.")
+            return tr("the devices changed during the search. Propose a layout again.")
         return ""

@@ -61,14 +61,14 @@ class OtherLayouts(QObject):
         asked = tr("; the engine is checking it") if self._live.is_real else ""
         self._notices.say(
             tr(
-                "{text}: fits ({grade}){asked}. Load to try it, Undo to revert.",
+                "{text}: fits ({grade}){check}. Choose Load to try this change, or Undo to revert it.",
                 text=proposal.text,
                 grade=grade_words(proposal.grade),
-                asked=asked,
+                check=asked,
             )
         )
 
     def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
         """Put the layout that was loaded instead of the requested one into the editor, unless that was edited since."""
         if model is self._models.current and self._document.edit == change.asked:
-            self._document.replace(change.loaded, tr("step back"))
+            self._document.replace(change.loaded, tr("use less memory"))

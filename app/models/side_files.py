@@ -60,7 +60,7 @@ class SideFileController(QObject):
             projector = files.projector
             return files if projector is None else replace(files, projector=replace(projector, device=device or None))
 
-        self._change(tr("place the projector"), place)
+        self._change(tr("move the projector"), place)
 
     def add_adapter(self, path: Path) -> None:
         """Read the LoRA adapter at `path` in the background, and add it to the next load."""
@@ -120,7 +120,7 @@ class SideFileController(QObject):
             layout = single_device(draft.model.n_layers, device) if device else None
             return replace(files, draft=replace(draft, layout=layout))
 
-        self._change(tr("place the draft"), place)
+        self._change(tr("move the draft"), place)
 
     def set_drafted_tokens(self, n_tokens: int) -> None:
         """Set the largest number of tokens that are drafted in one step."""
@@ -142,7 +142,7 @@ class SideFileController(QObject):
         def apply(found: _Found) -> None:
             # Another model may have become current while the file was read.
             if self._document.model is model:
-                self._change(tr("load {name} beside the model", name=path.name), lambda files: put(files, found))
+                self._change(tr("load {name} with the model", name=path.name), lambda files: put(files, found))
 
         if model is not None:
             self._background.run(tr("Reading {name}", name=path.name), read, apply, self._notices.tell)

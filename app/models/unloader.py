@@ -73,7 +73,7 @@ class Unloader(QObject):
         """Unload the model with this file identity, which is not the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
-            self._notices.say(tr("That model is not loaded any more. Load to try again."), bad=True)
+            self._notices.say(tr("This model is no longer loaded. Load it to try again."), bad=True)
         else:
             self.unload(other)
 
@@ -115,4 +115,4 @@ class Unloader(QObject):
 
     def _on_expired(self, model: OpenModel) -> None:
         model.set_parked(True)
-        self._notices.say(tr("Unloaded {name} after its idle time", name=model.name))
+        self._notices.say(tr("Unloaded {name} because it was idle", name=model.name))

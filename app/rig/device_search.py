@@ -142,7 +142,7 @@ class DeviceSearch(QObject):
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
             self._notices.say(
-                tr("There is no local GPU to test. CPU and remote devices may always be repeated in a layout.")
+                tr("There is no local GPU to test. A layout may always use the CPU and remote devices twice.")
             )
             return
 
@@ -153,9 +153,9 @@ class DeviceSearch(QObject):
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
                 verdict = (
-                    tr("{backend} devices may be repeated in a layout.", backend=device.backend)
+                    tr("A layout may use the same {backend} device twice.", backend=device.backend)
                     if result.passed
-                    else tr("{backend} devices cannot be repeated in a layout.", backend=device.backend)
+                    else tr("A layout cannot use the same {backend} device twice.", backend=device.backend)
                 )
                 sentences.append(verdict)
             return " ".join(sentences)
@@ -216,7 +216,12 @@ class RigFiles(QObject):
         now = self._live.devices
         # A rig file, or an earlier call, has noted already which devices are here.
         self._live.set_devices(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))
-        self._notices.say(tr("Planning with devices that are not here. Devices > Refresh shows the real ones again."))
+        self._notices.say(
+            tr(
+                "Planning with devices that this computer does not have. Devices > Refresh shows the real devices "
+                "again."
+            )
+        )
 
     def save(self, path: Path) -> None:
         """Write the device list to the rig file `path` in the background."""

@@ -92,7 +92,7 @@ class Examiner(QObject):
         def fail(error: EngineError) -> None:
             self.failed.emit(error.summary())
 
-        self._examining.run(tr("Checking this machine"), work, show, fail, self.progressed.emit)
+        self._examining.run(tr("Checking this computer"), work, show, fail, self.progressed.emit)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
         """Return this machine's devices and the listed workers. Searches take time: called in a background thread.

@@ -83,7 +83,7 @@ class KnownMachines(QObject):
             self._kept = devices
             listed = {device.endpoint for device in self._live.devices.rig.devices}
             away = [
-                replace(self._limits.apply(device), away=tr("away"))
+                replace(self._limits.apply(device), away=tr("not reachable"))
                 for device in devices
                 if device.fingerprint is not None and device.endpoint not in listed
             ]
@@ -153,7 +153,7 @@ class KnownMachines(QObject):
     def _show_away(self, machine: Machine, error: EngineError) -> None:
         _log.info("%s: %s", machine.name, error.summary())
         is_changed = isinstance(error, TunnelError) and error.status is GreetingStatus.UNTRUSTED
-        words = tr("away") if isinstance(error, TunnelError) and not is_changed else tr("not paired")
+        words = tr("not reachable") if isinstance(error, TunnelError) and not is_changed else tr("not paired")
         self._change(machine, lambda device: replace(device, away=words))
 
     def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
@@ -167,10 +167,10 @@ class KnownMachines(QObject):
         self._keep()
         was_usable, is_usable = (any(not each.away for each in devices.values()) for devices in (before, after))
         if is_usable and not was_usable:
-            self._notices.say(tr("{name} is here again.", name=machine.name))
+            self._notices.say(tr("{name} can be used again.", name=machine.name))
         elif was_usable and not is_usable:
             away = next(each.away for each in after.values())
-            self._notices.say(tr("{name} cannot be used now: {away}.", name=machine.name, away=away), bad=True)
+            self._notices.say(tr("{name} cannot be used now: {reason}.", name=machine.name, reason=away), bad=True)
 
     def _on_devices_changed(self) -> None:
         if any(device.fingerprint is not None for device in self._live.devices.rig.devices):

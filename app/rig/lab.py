@@ -88,7 +88,7 @@ class Lab(QObject):
         If a lab rig runs, it must be stopped first; a notice says so.
         """
         if self._workers is not None or self._is_starting:
-            self._notices.say(tr("Stop the lab rig first (Devices > Stop Lab Rig)"))
+            self._notices.say(tr("First stop the lab rig (Devices > Stop Lab Rig)"))
             return
         self._start(lambda: numa_rig(nodes, on_worker_ended=self._worker_ended.emit), None)
 

@@ -227,7 +227,7 @@ def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
     return Rig(tuple(map(stop, rig.devices)), rig.host)
 
 
-NOT_HERE = tr("not present here")
+NOT_HERE = tr("not on this computer")
 _SAME_HOST_SHARE = 0.1
 """Relative difference of host memory up to which a rig file is assumed to describe this computer."""
 

@@ -92,7 +92,7 @@ class PackController(QObject):
             else:
                 self.asked.emit(Unvouched(path, maker.words))
 
-        what = tr("Finding out who made {name}", name=path.name)
+        what = tr("Checking the signature of {name}", name=path.name)
         self._background.run(what, lambda: pack_installer().store.maker_of(path), told, self._notices.tell, quiet=True)
 
     def install(self, path: Path) -> None:
@@ -115,7 +115,7 @@ class PackController(QObject):
             keeper.switch(name, on=on)
             keeper.check_new()
 
-        self._do(tr("Switching {name} on", name=name) if on else tr("Switching {name} off", name=name), work)
+        self._do(tr("Turning {name} on", name=name) if on else tr("Turning {name} off", name=name), work)
 
     def check(self, name: str) -> None:
         """Check the engine pack `name` again in the background."""
@@ -132,7 +132,7 @@ class PackController(QObject):
         `work`: may return the name of a pack, which is then shown as just installed.
         """
         if self.packs.under_way:
-            self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))
+            self._notices.say(tr("Wait until this is done: {under_way}.", under_way=self.packs.under_way))
             return
         self._show(Packs(self.packs.listed, what))
 

@@ -212,7 +212,7 @@ class Peers(QObject):
                 self._live.set_devices(
                     self._live.devices.with_changed(lambda old: replace(now.get(old.endpoint, old), id=old.id))
                 )
-                self._notices.say(tr("{name} is here again.", name=machine.name))
+                self._notices.say(tr("{name} can be used again.", name=machine.name))
                 self.told.emit(_added_words(machine.name, tuple(now.values())), False)
                 if not new:
                     return
@@ -238,12 +238,16 @@ class Peers(QObject):
 
         def show(_removed: object) -> None:
             self.told.emit(
-                tr("{name} is forgotten on this computer. Forget this one there too.", name=machine.name), False
+                tr(
+                    "The pairing with {name} was deleted on this computer. Choose Forget on {name}, too.",
+                    name=machine.name,
+                ),
+                False,
             )
             self._look_up()
 
         self._background.run(
-            tr("Forgetting a machine"), partial(self._book.forget, machine.fingerprint), show, self._tell_error
+            tr("Forgetting a computer"), partial(self._book.forget, machine.fingerprint), show, self._tell_error
         )
 
     def close(self) -> None:
@@ -262,9 +266,7 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
         return tr("{name} was added to the devices.", name=name)
     words = tr("{name} was added to the devices: {ids}.", name=name, ids=names_of(devices))
     away = [
-        tr("{id} is {away}; it can be used when it is free.", id=device.id, away=device.away)
-        for device in devices
-        if device.away
+        tr("{id} cannot be used yet ({reason}).", id=device.id, reason=device.away) for device in devices if device.away
     ]
     return " ".join((words, *away))
 

@@ -54,7 +54,7 @@ class Sampling(QObject):
 WORDS: Mapping[AlertKind, str] = {
     "low": tr("memory is low"),
     "falling": tr("free memory is dropping"),
-    "spilled": tr("moved to slower memory"),
+    "spilled": tr("weights in slower memory"),
     "paging": tr("reading weights from disk"),
 }
 

@@ -33,14 +33,14 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
     `plain`: whether requests without TLS are allowed. `needs_key`: whether requests need an API key.
     """
     if not host.strip():
-        return tr("Enter an address to listen on; 127.0.0.1 is this computer alone.")
+        return tr("Enter an address to listen on. With 127.0.0.1 only this computer can connect.")
     if is_loopback(host):
         return ""
     if not needs_key:
-        return tr("Other computers reach {host}. Switch on “Require the key”, or listen on 127.0.0.1.", host=host)
+        return tr("Other computers can reach {host}. Turn on “Require the key”, or listen on 127.0.0.1.", host=host)
     if not plain:
         return tr(
-            "Other computers reach {host}, and others on the network could read the requests. Switch on “Allow "
+            "Other computers can reach {host}, and others on the network could read the requests. Turn on “Allow "
             "unencrypted requests”, or use layerdeck-cli serve with --tls-cert.",
             host=host,
         )
@@ -59,7 +59,10 @@ def listen_fault(error: ArgumentError, host: str, port: int) -> str:
         case errno.EADDRINUSE:
             return tr("Another program uses port {port}. Choose another port.", port=port)
         case errno.EACCES:
-            return tr("Port {port} needs rights that Layerdeck does not have. Choose a port above 1023.", port=port)
+            return tr(
+                "Port {port} needs administrator rights, which Layerdeck does not have. Choose a port above 1023.",
+                port=port,
+            )
         case errno.EADDRNOTAVAIL:
             return tr("This computer does not have the address {host}. Enter 127.0.0.1, or one of its own.", host=host)
     return error.summary()

@@ -144,7 +144,7 @@ class WindowApiServer(QObject):
             if self.state.phase is ServerPhase.ON:
                 self._stop(self._start)
 
-        self._background.run(tr("Making a key"), _new_key, replaced, self._tell_fault, quiet=True)
+        self._background.run(tr("Creating an API key"), _new_key, replaced, self._tell_fault, quiet=True)
 
     def show_key(self) -> None:
         """Read the API key in the background and put it into `state`.
@@ -156,7 +156,7 @@ class WindowApiServer(QObject):
             self._set_state(replace(self.state, key=key))
 
         if not self.state.key:
-            self._background.run(tr("Reading the key"), _read_key, read, self._tell_fault, quiet=True)
+            self._background.run(tr("Reading the API key"), _read_key, read, self._tell_fault, quiet=True)
 
     def close(self) -> None:
         """Stop the server, wait until it has stopped, and prevent further starts."""
@@ -303,7 +303,7 @@ def _new_key() -> str:
 
 
 def _keys(path: Path, *, fresh: bool) -> str:
-    what = tr("The file of the API key")
+    what = tr("The API key file")
     try:
         make_folder(path.parent)
     except OSError as error:

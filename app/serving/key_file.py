@@ -43,7 +43,7 @@ def read_keys(path: Path, what: str) -> KeyFile:
             _write_new(path)
         if path.stat().st_size > MAX_KEY_FILE_BYTES:
             raise ArgumentError(
-                tr("{what}: {path} is larger than {size} KiB.", what=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
+                tr("{file}: {path} is larger than {size} KiB.", file=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
             )
         lines = [line.strip() for line in path.read_bytes().splitlines()]
         # Elsewhere these bits do not tell who can read a file.
@@ -58,9 +58,9 @@ def read_keys(path: Path, what: str) -> KeyFile:
         if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
             raise ArgumentError(
                 tr(
-                    "{what}: line {number} of {path} is not a key. A key has at least {count} ASCII characters and "
-                    "no spaces.",
-                    what=what,
+                    "{file}: line {number} of {path} is not a key. A key has at least {count} ASCII characters and no "
+                    "spaces.",
+                    file=what,
                     number=number,
                     path=path,
                     count=MIN_KEY_CHARACTERS,
@@ -69,7 +69,11 @@ def read_keys(path: Path, what: str) -> KeyFile:
         keys.append(line.decode())
     if not keys:
         raise ArgumentError(
-            tr("{what}: {path} contains no key; delete the file, and a new key is made.", what=what, path=path)
+            tr(
+                "{file}: {path} contains no key. Delete the file; Layerdeck then creates a new key.",
+                file=what,
+                path=path,
+            )
         )
     return KeyFile(tuple(keys), is_new=is_new, is_exposed=is_exposed)
 
@@ -109,4 +113,4 @@ def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
     `what`: description of the file, with which the error message begins.
     """
     reason = error.strerror or error
-    return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))
+    return ArgumentError(tr("{file}: {path} cannot be used: {reason}.", file=what, path=path, reason=reason))

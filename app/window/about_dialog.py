@@ -94,7 +94,7 @@ def listed_licences() -> str:
         # Classifiers have the form `License :: OSI Approved :: MIT License`; the last part is the name.
         classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
         licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
-        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see its files')}")
+        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see the files of the package')}")
     return "\n".join([tr("Third-party software, each under its own licence:"), "", *lines])
 
 
@@ -149,7 +149,9 @@ def _first_text(paths: Iterable[Path]) -> str:
     return ""
 
 
-ABOUT = tr("Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result.")
+ABOUT = tr(
+    "Layerdeck places the layers of a model on your devices, loads the model that way, and lets you chat with it."
+)
 NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
 
 

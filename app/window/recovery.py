@@ -102,9 +102,9 @@ class Recovery(QObject):
         box.setText(tr("Layerdeck crashed or was killed last time."))
         box.setInformativeText(
             tr(
-                "{what} You can save a report with technical details. It contains none of your texts and is not "
-                "sent anywhere.",
-                what=what,
+                "{event} You can save a report with technical details. The report contains none of your texts and is "
+                "not sent anywhere.",
+                event=what,
             ).strip()
         )
         box.setDetailedText(report)

@@ -145,7 +145,7 @@ class ServePresenter(QObject):
         if number is None:
             pane.show_text(tr("Select a request to see its text."))
         elif text is None:
-            pane.show_text(tr("The text of this request was not kept."))
+            pane.show_text(tr("The text of this request was not saved."))
         else:
             pane.show_text("\n\n".join(text))
 
@@ -178,8 +178,8 @@ def _row(entry: RequestEntry) -> RequestRow:
 
 def _status(entry: RequestEntry) -> str:
     if entry.is_under_way:
-        return tr("answering") if entry.first_token_s is not None else tr("under way")
+        return tr("answering") if entry.first_token_s is not None else tr("in progress")
     # nginx's status for a client that closed the connection before the answer.
     if entry.status == 499:
-        return tr("client left")
+        return tr("client disconnected")
     return str(entry.status)

@@ -127,7 +127,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         left = max_bytes
         while left > 0:
             if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
-                raise TimeoutError(errno.ETIMEDOUT, tr("its end did not arrive in time; write it to a file first"))
+                raise TimeoutError(errno.ETIMEDOUT, tr("the input did not end in time; write it to a file first"))
             part = file.read(min(left, _READ_BYTES))
             if not part:
                 break
@@ -236,7 +236,11 @@ def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
             continue
         if os.path.expanduser(text).startswith("~"):  # noqa: PTH111
             raise ArgumentError(
-                tr("{name} names a folder of an unknown user: {text}. Correct it, or unset it.", name=name, text=text)
+                tr(
+                    "The environment variable {name} names a folder of an unknown user: {text}. Correct or unset it.",
+                    name=name,
+                    text=text,
+                )
             )
         break
     return hugging_face_cache(environment)

@@ -111,7 +111,7 @@ class JsonObject:
         """Return the text under `key`, which must be encodable as UTF-8."""
         value = self._needed(key)
         if not isinstance(value, str):
-            self.refuse(tr("this has to be text in quotes, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("this must be text in quotes, not {shown}", shown=_shown(value)), key)
         # JSON can write half of a surrogate pair as an escape. Python takes it, and UTF-8 cannot encode it.
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             self.refuse(tr("this contains a lone surrogate, which is not a character"), key)
@@ -138,11 +138,9 @@ class JsonObject:
             except ValueError as error:
                 self.refuse(str(error), key)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(
-                tr('this has to be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
-            )
+            self.refuse(tr('this must be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key)
         if value < 0:
-            self.refuse(tr("a size is not negative, and this is {shown}", shown=_shown(value)), key)
+            self.refuse(tr("a size must not be negative, but this is {shown}", shown=_shown(value)), key)
         if value > MAX_SIZE_BYTES:
             self.refuse(tr("{shown} bytes is larger than any device", shown=_shown(value)), key)
         return value
@@ -185,7 +183,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     """
     try:
         if len(data) > MAX_FILE_BYTES:
-            raise ValueError(tr("this is larger than 1 MiB, so it is not a {what} file", what=what))
+            raise ValueError(tr("this is larger than 1 MiB, so it is not a {kind} file", kind=what))
         # Some editors begin a file with a byte order mark.
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value: object = json.loads(
@@ -206,13 +204,13 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
             source=source,
         ) from error
     except RecursionError as error:
-        raise fail(tr("this is nested too deeply for a {what} file", what=what), source=source) from error
+        raise fail(tr("this is nested too deeply for a {kind} file", kind=what), source=source) from error
     # The two errors above are ValueErrors as well, so their clauses come first.
     except ValueError as error:
         raise fail(str(error), source=source) from error
     if not isinstance(value, dict):
         raise fail(
-            tr("a {what} file must contain one object, not {shown}", what=what, shown=_shown(value)), source=source
+            tr("a {kind} file must contain one object, not {shown}", kind=what, shown=_shown(value)), source=source
         )
     root = JsonObject(value, "", source, fail)
     found = root.integer("version", 0, 1 << 31)
@@ -220,12 +218,12 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         remedy = (
             tr("update Layerdeck to read it")
             if found > version
-            else tr("the first version is {version}", version=version)
+            else tr("versions begin with {version}", version=version)
         )
         root.refuse(
             tr(
-                "this {what} file has version {found}, but only version {version} is supported; {remedy}",
-                what=what,
+                "this {kind} file has version {found}, but only version {version} is supported; {remedy}",
+                kind=what,
                 found=found,
                 version=version,
                 remedy=remedy,
@@ -247,7 +245,7 @@ def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(
-            tr("the {what} file cannot be read ({reason}); check the path", what=what, reason=reason), source=path.name
+            tr("the {kind} file cannot be read ({reason}); check the path", kind=what, reason=reason), source=path.name
         ) from error
 
 
@@ -262,7 +260,7 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(
-            tr("the {what} file cannot be written ({reason}); choose another place", what=what, reason=reason),
+            tr("the {kind} file cannot be written ({reason}); choose another place", kind=what, reason=reason),
             source=path.name,
         ) from error
 
@@ -290,7 +288,7 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise fail(
-            tr("the folder of the {what} cannot be made ({strerror})", what=what, strerror=error.strerror),
+            tr("the folder of the {kind} cannot be created ({reason})", kind=what, reason=error.strerror),
             source=path.name,
         ) from error
     write_file(path, msgspec.json.encode(document), what=what, fail=fail)

@@ -138,14 +138,17 @@ def numbers_text(numbers: Iterable[int]) -> str:
 def numa_sentence(nodes: Sequence[NumaNode]) -> str:
     """Return a sentence for users on the NUMA nodes of this machine, and whether a worker can be bound to each."""
     if not nodes:
-        return tr("This system describes no NUMA nodes; there is nothing to split.")
+        return tr("This system reports no NUMA nodes, so there is nothing to split.")
     listed = "; ".join(node_words(node) for node in nodes)
     if serving_nodes(nodes):
         sentence = tr("This computer can be split by NUMA node: {nodes}.", nodes=listed)
         return " ".join(filter(None, (sentence, left_nodes_sentence(nodes))))
     if len(nodes) == 1:
         return tr("This computer has one NUMA node ({nodes}); there is nothing to split.", nodes=listed)
-    return tr("Fewer than two NUMA nodes have both processors and memory ({nodes}); nothing to split.", nodes=listed)
+    return tr(
+        "Fewer than two NUMA nodes have both processors and memory ({nodes}), so there is nothing to split.",
+        nodes=listed,
+    )
 
 
 def node_words(node: NumaNode) -> str:

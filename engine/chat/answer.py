@@ -410,7 +410,7 @@ class AnswerRun:
                 return (StopAnswer(),)
             case _Step.ASKING_PERSON:
                 return self.answer_overflow(False)
-        return self.fail(tr("Stopped before the model was asked."))
+        return self.fail(tr("Stopped before the model began to answer."))
 
     def answer_now(self) -> Effects:
         """Stop the model while it thinks. A second `AnswerRun` then continues from the text `continuation`."""

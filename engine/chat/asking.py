@@ -107,7 +107,7 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
     )
     if sum(len(file.data) for message in filled for file in message.media) > MAX_SENT_BYTES:
         raise ChatError(
-            f"The images and sounds of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB in total; begin a"
+            f"The images and sounds of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB in total; start a"
             " new conversation, or branch before some of them."
         )
     return filled
@@ -116,7 +116,7 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
 def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
     if file.sha256 not in files:
         what = "A sound" if isinstance(file, SoundFile) else "An image"
-        raise ChatError(f"{what} of this conversation is not stored any more; delete its turn, or attach it again.")
+        raise ChatError(f"{what} of this conversation is no longer saved; delete its message, or attach it again.")
     return msgspec.structs.replace(file, data=files[file.sha256])
 
 

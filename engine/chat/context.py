@@ -104,7 +104,7 @@ def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
         return ""
     return tr(
         "A full context cannot be shifted with a quantised KV cache ({type_k} and {type_v}), which would lose "
-        "precision with each shift. Load with f16, bf16 or f32, or let the answer end.",
+        "precision with each shift. Load with f16, bf16 or f32, or let answers end when the context is full.",
         type_k=context.type_k,
         type_v=context.type_v,
     )
@@ -116,8 +116,8 @@ def shift_sentence(kept_tokens: int) -> str:
     `kept_tokens`: number of tokens at the start of the context that were not removed.
     """
     return tr(
-        "The context was full during this answer. It went on, but the model no longer sees what followed the first "
-        "{kept_tokens} tokens.",
+        "The context became full during this answer. The answer went on, but the model no longer sees the oldest "
+        "tokens after the first {kept_tokens}.",
         kept_tokens=kept_tokens,
     )
 

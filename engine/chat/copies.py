@@ -148,7 +148,7 @@ class DatabaseCopies:
         # A copy that filled the disk would keep the database itself from storing messages.
         needed_bytes = self.database.stat().st_size + RESERVE_BYTES
         if shutil.disk_usage(self.folder).free < needed_bytes:
-            raise OSError(28, tr("no room on the disk"))
+            raise OSError(28, tr("no space left on the disk"))
 
     def _remove_old(self) -> None:
         paths = self.paths()

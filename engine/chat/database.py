@@ -54,7 +54,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ChatError(
-            tr("The conversations cannot be stored in {path} ({reason}); check the folder.", path=path, reason=reason)
+            tr("The conversations cannot be saved in {path} ({reason}); check the folder.", path=path, reason=reason)
         ) from None
     return connection, notice
 
@@ -74,8 +74,8 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         raise ChatError(
             tr(
-                "The conversations in {path} cannot be read: they have version {version}, this program reads version "
-                "{readable}, and the folder cannot be written.",
+                "The conversations in {path} cannot be read: they have version {version}, but this program reads "
+                "version {readable}. The folder cannot be written either.",
                 path=path,
                 version=version,
                 readable=VERSION,

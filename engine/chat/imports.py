@@ -132,7 +132,7 @@ def _from_document(document: object) -> Iterator[Imported]:
     if root.get("version") != VERSION:
         _refuse(
             tr(
-                "it has version {found!r}, and this program reads version {version}; update Layerdeck",
+                "it has version {found!r}, but this program reads version {version}; update Layerdeck",
                 found=root.get("version"),
                 version=VERSION,
             )

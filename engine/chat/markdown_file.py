@@ -82,7 +82,7 @@ def read_markdown(text: str) -> MarkdownConversation:
     if int(first[1]) != VERSION:
         raise ValueError(
             tr(
-                "it has version {found!r}, and this program reads version {version}; update Layerdeck",
+                "it has version {found!r}, but this program reads version {version}; update Layerdeck",
                 found=int(first[1]),
                 version=VERSION,
             )
@@ -221,7 +221,7 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(tr("a number of lines is damaged"))
+        raise ValueError(tr("a line count is damaged"))
     return value
 
 

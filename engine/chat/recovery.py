@@ -73,8 +73,8 @@ def recover(path: Path, reason: str) -> str:
             return ""
         if _is_open_elsewhere(path):
             return tr(
-                "The database of conversations {reason}, and another program has it open. End that and start Layerdeck"
-                " again: it then opens the newest copy and adds what can still be read.",
+                "The database of conversations {reason}, and another program has it open. Close that program and start "
+                "Layerdeck again: it then opens the newest copy and adds what can still be read.",
                 reason=reason,
             )
         # The order makes each step repeatable: the new database is complete before the damaged one is renamed.

@@ -313,7 +313,7 @@ class SchemaBudget:
         """
         self._left -= 1
         if self._left < 0:
-            raise DefinitionError(tr("The schema is too long to be a grammar; make it simpler."))
+            raise DefinitionError(tr("The schema is too large to be turned into a grammar; simplify it."))
 
 
 def check_finite(schema: Document, place: str) -> None:
@@ -348,8 +348,8 @@ def check_finite(schema: Document, place: str) -> None:
                 shown = following[:200] if following != "#" else "itself"
                 raise DefinitionError(
                     tr(
-                        "{place} needs itself without end (by {shown}); make a property optional, or end the chain of"
-                        " references.",
+                        "{place} requires itself endlessly (through {shown}); make a property optional, or break the "
+                        "chain of references.",
                         place=place,
                         shown=shown,
                     ),
@@ -404,6 +404,6 @@ def target_of(schema: Document, reference: str) -> Any:
             found = found[key]
         else:
             raise DefinitionError(
-                tr("A schema refers to {reference}, which is not there.", reference=reference[:200]), "tools"
+                tr("A schema refers to {reference}, which does not exist.", reference=reference[:200]), "tools"
             )
     return found

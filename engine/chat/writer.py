@@ -115,7 +115,7 @@ class Writer:
     def _enqueue(self, job: Job | None, *, comes_again: bool) -> Future[None]:
         done: Future[None] = Future()
         if self._closed:
-            done.set_exception(ChatError(tr("The conversations are closed; nothing more is stored.")))
+            done.set_exception(ChatError(tr("The conversations are closed, so nothing more is saved.")))
         else:
             self._queue.put(_QueuedJob(job, done, comes_again))
         return done
@@ -202,7 +202,7 @@ class Writer:
         if not isinstance(error, FAULTS):
             return error
         return damage_met(self._path, error) or ChatError(
-            tr("The conversation cannot be stored ({error}); check the disk's free space and permissions.", error=error)
+            tr("The conversation cannot be saved ({error}); check the disk's free space and permissions.", error=error)
         )
 
 

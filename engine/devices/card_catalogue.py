@@ -114,7 +114,11 @@ def find_card(name: str) -> KnownCard:
         return next(card for card in CARDS if card.name == near[0])
     if near:
         raise ArgumentError(
-            tr('"{name}" can be {cards}; write one of them.', name=name[:60], cards=", ".join(near[:8]))
+            tr(
+                '"{name}" matches several cards: {cards}. Write one of these names.',
+                name=name[:60],
+                cards=", ".join(near[:8]),
+            )
         )
     names = ", ".join(card.name for card in CARDS[:6])
     raise ArgumentError(

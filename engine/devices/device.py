@@ -444,5 +444,5 @@ def margin_words(device: Device) -> str:
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)
-    why = tr("the default for a worker on another machine") if usual else tr("as set for this worker")
+    why = tr("the default for a worker on another computer") if usual else tr("as set for this worker")
     return tr("{margin} stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)

@@ -298,9 +298,10 @@ class _Talk:
         if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
             theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
             words = tr(
-                "speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both",
-                theirs=theirs,
-                ours=ours,
+                "speaks version {worker_version} of the RPC protocol, but this program speaks version {own_version}; "
+                "run the same release on both computers",
+                worker_version=theirs,
+                own_version=ours,
             )
             return GreetingStatus.WRONG_VERSION, words
         self._has_greeted = True
@@ -361,7 +362,7 @@ class _Talk:
             return self._greeting(
                 GreetingStatus.SILENT,
                 tr(
-                    "greets as an RPC worker and then did not answer within {timeout_s:g} s; restart the worker",
+                    "greeted as an RPC worker, but then did not answer within {timeout_s:g} s; restart the worker",
                     timeout_s=self._timeout_s,
                 ),
             )
@@ -369,20 +370,20 @@ class _Talk:
             return self._greeting(
                 GreetingStatus.TIMED_OUT,
                 tr(
-                    "did not answer within {timeout_s:g} s through its tunnel; check that machine and the network, or "
+                    "did not answer within {timeout_s:g} s through its tunnel; check that computer and the network, or "
                     "start this program again",
                     timeout_s=self._timeout_s,
                 ),
             )
         if self._connected and self._received:
             return self._greeting(
-                GreetingStatus.NOT_RPC, tr("began an answer and did not finish it; is it an RPC worker?")
+                GreetingStatus.NOT_RPC, tr("began an answer but did not finish it; check that an RPC worker runs there")
             )
         if self._connected:
             return self._greeting(
                 GreetingStatus.BUSY,
                 tr(
-                    "took the connection but did not answer within {timeout_s:g} s: an RPC worker serves one "
+                    "accepted the connection but did not answer within {timeout_s:g} s: an RPC worker serves one "
                     "program at a time, so end the program that uses it",
                     timeout_s=self._timeout_s,
                 ),
@@ -461,21 +462,23 @@ class _Talk:
     def _closed(self) -> None:
         when = tr("after its greeting") if self._has_greeted else tr("without an answer")
         if self._tunnelled:
-            text = tr("closed the tunnel {when}; check the worker there, then ask again", when=when)
+            text = tr("closed the tunnel {when}; check the worker there, then try again", when=when)
             self._end(GreetingStatus.NOT_RPC, text)
             return
         self._end(
             GreetingStatus.NOT_RPC,
             tr(
-                "closed the connection {when}: it is not an RPC worker, or has another version; check the port, "
-                "and run the same release on both machines",
+                "closed the connection {when}: it is not an RPC worker, or has another version; check the port, and "
+                "run the same release on both computers",
                 when=when,
             ),
         )
 
     def _refused(self, code: int) -> None:
         if self._tunnelled:
-            self._end(GreetingStatus.REFUSED, tr("cannot be asked: our end of the tunnel to it is gone; add it again"))
+            self._end(
+                GreetingStatus.REFUSED, tr("cannot be reached: the tunnel ended on this computer; add the device again")
+            )
         elif code in (errno.ECONNREFUSED, getattr(errno, "WSAECONNREFUSED", errno.ECONNREFUSED)):
             self._end(GreetingStatus.REFUSED, tr("refused the connection: nothing listens there; start the RPC worker"))
         else:
@@ -510,12 +513,17 @@ def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
 
 
 def _unasked(endpoint: str, error: OSError) -> Greeting:
-    words = tr("could not be asked ({strerror}); close other programs and try again", strerror=error.strerror or error)
+    words = tr(
+        "could not be reached ({strerror}); close other programs and try again", strerror=error.strerror or error
+    )
     return Greeting(endpoint, GreetingStatus.REFUSED, f"{endpoint} {words}.")
 
 
 def _unpaired(endpoint: str) -> Greeting:
-    words = tr("is behind a tunnel and not paired with this computer; pair with it (Devices > Find Machines Nearby)")
+    words = tr(
+        "is reached through a tunnel, but is not paired with this computer; pair with it (Devices > Find Computers "
+        "Nearby)"
+    )
     return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}.")
 
 

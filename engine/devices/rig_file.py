@@ -136,7 +136,7 @@ def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
             continue
         old = f"{device_id} ({before.name}, {format_bytes(before.total_bytes)})"
         if after is None:
-            found.append(tr("{device} is not here", device=old))
+            found.append(tr("{device} is missing", device=old))
         elif (
             before.name != after.name or abs(before.total_bytes - after.total_bytes) > _SAME_SHARE * before.total_bytes
         ):
@@ -194,7 +194,7 @@ def _parse_device(item: JsonObject) -> Device:
     )
     # The workers of this machine's NUMA nodes share its memory.
     if unified and device.is_rpc and (device.fingerprint is not None or not is_on_this_machine(device)):
-        item.refuse(tr("a worker's memory is not that of this host; leave the key out"), "unified_memory")
+        item.refuse(tr("this worker does not use the memory of this host; remove the key"), "unified_memory")
     return device
 
 
@@ -214,7 +214,9 @@ def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | N
     total_bytes = item.size("total_bytes")
     free_bytes = item.nullable("free_bytes", item.size, None)
     if total_bytes == 0 and not zero_allowed:
-        item.refuse(tr("a device with no memory cannot hold anything; give its size or leave it out"), "total_bytes")
+        item.refuse(
+            tr("a device without memory cannot hold anything; give its memory or remove the device"), "total_bytes"
+        )
     if free_bytes is not None and free_bytes > total_bytes:
         item.refuse(
             tr(
@@ -244,7 +246,10 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     endpoint = item.nullable("endpoint", item.text, None)
     if backend != "RPC":
         if endpoint is not None:
-            item.refuse(tr("an endpoint belongs to backend RPC, not to {backend}", backend=backend[:40]), "endpoint")
+            item.refuse(
+                tr("only devices of backend RPC have an endpoint, not those of {backend}", backend=backend[:40]),
+                "endpoint",
+            )
         return None
     if endpoint is None:
         item.refuse(tr('an RPC device needs its endpoint, such as "192.0.2.7:50052"'), "endpoint")
@@ -253,7 +258,7 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     except ValueError as error:
         item.refuse(str(error), "endpoint")
     if name and item.nullable("fingerprint", item.text, None) is None:
-        item.refuse(tr("only a paired machine lends devices by name; add its fingerprint"), "endpoint")
+        item.refuse(tr("only a paired computer lends devices by name; add its fingerprint"), "endpoint")
     return f"{place}/{name}" if name else place
 
 
@@ -262,7 +267,10 @@ def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
     if fingerprint is None:
         return None
     if backend != "RPC":
-        item.refuse(tr("a fingerprint belongs to backend RPC, not to {backend}", backend=backend[:40]), "fingerprint")
+        item.refuse(
+            tr("only devices of backend RPC have a fingerprint, not those of {backend}", backend=backend[:40]),
+            "fingerprint",
+        )
     if _FINGERPRINT.fullmatch(fingerprint) is None:
         item.refuse(
             tr("a fingerprint has 64 digits from 0-9 and a-f; `layerdeck-cli rig peers` shows it"), "fingerprint"

@@ -113,7 +113,7 @@ class Changes:
             _phrase(
                 [tr("{name} was moved to {parent}", name=old.name, parent=new.path.parent) for old, new in self.moved]
             ),
-            _phrase([tr("{name} is gone ({words})", name=file.name, words=file.store.words) for file in self.gone]),
+            _phrase([tr("{name} was removed ({store})", name=file.name, store=file.store.words) for file in self.gone]),
             _phrase(
                 [
                     tr("{name} is no longer in {parent}", name=file.name, parent=file.path.parent)

@@ -54,7 +54,7 @@ MAX_BREAKDOWNS = 64
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 # Seconds without a message before the child counts as stuck; longer than any working disk needs.
 SILENT_S = 120.0
-_BROKE = "broke the process that read it"
+_BROKE = "crashed the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)
 _log = logging.getLogger("layerdeck.engine")
@@ -146,7 +146,7 @@ def _work_through(
         n_broken += 1
         _log.info("library: a process ended before its time, %d models were left", len(left))
         if n_broken == MAX_BREAKDOWNS:
-            raise LibraryError("The processes that look into models end before their time; look again later.")
+            raise LibraryError("The processes that read model files keep crashing; scan again later.")
         rest = list(left.values())
         if len(rest) == 1:
             take(rest[0], broken(rest[0]))
@@ -183,7 +183,9 @@ def _answers(
                 raise
     except EngineError as error:
         if child.outcome is not None and child.outcome.reason is EndReason.NOT_STARTED:
-            raise LibraryError(f"No process can be started to look into models ({child.outcome.detail}).") from error
+            raise LibraryError(
+                f"The process that reads model files cannot be started ({child.outcome.detail})."
+            ) from error
 
 
 # Seconds for which results are collected: every message wakes the window up.

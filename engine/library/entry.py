@@ -83,7 +83,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
     def fault(self) -> str:
         """Reason why the quantisation cannot be opened; empty if none is known."""
         if self.copy.is_missing:
-            return tr("is no longer at {path}", path=self.copy.path)
+            return tr("no longer exists at {path}", path=self.copy.path)
         if self.copy.missing:
             count = self.copy.first.parsed.count
             numbers = ", ".join(map(str, self.copy.missing[:3]))

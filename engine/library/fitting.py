@@ -101,7 +101,7 @@ def _shortfall(report: FitReport) -> str:
     if not short:
         return " ".join(violation.message for violation in report.violations) or "No layout was found."
     worst = max(short, key=lambda row: row.shortfall_bytes)
-    return f"{format_bytes(worst.shortfall_bytes)} too little on {worst.id}."
+    return f"{format_bytes(worst.shortfall_bytes)} missing on {worst.id}."
 
 
 def unknown_fit(error: EngineError) -> Fit:

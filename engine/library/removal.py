@@ -52,12 +52,12 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "{names} is moved with it, because nothing else uses it.",
+                    "{names} is moved too, because no other model uses it.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )
         if self.owner:
-            parts.append(tr("It belongs to {owner}, which will no longer find it.", owner=self.owner))
+            parts.append(tr("The file belongs to {owner}, which will no longer find it.", owner=self.owner))
         return " ".join(parts)
 
 

@@ -116,7 +116,9 @@ def _draft_paths(plan: Plan) -> list[Path]:
     paths = list(plan.draft_plan.model.paths)
     gone = next((path for path in paths if not path.exists()), None)
     if gone is not None:
-        raise ModelFileError(gone, tr("the draft model is gone. Choose another one, or load without the draft"))
+        raise ModelFileError(
+            gone, tr("the file of the draft model no longer exists. Choose another one, or load without the draft")
+        )
     # Its layers, and so its devices and its memory, may be others now.
     if draft.files is not None and identify(paths) != draft.files:
         raise ModelFileError(

@@ -45,5 +45,8 @@ def test_a_user_whom_nobody_knows_has_no_home(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     environment = {"XDG_DATA_HOME": "", "XDG_CACHE_HOME": "rel\x1b"}
-    assert settle_places(environment) == 'Ignored, because not an absolute path or too long: XDG_CACHE_HOME="rel\\x1b".'
+    assert (
+        settle_places(environment)
+        == 'Ignored these paths, because they are relative or too long: XDG_CACHE_HOME="rel\\x1b".'
+    )
     assert environment == {"HOME": "/"}

@@ -62,10 +62,10 @@ ASSERTS = {
     "/build/src/llama-vocab.cpp:99: GGML_ASSERT(id < size) failed": "Another layout does not help",
     "ggml.c:3012: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed": "Another layout does not help",
     "qwen3.cpp:12: GGML_ASSERT(n_embd_head == 128) failed": "Another layout does not help",
-    "ggml-backend.cpp:1500: GGML_ASSERT(n_splits < max) failed": "Check This Machine",
-    "llama-context.cpp:300: GGML_ASSERT(backend) failed": "Check This Machine",
-    "ggml-cuda.cu:88: GGML_ASSERT(x) failed": "Check This Machine",
-    "something else broke": "Check This Machine",
+    "ggml-backend.cpp:1500: GGML_ASSERT(n_splits < max) failed": "Check This Computer",
+    "llama-context.cpp:300: GGML_ASSERT(backend) failed": "Check This Computer",
+    "ggml-cuda.cu:88: GGML_ASSERT(x) failed": "Check This Computer",
+    "something else broke": "Check This Computer",
 }
 
 
@@ -73,7 +73,7 @@ ASSERTS = {
 def test_an_assertion_about_the_model_does_not_ask_for_another_layout(text: str, remedy: str) -> None:
     outcome = ProcessOutcome(EndReason.ITSELF, signal=int(signal.SIGABRT), abort_text=text)
     assert remedy in outcome.sentence
-    assert ("Another layout" in outcome.sentence) != ("Check This Machine" in outcome.sentence)
+    assert ("Another layout" in outcome.sentence) != ("Check This Computer" in outcome.sentence)
 
 
 def endings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -217,7 +217,7 @@ def test_conversations_survive_a_fault_of_the_disk(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     for fault in ("full", "gone"):
         sentence, notice, kept = said[fault]
-        assert "cannot be stored" in sentence, said
+        assert "cannot be saved" in sentence, said
         assert "check the disk" in sentence
         assert (notice, kept) == ("", ["after", "amid", "before"]), fault
     assert said["short"] == ["kept", "", ["after", "amid", "before"]]
@@ -257,7 +257,7 @@ for nth in range(1, int(sys.argv[2])):
                 kept.append(str(number))
             except EngineError as error:
                 faults += 1
-                assert "cannot be stored" in error.summary(), error.summary()
+                assert "cannot be saved" in error.summary(), error.summary()
         end()
     with closing(ChatStore(path, makes_copies=False)) as store:
         assert not store.notice, (nth, store.notice)
@@ -529,8 +529,8 @@ def test_settings_that_cannot_be_stored_are_told_once_and_stored_when_there_is_r
     )
     assert done.returncode == 0, done.stderr
     ((failed, is_bad), (again, is_still_bad)), amid, host, is_whole = json.loads(done.stdout)
-    assert "Settings cannot be written to" in failed
-    assert "stored again" in again
+    assert "Settings cannot be saved in" in failed
+    assert "saved again" in again
     assert (is_bad, is_still_bad) == (True, False)
     assert amid == [1, True], "told once, and the file is whole"
     assert (host, is_whole) == ("later", True)

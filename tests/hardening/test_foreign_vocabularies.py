@@ -144,7 +144,7 @@ def test_an_abort_over_a_value_of_the_file_is_told_as_the_files_fault(
         crashed = log.wait_for_endings(1)[0]
     assert isinstance(crashed, Crashed), crashed
     assert "The model file is damaged" in crashed.message
-    assert "Check This Machine" not in crashed.message
+    assert "Check This Computer" not in crashed.message
 
 
 def test_a_probe_may_take_what_the_header_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

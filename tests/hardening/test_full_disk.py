@@ -169,7 +169,7 @@ def test_on_a_full_disk_a_chat_goes_on_and_is_whole_afterwards(tmp_path: Path) -
     assert told["states"] == ["done"] * 4
     assert told["same"]
     (sentence,) = told["meanwhile"]
-    assert "New messages are shown, but not stored" in sentence
+    assert "New messages are shown, but not saved" in sentence
     assert told["bad"] == told["meanwhile"]
     (path,) = folder.rglob("chats.sqlite3")
     kept = ChatStore(path)

@@ -27,7 +27,7 @@ BRACKETS = "root ::= " + "(" * 30_000 + '"x"' + ")" * 30_000
 GRAMMARS = {
     "brackets": BRACKETS,  # ended the engine by SIGSEGV
     "open brackets": BRACKETS[:20_000],
-    "more than it allows": 'root ::= "x"{5,2}',  # took all memory there is
+    "a minimum above its maximum": 'root ::= "x"{5,2}',  # took all memory there is
     "repeated repetitions": 'root ::= ((("x"?){500}){500}){500}',  # and this
     "a long text repeated": f'root ::= "{"x" * 1000}"{{2000}}',
     "often": 'root ::= "x"{100000000000000000000}',

@@ -46,34 +46,40 @@ ARCHIVES: dict[str, tuple[Callable[[], Members], str]] = {
     ),
     "manifest is no JSON": (lambda: [("x/manifest.json", b"\xff{")], "manifest.json cannot be read"),
     "manifest nested": (lambda: [("x/manifest.json", b"[" * 60_000)], "manifest.json cannot be read"),
-    "folder of another name": (lambda: [("y/manifest.json", begun()[0][1])], 'its folder is not called "x"'),
-    "upwards": (lambda: [*begun(), ("x/../../escaped", b"library")], "does not lie in its folder"),
-    "absolute": (lambda: [*begun(), ("/tmp/escaped", b"library")], "does not lie in its folder"),
-    "beside": (lambda: [*begun(), (LIBRARY, b"library")], "does not lie in its folder"),
-    "two folders down": (lambda: [*begun(), (f"x/y/{LIBRARY}", b"library")], "does not lie in its folder"),
-    "dots": (lambda: [*begun(), ("x/..", b"library")], "does not lie in its folder"),
-    "not listed": (lambda: [*begun(), ("x/more.so", b"library")], "its manifest does not list it"),
-    "manifest twice": (lambda: [*begun(), *begun()], "its manifest does not list it"),
-    "file twice": (lambda: [*begun(), *[(f"x/{LIBRARY}", b"library")] * 2], "twice, or its manifest"),
-    "link": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.SYMTYPE, "/etc/passwd"), b"")], "is no plain file"),
-    "hard link": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.LNKTYPE, "/etc/passwd"), b"")], "no plain file"),
-    "pipe": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.FIFOTYPE), b"")], "is no plain file"),
-    "device": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.CHRTYPE), b"")], "is no plain file"),
+    "folder of another name": (lambda: [("y/manifest.json", begun()[0][1])], 'the name of its folder is not "x"'),
+    "upwards": (lambda: [*begun(), ("x/../../escaped", b"library")], "is outside of its folder"),
+    "absolute": (lambda: [*begun(), ("/tmp/escaped", b"library")], "is outside of its folder"),
+    "beside": (lambda: [*begun(), (LIBRARY, b"library")], "is outside of its folder"),
+    "two folders down": (lambda: [*begun(), (f"x/y/{LIBRARY}", b"library")], "is outside of its folder"),
+    "dots": (lambda: [*begun(), ("x/..", b"library")], "is outside of its folder"),
+    "not listed": (lambda: [*begun(), ("x/more.so", b"library")], "is missing in its manifest"),
+    "manifest twice": (lambda: [*begun(), *begun()], "is missing in its manifest"),
+    "file twice": (lambda: [*begun(), *[(f"x/{LIBRARY}", b"library")] * 2], "is in it twice"),
+    "link": (
+        lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.SYMTYPE, "/etc/passwd"), b"")],
+        "is not a regular file",
+    ),
+    "hard link": (
+        lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.LNKTYPE, "/etc/passwd"), b"")],
+        "not a regular file",
+    ),
+    "pipe": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.FIFOTYPE), b"")], "is not a regular file"),
+    "device": (lambda: [*begun(), (member(f"x/{LIBRARY}", tarfile.CHRTYPE), b"")], "is not a regular file"),
     "manifest is a link": (
         lambda: [(member("x/manifest.json", tarfile.SYMTYPE, "/etc/passwd"), b"")],
-        "manifest.json is no plain file",
+        "manifest.json is not a regular file",
     ),
     "too short": (lambda: [*begun(), (f"x/{LIBRARY}", b"librar")], "is not the file that the manifest describes"),
     "other bytes": (lambda: [*begun(), (f"x/{LIBRARY}", b"librarY")], "is not the file that the manifest describes"),
     "longer by a byte": (lambda: [*begun(), (f"x/{LIBRARY}", b"library!")], "is not the file"),
     "much longer": (
         lambda: [*begun(), (f"x/{LIBRARY}", bytes(1 << 22))],
-        "more is in it than its manifest says|is not",
+        "it contains more than its manifest lists|is not",
     ),
-    "folders only": (lambda: [(member("x", tarfile.DIRTYPE), b"")] * 500, "it is made of folders"),
+    "folders only": (lambda: [(member("x", tarfile.DIRTYPE), b"")] * 500, "it contains only folders"),
     "more than the disk": (
         lambda: begun(files={LIBRARY: {"bytes": 4 << 30, "sha256": "0" * 64}}),
-        "ends before|Free some and install it again",
+        "ends before|Free some space and install it again",
     ),
 }
 
@@ -111,7 +117,7 @@ def test_a_header_that_unpacks_to_gigabytes_is_not_read(store: PackStore, tmp_pa
         file.write(header.tobuf(tarfile.GNU_FORMAT))
         for _ in range(64):
             file.write(bytes(1 << 20))
-    assert "more is in it than its manifest says" in refuse(store, archive)
+    assert "it contains more than its manifest lists" in refuse(store, archive)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_a_header_that_unpacks_to_gigabytes_is_not_read(store: PackStore, tmp_pa
 def test_what_is_no_archive(store: PackStore, tmp_path: Path, data: bytes) -> None:
     archive = tmp_path / "pack.tar.gz"
     archive.write_bytes(data)
-    assert "pack.tar.gz" in refuse(store, archive) or "no engine pack" in refuse(store, archive)
+    assert "pack.tar.gz" in refuse(store, archive) or "not an engine pack" in refuse(store, archive)
 
 
 def test_a_file_that_is_not_there_and_a_folder(store: PackStore, tmp_path: Path) -> None:

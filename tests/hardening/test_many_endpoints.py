@@ -106,7 +106,7 @@ def test_a_worker_that_falls_silent_says_nothing_of_the_engine(tmp_path: Path, m
     assert len(found) > 2
     assert not any(each.is_known or each.ok for each in found)
     assert "127.0.0.1:1" in found[0].reason
-    assert all("fallen silent" in each.reason for each in found[1:])
+    assert all("no longer answered" in each.reason for each in found[1:])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the limit is one of POSIX")

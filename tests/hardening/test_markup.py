@@ -18,7 +18,7 @@ OURS = {
     ("widgets/library/library_view.py", "starter.address"),
     ("widgets/library/library_filters.py", "tip"),
     ("widgets/controls/context_editor.py", "name"),
-    ("widgets/serve/serve_pane.py", "tr('Stop the server to change this.') if status.is_on else tip"),
+    ("widgets/serve/serve_pane.py", "tr('Stop the server to change this setting.') if status.is_on else tip"),
     (
         "widgets/devices/device_card.py",
         "'' if used_bytes is None else tr('{used} used', used=format_bytes(used_bytes))",

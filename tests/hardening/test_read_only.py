@@ -87,4 +87,4 @@ def test_a_device_is_served_without_a_cache_of_weights(data: Path) -> None:
         ending.cancel()
     assert process.returncode == 0, told
     assert "is served on" in told
-    assert "It caches no weights, because" in told
+    assert "The worker caches no weights, because" in told

@@ -99,7 +99,7 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
 
     def _draw_lines(self, rows: Sequence[Row]) -> None:
         self.getAxis("bottom").setTicks(None)
-        self.setLabel("bottom", tr("tokens in the context before"))
+        self.setLabel("bottom", tr("tokens already in the context"))
         names = list(dict.fromkeys(row.layout for row in rows))
         for at, name in enumerate(names):
             own = [row for row in rows if row.layout == name]

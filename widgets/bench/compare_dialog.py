@@ -43,7 +43,7 @@ PRESET_WORDS = (
     ("normal", tr("Normal (7 rounds)")),
     ("long", tr("Long context (4k, 16k and full)")),
 )
-_COLUMNS = (tr("Layout"), tr("Measured"), tr("Median"), tr("Interval"), tr("Compared"))
+_COLUMNS = (tr("Layout"), tr("Measured"), tr("Median"), tr("Interval"), tr("Ratio"))
 
 
 class CompareDialog(Dialog):
@@ -259,8 +259,8 @@ class CompareDialog(Dialog):
 
 
 INTRODUCTION = tr(
-    "Loads the layouts in turns and measures prompts and answers. A difference counts only if it is larger than the "
-    "normal variation of this machine. Keep other programs idle meanwhile."
+    "Loads the layouts alternately, and measures prompts and answers. A difference counts only if it is larger than "
+    "the normal variation of this computer. Do not use other programs during the comparison."
 )
 
 

@@ -120,7 +120,7 @@ class CallBlock(QWidget):
         self.fold_button.setText(tr("{arrow} Calls {name}", arrow=arrow, name=call.name))
         self.fold_button.setAccessibleName(tr("Call of {name}", name=call.name))
         self._preview.setText(" ".join(call.arguments.split()))
-        self._id.setText(tr("Id: {id}", id=call.id))
+        self._id.setText(tr("ID: {id}", id=call.id))
         # A folded block needs no Markdown: `_on_toggled` comes here when the block is unfolded.
         if self.is_unfolded:
             self.view.set_text(fenced(call.arguments, "json"))

@@ -40,7 +40,7 @@ from widgets.common.roles import plain_label, plain_tool_tip, tool_button
 from widgets.markdown.matches import match_pattern
 from widgets.markdown.typesetter import Typesetter
 
-CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a longer context.")
+CONTEXT_FULL = tr("The context is full. Start a new conversation, or load with a longer context.")
 LOADING = tr("Loading…")
 LOST = tr("The engine ended. Looking for the cause…")
 MODEL_LOST = tr("The engine of this model has stopped. The conversation was kept.")
@@ -68,11 +68,11 @@ def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
     if status.is_loaded:
         return ChatStart(name)
     if status.phase is Phase.STOPPING:
-        return ChatStart(name, tr("One moment"))
+        return ChatStart(name, tr("Please wait"))
     if status.is_parked:
         return ChatStart(name, PARKED, tr("Load"), PARKED)
     sentence = tr("{name} is not loaded.", name=name)
-    return ChatStart(name, tr("It answers once it is loaded."), tr("Load"), sentence)
+    return ChatStart(name, tr("The model answers once it is loaded."), tr("Load"), sentence)
 
 
 class ChatPane(QWidget):
@@ -139,7 +139,7 @@ class ChatPane(QWidget):
         self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
         self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
         self.start_banner = Banner("", "")
-        self.check_button = self.lost_banner.add_button(tr("Check This Machine…"))
+        self.check_button = self.lost_banner.add_button(tr("Check This Computer…"))
         self.overflow_banner = OverflowBanner()
         self._undo_banner = Banner(tr("Question and answers deleted."), tr("Undo"))
         self.setAcceptDrops(True)

@@ -18,9 +18,9 @@ from widgets.common.roles import plain_label
 WIDTH_PX = 460
 MOST_GIB = 10_000.0
 PURPOSE = tr(
-    "The KV state of each conversation is saved on this disk, so that the model need not read the "
-    "conversation again after a restart, an unload or another layout. The state that was used "
-    "longest ago is removed first."
+    "The KV state of each conversation is saved on this disk, so that the model need not process the conversation "
+    "again after a restart, after it was unloaded, or with another layout. The state that was used longest ago is "
+    "removed first."
 )
 
 
@@ -40,13 +40,13 @@ class SavedKvStatesDialog(Dialog):
         self.limit_box.setDecimals(1)
         self.limit_box.setSuffix(" GiB")
         # Shown for the minimum, which is 0.
-        self.limit_box.setSpecialValueText(tr("Save nothing"))
+        self.limit_box.setSpecialValueText(tr("Save no states"))
         self.limit_box.setKeyboardTracking(False)
         self.empty_button = QPushButton(tr("Remove all"))
         # As an auto-default button of the dialog, Enter in the limit would press it and remove everything.
         self.empty_button.setAutoDefault(False)
         limit = QHBoxLayout()
-        limit.addWidget(plain_label(tr("At most")))
+        limit.addWidget(plain_label(tr("Limit")))
         limit.addWidget(self.limit_box)
         limit.addStretch(1)
         limit.addWidget(self.empty_button)
@@ -59,8 +59,8 @@ class SavedKvStatesDialog(Dialog):
         if n_conversations:
             self.use_label.setText(
                 tr_count(
-                    "{size} of {count} conversation",
-                    "{size} of {count} conversations",
+                    "{size} for {count} conversation",
+                    "{size} for {count} conversations",
                     n_conversations,
                     size=format_bytes(size_bytes),
                 )

@@ -178,7 +178,8 @@ class TemplateField(QWidget):
 
 TOOLS_EXAMPLE = '[{"type": "function", "function": {"name": "...", "parameters": {}}}]'
 TOOLS_HINT = tr(
-    "A JSON list of functions, as OpenAI's API takes them. The model may call them; you run them, and give the results."
+    "A JSON list of functions in the format of OpenAI's API. The model may call these functions; you run them and "
+    "enter the results."
 )
 
 
@@ -275,7 +276,7 @@ class _Row:
 _TITLES: dict[SamplingGroup, str] = {
     "Answer": tr("Answer"),
     "Temperature": tr("Temperature"),
-    "Choice": tr("Choice of tokens"),
+    "Choice": tr("Sampling"),
     "Repetition": tr("Repetition"),
     "Mirostat": "Mirostat",
     "Shape": tr("Output format"),

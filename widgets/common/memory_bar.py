@@ -189,19 +189,19 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
         (label, size)
         for label, size in (
             (tr("weights"), row.weights_bytes),
-            (tr("of that, experts"), min(placed.expert_bytes, row.weights_bytes)),
-            (tr("read from the mapped file, reclaimable"), used_bytes),
-            (tr("mapped range of the file"), row.mapped_bytes if row.mapped_bytes > used_bytes else 0),
+            (tr("including experts"), min(placed.expert_bytes, row.weights_bytes)),
+            (tr("memory-mapped weights in use (reclaimable)"), used_bytes),
+            (tr("memory-mapped part of the file"), row.mapped_bytes if row.mapped_bytes > used_bytes else 0),
             (tr("KV cache"), row.kv_cache_bytes),
             (tr("recurrent state"), row.recurrent_bytes),
             (tr("compute buffer"), row.compute_bytes),
-            (tr("of that, copies for a pipeline"), row.pipeline_bytes),
-            (tr("of that, for the projector's largest image"), row.projector_bytes),
+            (tr("including copies for pipeline parallelism"), row.pipeline_bytes),
+            (tr("including the projector's largest image"), row.projector_bytes),
             (tr("output buffer"), row.output_bytes),
             (tr("draft model"), row.draft_bytes),
             (tr("overhead"), row.overhead_bytes),
-            (tr("while answering"), row.answering_bytes),
-            (tr("of that, as the context fills"), row.late_bytes),
+            (tr("additional memory during answers"), row.answering_bytes),
+            (tr("including growth as the context fills"), row.late_bytes),
         )
         if size
     ]
@@ -215,7 +215,9 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
             margin=format_bytes(row.margin_bytes),
         )
     )
-    free = tr("unknown; the total is assumed") if room.free_bytes is None else format_bytes(room.free_bytes)
+    free = (
+        tr("unknown (all memory is assumed to be free)") if room.free_bytes is None else format_bytes(room.free_bytes)
+    )
     text.append(tr("free: {free}; total: {total}", free=free, total=format_bytes(room.total_bytes)))
     if room.free_bytes is not None and available_bytes(room) < room.free_bytes:
         text.append(tr("cap: {available}", available=format_bytes(available_bytes(room))))

@@ -29,7 +29,7 @@ from widgets.controls.values import CONTROL_HEIGHT_PX
 
 # Context lengths in tokens that models are commonly trained for.
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-AUTO_PRESET = tr("Auto: as long as useful, up to what fits")
+AUTO_PRESET = tr("Auto: the usual length, or less if memory is short")
 
 
 class ContextEditor(QObject):
@@ -126,7 +126,7 @@ class ContextEditor(QObject):
         name = (
             tr("Context")
             if count == 1 or self._settings.kv_unified
-            else tr("Context, {count} ×", count=format_count(count))
+            else tr("Context per request (×{count})", count=format_count(count))
         )
         return tr("{name} · auto", name=name) if self._settings.n_ctx == AUTO_CONTEXT else name
 

@@ -256,7 +256,7 @@ def load_words(status: ModelStatus) -> tuple[str, str]:
     if status.is_loading:
         return tr("Load"), ""
     if status.phase is Phase.STOPPING:
-        return tr("Load"), tr("One moment")
+        return tr("Load"), tr("Please wait")
     if not status.is_loaded:
         return tr("Load"), tr("Load the model with this layout") if status.name else tr("Open a model first")
     if status.is_edited:

@@ -101,7 +101,7 @@ def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str
         (tr("Memory"), tr("{used} of {total}", used=format_bytes(sample.used_bytes), total=format_bytes(total_bytes)))
     ]
     if sample.own_bytes is not None:
-        lines.append((tr("Held by Layerdeck"), format_bytes(sample.own_bytes)))
+        lines.append((tr("Used by Layerdeck"), format_bytes(sample.own_bytes)))
     if sample.utilization_percent is not None:
         lines.append((tr("Utilisation"), f"{sample.utilization_percent:.0f} %"))
     if sample.temperature_c is not None:
@@ -123,7 +123,7 @@ def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str
                     ),
                 )
             )
-        lines.append((tr("Clocks lowered by"), ", ".join(card.throttled_by) or tr("nothing")))
+        lines.append((tr("Clocks reduced because of"), ", ".join(card.throttled_by) or tr("nothing")))
     return (*lines, *nodes)
 
 
@@ -148,7 +148,7 @@ class DeviceDetails(Dialog):
         self._readings.setHorizontalSpacing(16)
         self._readings.setColumnStretch(4, 1)
         self._labels: list[tuple[QLabel, QLabel]] = []
-        self.holders = RowTable((tr("Program or model"), tr("Memory")), tr("Who holds the memory"), wide=0)
+        self.holders = RowTable((tr("Program or model"), tr("Memory")), tr("Programs that use the memory"), wide=0)
         self.holders.setMinimumHeight(120)
         self.holders.setMaximumHeight(150)
         self.span_box = ComboBox()

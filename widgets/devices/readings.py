@@ -67,13 +67,13 @@ def away_text(device: Device) -> str:
     """Return a sentence on a paired machine's device that cannot be used now; empty if the device can be used."""
     if not device.away:
         return ""
-    return tr("Cannot be used now ({away}). It returns automatically.", away=device.away)
+    return tr("This device cannot be used now ({reason}). Layerdeck checks it again automatically.", reason=device.away)
 
 
 def shared_text(device: Device) -> str:
     """Return a sentence on a device that uses the computer's memory; empty if it has its own."""
     return (
-        tr("It shares the computer's memory: what one of them uses is not free for the other.")
+        tr("This device shares the memory of the computer: memory that one of them uses is not free for the other.")
         if device.unified
         else ""
     )
@@ -123,15 +123,15 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
         (tr("compute"), row.compute_bytes),
-        (tr("of that, for the projector's largest image"), row.projector_bytes),
+        (tr("including the projector's largest image"), row.projector_bytes),
         (tr("output"), row.output_bytes),
         (tr("draft model"), row.draft_bytes),
         (tr("overhead"), row.overhead_bytes),
-        (tr("while answering"), row.answering_bytes),
+        (tr("additional memory during answers"), row.answering_bytes),
     )
     lines = [f"{name} {format_bytes(size_bytes)}" for name, size_bytes in parts if size_bytes]
     if not lines:
-        return tr("The layout puts nothing here.")
+        return tr("The layout places nothing on this device.")
     return "\n".join(
         [
             tr(
@@ -179,6 +179,6 @@ def overhead_text(device: Device) -> str:
     if device.overhead_bytes is None:
         return ""
     return tr(
-        "Earlier loads used {overhead} more than forecast; it is added to the forecast.",
+        "Earlier loads used {overhead} more than forecast; this amount is now part of the forecast.",
         overhead=format_bytes(device.overhead_bytes),
     )

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # As far around the line as the pointer takes the handle by its dot (`geometry.handle_at`), in pixels.
 _HANDLE_REACH = 9.0
-_MOVE_BOUNDARY = tr("Ctrl+Left and Ctrl+Right move it by one layer")
-_MOVE_LAYERS = tr("Ctrl+Up and Ctrl+Down move it to the next device")
-_MOVE_EXPERTS = tr("Ctrl+Up and Ctrl+Down move it to the next device; with Shift its experts only")
+_MOVE_BOUNDARY = tr("Ctrl+Left and Ctrl+Right move the boundary by one layer")
+_MOVE_LAYERS = tr("Ctrl+Up and Ctrl+Down move this part to the next device")
+_MOVE_EXPERTS = tr("Ctrl+Up and Ctrl+Down move this layer to the next device; with Shift only the experts of the layer")
 
 
 class Kind(StrEnum):

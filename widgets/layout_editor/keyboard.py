@@ -48,8 +48,8 @@ KEYS: dict[str, str] = {
     tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),
     tr("Shift+P"): tr("pin or unpin the experts of the selected layers"),
     tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts leave them there"),
-    tr("F"): tr("fold or unfold the devices of the machine that has the focus, in a rig of many lanes"),
-    tr("Shift+F"): tr("fold all machines, or unfold all"),
+    tr("F"): tr("fold or unfold the devices of the focused computer, if the rig has many lanes"),
+    tr("Shift+F"): tr("fold or unfold the devices of all computers"),
     tr("Escape"): tr("cancel a drag; clear the selection"),
 }
 """Keys and their effects, for the help text."""

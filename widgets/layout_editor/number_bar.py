@@ -68,7 +68,10 @@ class NumberBar(QFrame):
         self.line.setMinimumWidth(_LINE_WIDTH_PX)
         self.line.setAccessibleName(tr("Place by shares or by options of llama.cpp"))
         self.line.setToolTip(
-            tr("Shares such as 3,1,2 or options of llama.cpp: -ngl, -ts, -ot, --n-cpu-moe. Return places the model.")
+            tr(
+                "Shares such as 3,1,2 or options of llama.cpp: -ngl, -ts, -ot, --n-cpu-moe. Press Return to place the "
+                "layers."
+            )
         )
         self.line.returnPressed.connect(self._on_line)
         self.line.textEdited.connect(lambda _text: self.show_answer(""))
@@ -83,7 +86,7 @@ class NumberBar(QFrame):
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         # The fields take the focus; Qt scrolls to the one that has it.
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self._scroll.setAccessibleName(tr("Numbers of layers"))
+        self._scroll.setAccessibleName(tr("Number of layers per device"))
         self._scroll.setWidget(self._fields)
         self._room = _LEAST_ROOM_PX
         around = v_box(self, spacing=4)

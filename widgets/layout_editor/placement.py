@@ -102,7 +102,7 @@ def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple
     missing = [device_id for device_id in dict.fromkeys(named) if device_id not in known]
     return (
         *(LaneDevice(device.id, _lane_name(device), state=_state_words(device)) for device in rig.all_devices),
-        *(LaneDevice(device_id, tr("not on this machine"), present=False) for device_id in missing),
+        *(LaneDevice(device_id, tr("not on this computer"), present=False) for device_id in missing),
     )
 
 

@@ -77,7 +77,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return texts for the content of a lane, the longest first, so that a label can show the first that fits."""
     if content.group is not None and not content.group.is_folded:
-        return (tr("devices below"),)
+        return (tr("see the devices below"),)
     if not content.has_draft:
         return _layer_texts(content)
     if not (content.ranges or content.blocks or content.has_output or content.share is not None):
@@ -149,13 +149,13 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
         if preview.hops is not None:
             lines.append(
                 tr(
-                    "Each token goes there and back: {size}, about {time}.",
+                    "Each token sends {size} there and back, which takes about {time}.",
                     size=format_bytes(2 * preview.hops.size_bytes),
                     time=milliseconds_text(2 * preview.hops.between(home, device)),
                 )
             )
         lines += filter(None, [pipeline_cost(preview)])
-    lines.append(tr("Drag to another lane to move it; a selection moves as one."))
+    lines.append(tr("Drag this part to another lane to move it. Selected layers move together."))
     return "\n".join(lines)
 
 
@@ -165,7 +165,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
         return ""
     left, right = preview.layout.runs[index : index + 2]
     return tr(
-        "Each token sends {size} from {left} to {right}: about {time}.",
+        "Each token sends {size} from {left} to {right}, which takes about {time}.",
         size=format_bytes(preview.hops.size_bytes),
         left=left.device,
         right=right.device,
@@ -184,8 +184,8 @@ def pipeline_cost(preview: Preview) -> str:
     if factor < 1.05:
         return ""
     return tr(
-        "Overrides turn off pipeline parallelism: without them a long prompt could be read up to {factor} times as "
-        "fast.",
+        "Overrides turn off pipeline parallelism. Without them a long prompt could be processed up to {factor} times "
+        "as fast.",
         factor=f"{factor:.1f}",
     )
 
@@ -279,7 +279,7 @@ def summary_text(preview: Preview, selection: Selection) -> str:
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
-        return tr("{layers} with KV: {size}", layers=layers_text(first, last), size=format_bytes(size))
+        return tr("{layers} with KV cache: {size}", layers=layers_text(first, last), size=format_bytes(size))
     weights = sum(layer.weights_bytes for layer in preview.layers)
     weights += preview.token_embedding_bytes + preview.output_weights_bytes
     return tr("{count} layers · {weights}", count=len(preview.layers), weights=format_bytes(weights))
@@ -339,11 +339,11 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
     if row is None:
         return f"{content.device.id}: {holds}."
     if content.device.state and content.is_empty:
-        return tr("{id}: {holds}, {state}.", id=content.device.id, holds=holds, state=content.device.state)
+        return tr("{id}: {contents}, {state}.", id=content.device.id, contents=holds, state=content.device.state)
     return tr(
-        "{id}: {holds}, {room} of {available}.",
+        "{id}: {contents}, {room} of {available}.",
         id=content.device.id,
-        holds=holds,
+        contents=holds,
         room=room_text(bar_of_row(row)),
         available=format_bytes(available_bytes(row)),
     )
@@ -367,7 +367,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
         if preview.draft.name:
             sentences.append(tr("Draft model {name} on {devices}.", name=preview.draft.name, devices=devices))
         else:
-            sentences.append(tr("MTP head drafts on {devices}.", devices=devices))
+            sentences.append(tr("MTP head on {devices}.", devices=devices))
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)
 
@@ -386,7 +386,7 @@ number), and a note below the lanes as well (second number).
 """
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
-REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
+REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so does each answer.")
 
 
 def speed_text(preview: Preview) -> str:

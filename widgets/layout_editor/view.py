@@ -48,7 +48,7 @@ from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
 
 _NAME = tr("Layout editor")
-EXPERT_TITLES = {"to_cpu": tr("All Experts to the &CPU"), "back": tr("As Many Experts &Back as Fit")}
+EXPERT_TITLES = {"to_cpu": tr("Move All Experts to the &CPU"), "back": tr("Move &Back as Many Experts as Fit")}
 _SCROLL_BAR_GAP = 8
 # Pixels from the upper and lower edge of the viewport in which a drag scrolls, by how much, and how often: 500 a
 # second.

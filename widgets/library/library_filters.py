@@ -20,7 +20,7 @@ _ORDERS = (
     ("name", tr("By name")), ("fit", tr("By fit")), ("speed", tr("By speed")), ("used", tr("Last used")),
     ("size", tr("By size")), ("parameters", tr("By parameters")),
 )  # fmt: skip
-_FITS = (("any", tr("Any fit")), ("fits", tr("Fits here")), ("devices", tr("Fits on devices")))
+_FITS = (("any", tr("Any fit")), ("fits", tr("Fits in memory")), ("devices", tr("Fits on devices")))
 _SIZES = (
     (None, tr("Any size")),
     (2 * GIB, tr("Up to 2 GiB")),

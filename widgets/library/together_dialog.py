@@ -49,7 +49,7 @@ class TogetherDialog(Dialog):
         self.up_button = QPushButton(tr("More &Important"))
         self.up_button.clicked.connect(self._on_up)
         self.chosen_list = QListWidget()
-        self.chosen_list.setAccessibleName(tr("Models to load together, the most important one first"))
+        self.chosen_list.setAccessibleName(tr("Models to load at the same time, the most important one first"))
         self.chosen_list.setMaximumHeight(LIST_HEIGHT_PX)
         self.chosen_list.currentRowChanged.connect(lambda _row: self._enable())
         self.models_table = RowTable(
@@ -65,8 +65,8 @@ class TogetherDialog(Dialog):
         for button in (self.add_model_button, self.remove_button, self.up_button):
             choice.addWidget(button)
         introduction = tr(
-            "Choose the models to load at the same time, the most important one first. Models that are loaded now and "
-            "idle are parked first."
+            "Choose the models to load at the same time, the most important one first. Idle models that are loaded now "
+            "are parked first."
         )
         self.load_button = self.add_button(tr("&Load All"), self._on_load)
         self.lay_out(

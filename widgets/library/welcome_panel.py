@@ -41,8 +41,8 @@ class StartPanel(QWidget):
 NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
 _TALKS = tr("Uses a small included model on three simulated devices.")
 _BABBLES = tr(
-    "The made-up model shows how layers are placed, but its answers make no sense. The library has small "
-    "models that answer."
+    "The demo model shows how layers are placed, but its answers make no sense. The library has small models that "
+    "answer."
 )
 # Widest text in pixels: longer lines are hard to read.
 MAX_WIDTH_PX = 560
@@ -88,7 +88,7 @@ class WelcomePanel(QScrollArea):
 
         `speaks`: whether the demo model gives real answers; if not, it is the generated model.
         """
-        self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the made-up model"))
+        self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the demo model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)
 
     def show_places(self, text: str) -> None:

@@ -82,7 +82,7 @@ class LoadReport(QWidget):
         self.details_button = tool_button(tr("Details"), tr("Show memory by device and part"))
         self.details_button.setCheckable(True)
         self.details_button.setChecked(self._shows_details)
-        self.check_button = QPushButton(tr("Check This Machine…"))
+        self.check_button = QPushButton(tr("Check This Computer…"))
         self.restart_button = QPushButton()
         self.lay_out_button = QPushButton()
         self._scroll = QScrollArea()
@@ -202,7 +202,7 @@ class LoadReport(QWidget):
     def _show_remedies(self) -> None:
         count, is_offered = len(self._stopped), bool(self._stopped) and self._is_unreachable
         self.restart_button.setText(tr("Restart Worker") if count <= 1 else tr("Restart Workers"))
-        self.lay_out_button.setText(tr("Plan Without It") if count <= 1 else tr("Plan Without Them"))
+        self.lay_out_button.setText(tr("Plan Without Worker") if count <= 1 else tr("Plan Without Workers"))
         self.restart_button.setToolTip(plain_tool_tip(tr("Start {names} again", names=", ".join(self._stopped))))
         self.lay_out_button.setToolTip(tr("Propose a layout that uses only the other devices; Undo reverts it"))
         for button in (self.restart_button, self.lay_out_button):

@@ -130,8 +130,8 @@ def _refusal(event: OutOfMemory, device: str, short_bytes: int) -> str:
     # The refused buffer is one of several: the lane says what all of them lack, with the margin.
     if short_bytes > missing_bytes:
         return tr(
-            "{device} needed {requested} for the next buffer and had {free} free: {missing} missing for this buffer, "
-            "{short} for the whole layout.",
+            "{device} needed {requested} for the next buffer, but had only {free} free: {missing} missing for this "
+            "buffer, {short} for the whole layout.",
             device=device,
             requested=requested,
             free=free,
@@ -139,7 +139,7 @@ def _refusal(event: OutOfMemory, device: str, short_bytes: int) -> str:
             short=format_bytes(short_bytes),
         )
     return tr(
-        "{device} needed {requested} and had {free} free: {missing} missing.",
+        "{device} needed {requested}, but had only {free} free: {missing} missing.",
         device=device,
         requested=requested,
         free=free,
@@ -175,7 +175,8 @@ def crashed_outcome(event: Crashed) -> Outcome:
         tone="bad",
         sentence=event.message,
         detail=tr(
-            "No model is loaded. Help > Check This Machine finds features that fail on this machine and excludes them."
+            "No model is loaded. Help > Check This Computer finds features that fail on this computer and excludes "
+            "them."
         ),
     )
 

@@ -143,7 +143,7 @@ class RequestTable(QTableView):
 
     def _fit(self) -> None:
         metrics, header = self.fontMetrics(), self.horizontalHeader()
-        samples = ("00:00:00", "192.0.2.100", "", "00 000", "00000", "0000.0", "00.00 s", tr("under way"))
+        samples = ("00:00:00", "192.0.2.100", "", "00 000", "00000", "0000.0", "00.00 s", tr("in progress"))
         for column, sample in enumerate(samples):
             if column != _MODEL:
                 width = metrics.horizontalAdvance(sample) + 2 * _PADDING

@@ -102,12 +102,12 @@ class ServePane(QWidget):
 
     def _make_requests(self) -> None:
         self.table = RequestTable()
-        self.empty_label = plain_label(tr("No program has asked yet."), "dim", wrap=True)
+        self.empty_label = plain_label(tr("No program has sent a request yet."), "dim", wrap=True)
         self.empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._stack = QStackedWidget()
         self.texts_box = QCheckBox(tr("Keep the texts of requests"))
         self.texts_box.setToolTip(
-            tr("Texts of the last requests are kept in memory, and forgotten when this is switched off.")
+            tr("The texts of the last requests are kept in memory, and deleted when this is turned off.")
         )
         self.text_edit = QPlainTextEdit()
         self.text_edit.setReadOnly(True)
@@ -141,20 +141,20 @@ class ServePane(QWidget):
         self.copy_key_button = QPushButton(tr("Copy"))
         self.copy_key_button.setAccessibleName(tr("Copy the key"))
         self.new_key_button = QPushButton(tr("New key"))
-        self.new_key_button.setToolTip(tr("Programs with the old key are refused from then on."))
+        self.new_key_button.setToolTip(tr("Programs that use the old key are then refused."))
 
     def _make_snippets(self) -> None:
         self.program_box = ComboBox()
         self.program_box.setAccessibleName(tr("Program"))
         self.program_box.addItems(PROGRAMS)
         self.copy_snippet_button = QPushButton(tr("Copy"))
-        self.copy_snippet_button.setAccessibleName(tr("Copy the snippet"))
+        self.copy_snippet_button.setAccessibleName(tr("Copy the configuration snippet"))
         self.snippet_edit = QPlainTextEdit()
         self.snippet_edit.setReadOnly(True)
         self.snippet_edit.setTabChangesFocus(True)
         self.snippet_edit.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.snippet_edit.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        self.snippet_edit.setAccessibleName(tr("Snippet"))
+        self.snippet_edit.setAccessibleName(tr("Configuration snippet"))
 
     def _build(self) -> None:
         head = QHBoxLayout()
@@ -299,7 +299,7 @@ class ServePane(QWidget):
         risk = tr("For addresses that other computers reach: others on the network can read the requests.")
         for field, tip in ((self.host_edit, ""), (self.port_box, ""), (self.key_box, ""), (self.plain_box, risk)):
             field.setEnabled(not status.is_on and not status.is_busy)
-            field.setToolTip(tr("Stop the server to change this.") if status.is_on else tip)
+            field.setToolTip(tr("Stop the server to change this setting.") if status.is_on else tip)
         self.new_key_button.setEnabled(not status.is_busy)
         self._show_key()
         self._show_snippet()

@@ -239,7 +239,7 @@ class ChatPresenter(QObject):
         # An event of a request that was stopped or lost meanwhile comes too late.
         if event.prompt_tokens and event.request in self._being_read():
             read, whole = format_count(event.read_tokens), format_count(event.prompt_tokens)
-            text = tr("Reading the prompt: {read} of {whole} tokens", read=read, whole=whole) + left
+            text = tr("Processing the prompt: {done} of {total} tokens", done=read, total=whole) + left
             is_current = self._models.current is self._model
             self._set_busy(text if is_current else f"{self._model.name}: {text}")
         if event.request != self._conversation.asked_request or not self._conversation.is_answering:
@@ -334,7 +334,7 @@ class ChatPresenter(QObject):
         if fault := self._conversation.tools_fault:
             self._pane.show_draft(text)
             self._show_answering()
-            sentence = tr("{fault} They are in the settings of this conversation.", fault=fault)
+            sentence = tr("{fault} Edit the tools in the settings of this conversation.", fault=fault)
             self._status_line.show_notice(Notice(sentence, bad=True))
         elif self._conversation.can_ask:
             self._pane.show_remark("")  # it was about the prompt before
@@ -423,7 +423,7 @@ class ChatPresenter(QObject):
         """Show why the model cannot accept a question. The text of an edited question is put into the input field."""
         if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
             self._pane.prompt_edit.setPlainText(action.text)
-        busy = tr("An answer is being written. Wait for its end, or stop it.")
+        busy = tr("The model is answering. Wait for the end of the answer, or stop it.")
         sentence = busy if self._conversation.is_answering else tr("Load the model first.")
         self._status_line.show_notice(Notice(sentence, bad=True))
 

@@ -95,7 +95,7 @@ class ChatSettingsPresenter(QObject):
         tools = self._conversation.tools
         if self._loading.model is None or not tools.tools or tools.knows_tools:
             return ""
-        return tr("The chat template of this model does not support tools; the system prompt describes them.")
+        return tr("The chat template of this model does not support tools, so the system prompt describes them.")
 
     def _on_preset(self, name: str) -> None:
         chat = self._conversation.chat

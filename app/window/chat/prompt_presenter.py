@@ -56,7 +56,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         shown = list(map(shown_choice, known.choices))
         is_whole = len(shown) < MAX_CHOICES
         cut = tr(
-            "probabilities are stored for the first {max_choices} tokens only", max_choices=format_count(MAX_CHOICES)
+            "probabilities are saved for the first {max_choices} tokens only", max_choices=format_count(MAX_CHOICES)
         )
         self.open().show_choices(shown, "" if is_whole else cut)
 

@@ -95,7 +95,7 @@ class DetailsPresenter(QObject):
                 continue
             self._asked.add(device.id)
             self._background.run(
-                tr("Looking up which programs hold memory"),
+                tr("Looking up which programs use the memory"),
                 partial(memory_holders, device),
                 partial(self._show_holders, device.id),
                 partial(self._on_no_holders, device.id),

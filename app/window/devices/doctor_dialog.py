@@ -1,4 +1,4 @@
-"""The dialog of Help > Check This Machine: progress, results, and a report file."""
+"""The dialog of Help > Check This Computer: progress, results, and a report file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ INTRODUCTION = tr(
     "and how fast everything is. It takes a few minutes and loads a small model on each device. "
     "The report contains no personal data."
 )
-_COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
+_COLUMNS = (tr("Check"), tr("Device"), "", tr("Result"))
 
 
 class DoctorDialog(StatusDialog):
     """Starts an examination of this machine when it opens; closing the dialog cancels it."""
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
-        super().__init__(tr("Check This Machine"), parent)
+        super().__init__(tr("Check This Computer"), parent)
         self._examiner = examiner
         self._report: Report | None = None
         self.progress_bar = QProgressBar()
@@ -47,7 +47,7 @@ class DoctorDialog(StatusDialog):
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
-        self.say(tr("Checking this machine…"))
+        self.say(tr("Checking this computer…"))
         # Qt shows the range 0 to 0 as "busy": the number of checks is not known yet.
         self.progress_bar.setRange(0, 0)
         self._examiner.start()

@@ -23,9 +23,9 @@ from widgets.common.dialog import StatusDialog
 from widgets.common.roles import plain_label
 
 INTRODUCTION = tr(
-    "Other computers can use the devices of this one for their models. Only paired computers can, over an encrypted "
-    "connection, and each device serves one of them at a time. It ends when this window closes; `layerdeck-cli rig "
-    "serve --install` lends without a window."
+    "Paired computers can use the devices of this computer for their models, over an encrypted connection. A device "
+    "serves one computer at a time. Lending ends when this window closes; `layerdeck-cli rig serve --install` lends "
+    "without a window."
 )
 _ALL = "0.0.0.0"
 
@@ -40,7 +40,7 @@ class _DeviceRow:
         self.name = plain_label(f"{device.name}, {format_bytes(device.total_bytes)}", "dim")
         self.cap_line = QLineEdit()
         self.cap_line.setPlaceholderText(tr("all"))
-        self.cap_line.setAccessibleName(tr("Most memory of {id} to lend", id=device.id))
+        self.cap_line.setAccessibleName(tr("Maximum memory of {id} to lend", id=device.id))
         cap_bytes = choice.caps.get(device.id)
         self.cap_line.setText("" if cap_bytes is None else format_bytes(cap_bytes))
         self.user = plain_label("", "dim")
@@ -106,7 +106,9 @@ class LendDialog(StatusDialog):
                 return
             if cap_bytes is not None and not 0 < cap_bytes <= row.device.total_bytes:
                 size = format_bytes(row.device.total_bytes)
-                self._refuse(tr("{id} has {size}; lend at most that.", id=row.device.id, size=size), row.cap_line)
+                self._refuse(
+                    tr("{id} has only {size}. Enter at most that size.", id=row.device.id, size=size), row.cap_line
+                )
                 return
             if cap_bytes is not None and row.box.isChecked():
                 caps[row.device.id] = cap_bytes
@@ -128,7 +130,7 @@ class LendDialog(StatusDialog):
     def _build(self) -> None:
         grid = QGridLayout()
         grid.setColumnStretch(1, 1)
-        headings = (tr("Device"), "", tr("At most"), tr("Used by"))
+        headings = (tr("Device"), "", tr("Limit"), tr("Used by"))
         for column, heading in enumerate(headings):
             grid.addWidget(plain_label(heading, "dim"), 0, column)
         for place, row in enumerate(self.rows, start=1):
@@ -167,8 +169,8 @@ def _state_words(state: LendState) -> str:
     if state.is_starting:
         return tr("Starting…")
     if not state.place:
-        return tr("Nothing is lent.")
-    return " ".join(filter(None, (tr("Lent at {place}.", place=state.place), state.note)))
+        return tr("No devices are lent.")
+    return " ".join(filter(None, (tr("Devices are lent at {place}.", place=state.place), state.note)))
 
 
 def _code_words(state: LendState) -> str:
@@ -176,7 +178,10 @@ def _code_words(state: LendState) -> str:
         return ""
     if not state.code:
         return tr("No pairing code is valid now. Paired computers do not need one.")
-    return tr("Pairing code: {code} (for ten minutes, one computer). Type it at the other one.", code=state.code)
+    return tr(
+        "Pairing code: {code}. Enter it on the other computer within ten minutes. It pairs one computer.",
+        code=state.code,
+    )
 
 
 class LendPresenter(OneDialog[LendDialog]):

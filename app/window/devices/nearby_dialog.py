@@ -1,4 +1,4 @@
-"""The dialog of Devices > Find Machines Nearby: lists machines, pairs them by a code, and adds their devices.
+"""The dialog of Devices > Find Computers Nearby: lists machines, pairs them by a code, and adds their devices.
 
 Not modal.
 """
@@ -19,11 +19,11 @@ from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
-    "On the other computer choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
-    "ITS-ADDRESS. It shows a pairing code; type it here. The connection is encrypted, and only paired "
-    "computers can use its devices. A computer that is not listed can be paired by its address."
+    "On the other computer, choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
+    "ITS-ADDRESS. It shows a pairing code; enter it here. The connection is encrypted, and only paired computers can "
+    "use the devices. A computer that is not listed can be paired by its address."
 )
-_COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
+_COLUMNS = (tr("Computer"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
 _LOOKING = tr("Searching the local network…")
 
 
@@ -31,12 +31,12 @@ class NearbyDialog(StatusDialog):
     """Lists machines on the local network and paired ones. It searches from `begin` until it is closed."""
 
     def __init__(self, parent: QWidget, peers: Peers) -> None:
-        super().__init__(tr("Find Machines Nearby"), parent)
+        super().__init__(tr("Find Computers Nearby"), parent)
         self._peers = peers
         self._rows: tuple[Found, ...] = ()
         self._just_paired = ""
         self.status_label.setText(_LOOKING)
-        self.table = RowTable(_COLUMNS, tr("Machines nearby and paired ones"))
+        self.table = RowTable(_COLUMNS, tr("Computers nearby and paired computers"))
         self.address_line = QLineEdit()
         self.code_line = QLineEdit()
         self.forget_button = self.add_button(tr("&Forget"), self._on_forget, apart=True)
@@ -84,7 +84,7 @@ class NearbyDialog(StatusDialog):
             chosen=keys.index(chosen) if chosen in keys else None,
         )
         if rows and self.text == _LOOKING:
-            self.say(tr("Choose a machine."))
+            self.say(tr("Choose a computer."))
         self._enable()
 
     def _on_selected(self) -> None:
@@ -127,7 +127,7 @@ class NearbyDialog(StatusDialog):
 
     def _build(self) -> None:
         self.address_line.setPlaceholderText("192.0.2.7:50052")
-        self.address_line.setAccessibleName(tr("Address of the machine"))
+        self.address_line.setAccessibleName(tr("Address of the computer"))
         self.code_line.setPlaceholderText("K7QM-3XHD-9RWP-T2FV")
         self.code_line.setAccessibleName(tr("Pairing code"))
         form = QFormLayout()
@@ -150,8 +150,8 @@ def _state(row: Found) -> str:
         return tr("certificate changed since pairing")
     if row.is_paired:
         if row.answers:
-            return tr("paired, answers at its address")
-        return tr("paired") if row.is_announced else tr("paired, not found now")
+            return tr("paired, reachable at its address")
+        return tr("paired") if row.is_announced else tr("paired, not found")
     return tr("not paired")
 
 

@@ -23,7 +23,7 @@ INTRODUCTION = tr(
     "be in use at once. A pack is a program: install only packs from people you trust. Each pack is tested in a "
     "separate process before it is used."
 )
-NOTHING = tr("No engine packs are installed: models run on the processor and on workers.")
+NOTHING = tr("No engine packs are installed, so models run on the CPU and on RPC workers.")
 _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
@@ -38,9 +38,9 @@ class PacksDialog(StatusDialog):
         self._packs = Packs()
         self.table = RowTable(_COLUMNS, tr("Engine packs"))
         self.install_button = self.add_button(tr("Install from File…"), self._on_install, apart=True)
-        self.machine_button = self.add_button(tr("Check This Machine…"), self.machine_check_requested.emit, apart=True)
+        self.machine_button = self.add_button(tr("Check This Computer…"), self.machine_check_requested.emit, apart=True)
         self.check_button = self.add_button(tr("Check Again"), self._on_check)
-        self.switch_button = self.add_button(tr("Switch Off"), self._on_switch)
+        self.switch_button = self.add_button(tr("Turn Off"), self._on_switch)
         self.remove_button = self.add_button(tr("Remove"), self._on_remove)
         self.lay_out(plain_label(INTRODUCTION, "dim", wrap=True), self.status_label, self.table)
         self.resize(760, 380)
@@ -71,14 +71,14 @@ class PacksDialog(StatusDialog):
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         if packs.fresh:
             said = tr(
-                "{name} works with one type of weights. Check This Machine tests the other types and "
-                "excludes those that fail.",
+                "{name} works with one type of weights. Check This Computer tests the other types and excludes those "
+                "that fail.",
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))
         self.say(
             said
-            or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All engine packs work.")),
+            or (tr("At least one pack is not in use. The reason is in its row.") if broken else tr("All engine packs work.")),
             bad=broken and not packs.under_way and not packs.fresh,
         )
         self._show_buttons()
@@ -89,7 +89,7 @@ class PacksDialog(StatusDialog):
         self.check_button.setEnabled(idle and pack is not None)
         self.switch_button.setEnabled(idle and pack is not None)
         self.remove_button.setEnabled(idle and pack is not None and pack.ours)
-        self.switch_button.setText(tr("Switch On") if pack is not None and pack.state == "off" else tr("Switch Off"))
+        self.switch_button.setText(tr("Turn On") if pack is not None and pack.state == "off" else tr("Turn Off"))
 
     def _on_install(self) -> None:
         path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
@@ -101,7 +101,7 @@ class PacksDialog(StatusDialog):
         box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
         box.setTextFormat(Qt.TextFormat.PlainText)
         box.setInformativeText(
-            tr("{words} A pack is a program that runs with your rights. Install it?", words=pack.words)
+            tr("{words} A pack is a program that runs with your rights. Install this pack?", words=pack.words)
         )
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         install = box.addButton(tr("Install"), QMessageBox.ButtonRole.DestructiveRole)

@@ -26,10 +26,10 @@ _LAB_HELP = tr(
     "size per worker, separated by commas."
 )
 _NUMA_HELP = tr(
-    "Each node gets a worker that is bound to its processors and memory, and is a device of its own. The cores then "
-    "read layers from their own memory. Whether that is faster depends on this computer: place the layers, and measure "
-    "both layouts with Layout > Compare Speed. The workers use the same memory as the CPU lane: put layers on one or "
-    "the other."
+    "Each NUMA node gets a worker that is bound to the node's processors and memory. Each worker is a separate device, "
+    "so cores read the layers from their own memory. Whether this is faster depends on this computer: measure both "
+    "layouts with Layout > Compare Speed. The workers share their memory with the CPU lane, so place layers either on "
+    "the workers or on the CPU."
 )
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 

@@ -97,26 +97,26 @@ class KeptWeightsPresenter(QObject):
 
     def _ask(self, size_bytes: int) -> None:
         text = tr(
-            "Workers on this computer (layerdeck-cli rig serve) have cached {size} of weights in {kept_weights_path}, "
-            "so that clients send them only once.",
+            "Workers on this computer (layerdeck-cli rig serve) have cached {size} of weights in {cache_path}, so that "
+            "clients need to send them only once.",
             size=format_bytes(size_bytes),
-            kept_weights_path=kept_weights_path(),
+            cache_path=kept_weights_path(),
         )
         if not size_bytes:
             text = tr("Workers on this computer (layerdeck-cli rig serve) have no cached weights.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size_bytes:
-            box.addButton(tr("&Empty"), QMessageBox.ButtonRole.DestructiveRole).clicked.connect(self._on_empty)
+            box.addButton(tr("&Clear Cache"), QMessageBox.ButtonRole.DestructiveRole).clicked.connect(self._on_empty)
         box.open()
 
     def _on_empty(self) -> None:
         folder = kept_weights_path()
-        self._background.run(tr("Removing weights"), lambda: empty(folder), self._say_removed, _log_error)
+        self._background.run(tr("Removing cached weights"), lambda: empty(folder), self._say_removed, _log_error)
 
     def _say_removed(self, freed_bytes: int) -> None:
         self._notices.say(
-            tr("{freed} of cached weights removed. Clients will send them again.", freed=format_bytes(freed_bytes))
+            tr("Removed {freed} of cached weights. Clients will send them again.", freed=format_bytes(freed_bytes))
         )
 
 

@@ -320,7 +320,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if dialog is None:
             return
         dialog.show_side(side, ShownSide(found.preview, found.side))
-        words = tr("On the devices of the rig file.") if found.is_other_rig else ""
+        words = tr("Forecast for the devices of the rig file.") if found.is_other_rig else ""
         dialog.say(side, words)
         one, other = self._found
         if one is not None and other is not None and one.plan.model is other.plan.model:

@@ -46,7 +46,7 @@ def outcome_text(found: ExpertOutcome) -> str:
         return size
     after = predicted_rate_text(found.after.tokens_per_second)
     if found.before is None:
-        return tr("{size}, fits then, roughly {after} tokens/s", size=size, after=after)
+        return tr("{size}, would fit with roughly {after} tokens/s", size=size, after=after)
     before = predicted_rate_text(found.before.tokens_per_second)
     return tr("{size}, roughly {before} → {after} tokens/s", size=size, before=before, after=after)
 

@@ -234,7 +234,7 @@ class LibraryPresenter(QObject):
             self._question(tr("Duplicates"), tr("There are no duplicate files."), close=True).open()
             return
         wasted = sum(each.wasted_bytes for each in duplicates)
-        lines = [tr("Duplicates take {wasted}.", wasted=format_bytes(wasted))]
+        lines = [tr("Duplicates take up {wasted}.", wasted=format_bytes(wasted))]
         for each in duplicates[:_MOST_DUPLICATES]:
             cost = (
                 tr("Links to the same file")

@@ -120,7 +120,10 @@ class LoadPresenter(QObject):
         tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
         if self._power_text(model):
             tool_tip.append(
-                tr("The watts are the power that its devices draw while it is idle. Park frees its memory.")
+                tr(
+                    "The power in watts is what the model's devices draw while the model is idle. Park frees the "
+                    "model's memory."
+                )
             )
         if checkpoint_bytes:
             tool_tip.append(

@@ -97,7 +97,7 @@ class Api:
             lifespan=self._lifespan,
             exception_handlers={
                 404: _refuse(404, "There is nothing here; docs/api.md lists the endpoints."),
-                405: _refuse(405, "This endpoint takes another method."),
+                405: _refuse(405, "This endpoint does not accept this HTTP method."),
             },
         )
         return Guard(app, self._access, self._note_refused)

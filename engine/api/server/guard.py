@@ -150,13 +150,13 @@ class Guard:
         if headers.count("host") != 1 or not self._access.knows_host(headers.one("host")):
             raise ApiError(
                 403,
-                "This server does not go by this name. Use its address, or start it with --allow-host NAME.",
+                "This server does not accept this host name. Use its address, or start it with --allow-host NAME.",
                 code="host_not_allowed",
             )
         if headers.count("origin") > 1 or (origin and origin not in self._access.origins):
             raise ApiError(
                 403,
-                "Web pages of this origin may not ask this server; allow one with --allow-origin ORIGIN.",
+                "Web pages of this origin may not use this server; allow the origin with --allow-origin ORIGIN.",
                 code="origin_not_allowed",
             )
 
@@ -175,7 +175,7 @@ class Guard:
 
     def _check_body(self, headers: _Headers) -> None:
         if headers.one("content-encoding") not in ("", "identity"):
-            raise ApiError(415, "Compressed bodies are not taken; send plain JSON.", code="content_encoding")
+            raise ApiError(415, "Compressed bodies are not accepted; send plain JSON.", code="content_encoding")
         length = headers.one("content-length")
         if length.isascii() and length.isdigit() and int(length) > self._access.max_body_bytes:
             raise _too_large(self._access.max_body_bytes)
@@ -230,7 +230,7 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), self._access.body_seconds)
         except TimeoutError:
-            raise ApiError(408, "The body of the request did not come in time.", code="body_timeout") from None
+            raise ApiError(408, "The body of the request did not arrive in time.", code="body_timeout") from None
         if message["type"] == "http.request":
             size_bytes = len(message.get("body", b""))
             self._left_bytes -= size_bytes

@@ -228,7 +228,9 @@ class ModelPool:
             entries = known or await self.entries()
             if len(entries) == 1:
                 return entries[0]
-            raise ApiError(400, "The request names no model, and there is not one alone; name it.", param="model")
+            raise ApiError(
+                400, "The request names no model; name one of those that GET /v1/models lists.", param="model"
+            )
         # What is loaded comes first: most requests mean it, and need no look at the library.
         called = [entry for entry in known if name in entry.all_names]
         # An id comes before another name of what is loaded.
@@ -551,7 +553,7 @@ class ModelPool:
 
 
 def _ending() -> ApiError:
-    return ApiError(503, "The server is ending.", code="ending")
+    return ApiError(503, "The server is shutting down.", code="ending")
 
 
 def _refusal(error: EngineError) -> ApiError:

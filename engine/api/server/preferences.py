@@ -71,7 +71,7 @@ def _seconds(document: JsonObject, key: str) -> float:
     with suppress(ApiError):
         seconds = keep_alive_seconds(value) if isinstance(value, str | int | float) else None
     if seconds is None:
-        document.refuse('this has to be a time such as "5m", "30s", 0, or -1 for never', key)
+        document.refuse('this must be a time such as "5m", "30s", 0, or -1 for never', key)
     return seconds
 
 
@@ -82,7 +82,7 @@ def check_alias(name: str) -> str:
         ArgumentError: the name is empty or too long, or has control characters.
     """
     if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
-        raise ArgumentError(f"A name of a model has 1 to {MAX_NAME} characters on one line; choose another one.")
+        raise ArgumentError(f"A model name must have 1 to {MAX_NAME} characters on one line; choose another name.")
     return name.strip()
 
 

@@ -24,7 +24,7 @@ DONE = b"data: [DONE]\n\n"
 CUT = ("length", "context_full", "repetition")
 """Stop reasons of answers that are not complete."""
 REPEATED = (
-    "The answer was ended because it repeats itself without end. Send a repeat penalty (`repeat_penalty`: 1.1) or a "
+    "The answer was stopped because it kept repeating itself. Send a repeat penalty (`repeat_penalty`: 1.1) or a "
     "higher temperature."
 )
 _encoder = msgspec.json.Encoder()

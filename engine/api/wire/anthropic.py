@@ -161,7 +161,7 @@ def _choice(choice: ToolChoice | None) -> str:
             return NONE
         case "tool" if choice.name:
             return choice.name
-    raise invalid('tool_choice.type is "auto", "any", "none", or "tool" with a name.', "tool_choice")
+    raise invalid('tool_choice.type must be "auto", "any", "none", or "tool" with a name.', "tool_choice")
 
 
 def _images(message: MessageIn) -> int:

@@ -73,7 +73,7 @@ def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
         elif isinstance(each, list) and each and all(_is_token(token) for token in each):
             found.append(tuple(each))
         else:
-            raise invalid(f"{place} is a text, a list of tokens, or a list of either.", place)
+            raise invalid(f"{place} must be a text, a list of tokens, or a list of either.", place)
     if not found:
         raise invalid(f"{place} is empty.", place)
     return tuple(found)
@@ -97,7 +97,7 @@ def read_completion(body: bytes) -> CompletionRequest:
     if not 1 <= request.count <= MAX_CHOICES:
         raise invalid(f"n is {request.count}; use 1 to {MAX_CHOICES}.", "n")
     if len(request.prompts) * request.count > MAX_ANSWERS:
-        raise invalid(f"These are more than {MAX_ANSWERS} answers in one request.", "prompt")
+        raise invalid(f"The request asks for more than {MAX_ANSWERS} answers.", "prompt")
     if not 0 <= (request.logprobs or 0) <= MAX_LOGPROBS:
         raise invalid(f"logprobs is {request.logprobs}; use 0 to {MAX_LOGPROBS}.", "logprobs")
     request.settings()

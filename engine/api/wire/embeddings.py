@@ -48,11 +48,11 @@ def read_embedding(body: bytes) -> EmbeddingRequest:
     if request.dimensions is not None:
         raise invalid("dimensions is not supported: vectors have the length that the model gives them.", "dimensions")
     if request.encoding_format not in (None, "float", "base64"):
-        raise invalid('encoding_format is "float" or "base64".', "encoding_format")
+        raise invalid('encoding_format must be "float" or "base64".', "encoding_format")
     if len(request.texts) > MAX_TEXTS:
         raise invalid(f"input has more than {MAX_TEXTS} texts.", "input")
     if not all(request.texts):
-        raise invalid("input has an empty text.", "input")
+        raise invalid("input contains an empty text.", "input")
     keep_alive_seconds(request.keep_alive)
     return request
 

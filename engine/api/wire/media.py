@@ -36,9 +36,9 @@ def image_of_url(url: str, place: str) -> ImageFile:
     """
     head, comma, body = url.partition(",")
     if not head.lower().startswith("data:"):
-        raise invalid("Images are taken as data URLs only (data:image/png;base64,...); no address is fetched.", place)
+        raise invalid("Images must be data URLs (data:image/png;base64,...); addresses are not fetched.", place)
     if not comma or not head.lower().endswith(";base64"):
-        raise invalid("The data URL of an image has to be base64 (data:image/png;base64,...).", place)
+        raise invalid("The data URL of an image must be base64 (data:image/png;base64,...).", place)
     return image_of_base64(body, place)
 
 
@@ -52,7 +52,7 @@ def image_of_base64(text: str, place: str) -> ImageFile:
     """
     data = _decoded(text, MAX_IMAGE_BYTES, place)
     if not is_image(data):
-        raise invalid("This is no image that can be read: JPEG, PNG, GIF, BMP and WebP are.", place)
+        raise invalid("This image cannot be read; send JPEG, PNG, GIF, BMP or WebP.", place)
     try:
         looked = inspect_image(data, "The image")
     except EngineError as error:
@@ -72,7 +72,7 @@ def sound_of_base64(text: str, place: str) -> SoundFile:
     """
     data = _decoded(text, MAX_SOUND_BYTES, place)
     if not is_sound(data):
-        raise invalid("This is no sound that can be read: WAV, MP3 and FLAC are.", place)
+        raise invalid("This sound cannot be read; send WAV, MP3 or FLAC.", place)
     try:
         heard = inspect_sound(data, "The sound")
     except EngineError as error:
@@ -86,4 +86,4 @@ def _decoded(text: str, most_bytes: int, place: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid("This is no base64.", place) from None
+        raise invalid("The data is not valid base64.", place) from None

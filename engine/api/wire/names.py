@@ -58,5 +58,5 @@ def find_entry(name: str, entries: Sequence[ModelEntry]) -> ModelEntry:
             400, f"Several models are called {name[:200]}: {known}. Use one of these names.", code="model_ambiguous"
         )
     raise ApiError(
-        404, f"There is no model {name[:200]}. GET /v1/models lists those that there are.", code="model_not_found"
+        404, f"There is no model {name[:200]}. GET /v1/models lists the available models.", code="model_not_found"
     )

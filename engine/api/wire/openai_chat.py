@@ -202,7 +202,7 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"The body is not JSON: {error}.") from None
     except RecursionError:
-        raise invalid("The body is nested too deep.") from None
+        raise invalid("The body is nested too deeply.") from None
 
 
 def read_chat(body: bytes) -> Question:
@@ -215,7 +215,7 @@ def read_chat(body: bytes) -> Question:
     """
     request = decode(body, ChatRequest)
     if request.functions:
-        raise invalid("functions is out of date; send tools.", "functions")
+        raise invalid("functions is deprecated; send tools.", "functions")
     if request.audio or "audio" in (request.modalities or ()):
         raise invalid("Answers are text; leave audio and modalities out.", "modalities")
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -271,7 +271,7 @@ def choice_of(choice: str | dict[str, Any] | None) -> str:
         return AUTO
     if isinstance(choice, str):
         if choice not in (AUTO, NONE, REQUIRED):
-            raise invalid('tool_choice is "auto", "none", "required", or names a function.', "tool_choice")
+            raise invalid('tool_choice must be "auto", "none", "required", or name a function.', "tool_choice")
         return choice
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else choice.get("name")
@@ -291,7 +291,7 @@ def _schema(wanted: ResponseFormat | None, of_llama: dict[str, Any] | None) -> s
     if wanted.type == "json_schema":
         schema = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
         return checked_schema(schema, f"{place}.json_schema.schema")
-    raise invalid('response_format.type is "text", "json_object" or "json_schema".', place)
+    raise invalid('response_format.type must be "text", "json_object" or "json_schema".', place)
 
 
 _ROLES: Mapping[str, Any] = {
@@ -310,7 +310,7 @@ def _message(message: MessageIn, number: int) -> ChatMessage:
         raise invalid(f"{place}.role is {message.role[:40]}; use {', '.join(_ROLES)}.", f"{place}.role")
     content, media = _content(message.content, place)
     if message.tool_call_id is None and role == "tool":
-        raise invalid(f"{place} is a tool's result and has no tool_call_id.", place)
+        raise invalid(f"{place} is a tool result without a tool_call_id.", place)
     if content is None and not message.tool_calls and role != "assistant":
         raise invalid(f"{place} has no content.", place)
     return ChatMessage(

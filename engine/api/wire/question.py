@@ -255,13 +255,13 @@ def check_question(question: Question) -> Question:
         raise invalid(f"tools has more than {MAX_TOOLS} entries.", "tools")
     names = [tool["function"]["name"] for tool in question.tools]
     if question.choice == REQUIRED and not names:
-        raise invalid("tool_choice is required, and there are no tools.", "tool_choice")
+        raise invalid("tool_choice is required, but there are no tools.", "tool_choice")
     if question.choice not in (AUTO, NONE, REQUIRED, *names):
         raise invalid(f"tool_choice names {question.choice[:80]}, which is not among the tools.", "tool_choice")
     if question.schema and question.is_forced:
         raise invalid("response_format and a required tool exclude each other; leave one of them out.", "tool_choice")
     if sum(len(file.data) for message in question.messages for file in message.media) > MAX_SENT_BYTES:
-        raise invalid(f"The images and sounds are larger than {MAX_SENT_BYTES >> 20} MiB together.", "messages")
+        raise invalid(f"The images and sounds are larger than {MAX_SENT_BYTES >> 20} MiB in total.", "messages")
     return question if question.uses_tools else replace(question, choice=NONE)
 
 
@@ -305,7 +305,7 @@ def keep_alive_seconds(value: str | float | None) -> float | None:
     try:
         seconds = float(text[:-1]) * factor if factor else float(text)
     except ValueError:
-        raise invalid('keep_alive is a time such as "5m", seconds, 0, or -1 for as long as possible.') from None
+        raise invalid('keep_alive must be a time such as "5m", seconds, 0, or -1 for as long as possible.') from None
     if math.isnan(seconds):
         raise invalid("keep_alive is not a number.", "keep_alive")
     return float("inf") if seconds < 0 else seconds

@@ -56,7 +56,7 @@ def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
     """
     request = decode(body, ResponsesRequest)
     if request.previous_response_id or request.conversation:
-        raise invalid("Responses are not stored here: send the whole conversation as input.", "previous_response_id")
+        raise invalid("Responses are not stored: send the whole conversation as input.", "previous_response_id")
     if request.background:
         raise invalid("background is not supported; leave it out.", "background")
     settings = checked_settings(
@@ -140,7 +140,7 @@ def _schema(wanted: object) -> str:
         return '{"type": "object"}'
     if kind == "json_schema":
         return checked_schema(wanted.get("schema"), "text.format.schema")
-    raise invalid('text.format.type is "text", "json_object" or "json_schema".', "text")
+    raise invalid('text.format.type must be "text", "json_object" or "json_schema".', "text")
 
 
 class _Items:
@@ -181,7 +181,7 @@ class _Items:
         roles = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
         role = roles.get(str(item.get("role")))
         if role is None:
-            raise invalid(f"{place}.role is none of {', '.join(roles)}.", place)
+            raise invalid(f"{place}.role must be one of {', '.join(roles)}.", place)
         text, media = _content(item.get("content"), place)
         thoughts = self._taken_thoughts() if role == "assistant" else ""
         self._found.append(ChatMessage(role, text, media, reasoning=thoughts))  # type: ignore[arg-type]

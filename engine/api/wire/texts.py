@@ -60,7 +60,7 @@ def read_tokenise(body: bytes) -> TokeniseRequest:
     """Parse and check the body of a `/tokenize` request; raises `ApiError` if it is invalid."""
     request = decode(body, TokeniseRequest)
     if len(request.content) > MAX_CHARACTERS:
-        raise ApiError(400, f"At most {MAX_CHARACTERS} characters can be taken at a time.", param="content")
+        raise ApiError(400, f"At most {MAX_CHARACTERS} characters are allowed in a request.", param="content")
     keep_alive_seconds(request.keep_alive)
     return request
 
@@ -69,7 +69,7 @@ def read_detokenise(body: bytes) -> DetokeniseRequest:
     """Parse and check the body of a `/detokenize` request; raises `ApiError` if it is invalid."""
     request = decode(body, DetokeniseRequest)
     if len(request.tokens) > MAX_TOKENS:
-        raise ApiError(400, f"At most {MAX_TOKENS} tokens can be taken at a time.", param="tokens")
+        raise ApiError(400, f"At most {MAX_TOKENS} tokens are allowed in a request.", param="tokens")
     keep_alive_seconds(request.keep_alive)
     return request
 

@@ -95,14 +95,14 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     def misfit(self, engine: str) -> str:
         """Return a sentence that says why the pack does not fit this engine and computer; empty if it does."""
         if self.engine != engine:
-            return f"It is for {show(self.engine, 60)}, and this is {engine}: get the pack of this version."
+            return f"It is for {show(self.engine, 60)}, but this program has {engine}: get the pack for this engine."
         if (self.system, self.machine) != (sys.platform, platform.machine()):
             theirs = show(f"{self.system} {self.machine}", 60)
-            return f"It is for {theirs}, and this computer is {sys.platform} {platform.machine()}."
+            return f"It is for {theirs}, but this computer is {sys.platform} {platform.machine()}."
         found = platform.libc_ver()[1] if sys.platform == "linux" else ""
         # Other C libraries, such as musl, report no version here; loading the pack then decides.
         if self.needs.glibc and found and _numbers(found) < _numbers(self.needs.glibc):
-            return f"It needs glibc {self.needs.glibc} or later, and this system has {found}."
+            return f"It needs glibc {self.needs.glibc} or later, but this system has {found}."
         return ""
 
 
@@ -125,20 +125,21 @@ def parse_manifest(data: bytes) -> Manifest:
 
 def _fault(manifest: Manifest) -> str:
     if manifest.version != VERSION:
-        return f"it has version {manifest.version}, and version {VERSION} is understood; update Layerdeck"
+        return f"it has version {manifest.version}, but this program reads version {VERSION}; update Layerdeck"
     if not NAME.fullmatch(manifest.name):
-        return f'"{manifest.name[:40]}" is no name of a pack: small letters, digits, dots and dashes'
+        return f'"{manifest.name[:40]}" is not a valid pack name; use small letters, digits, dots and dashes'
     if not 0 < len(manifest.files) <= MAX_FILES:
-        return f"it lists {len(manifest.files)} files, and a pack has 1 to {MAX_FILES}"
+        return f"it lists {len(manifest.files)} files, but a pack must have 1 to {MAX_FILES}"
     for name, file in manifest.files.items():
         if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
-            return f'"{name[:40]}" is no name of a file in a pack'
+            return f'"{name[:40]}" is not a valid name of a file in a pack'
         if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
-            return f"{name} has no size or no sum"
+            return f"{name} has no size or no checksum"
     if manifest.library not in manifest.files:
         return f'its library "{manifest.library[:40]}" is not among its files'
     if manifest.total_bytes > MAX_PACK_BYTES:
-        return f"its files take {format_bytes(manifest.total_bytes)}, and a pack at most {format_bytes(MAX_PACK_BYTES)}"
+        most = format_bytes(MAX_PACK_BYTES)
+        return f"its files take {format_bytes(manifest.total_bytes)}, but a pack may take at most {most}"
     texts = (
         manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words, manifest.key,
         manifest.signature,
@@ -146,7 +147,7 @@ def _fault(manifest: Manifest) -> str:
     if any(len(text) > _MAX_WORDS for text in texts):
         return f"a text in it is longer than {_MAX_WORDS} characters"
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3}){0,2}|", manifest.needs.glibc, re.ASCII):
-        return f'"{manifest.needs.glibc[:40]}" is no version of glibc'
+        return f'"{manifest.needs.glibc[:40]}" is not a version of glibc'
     return ""
 
 
@@ -172,7 +173,7 @@ def find_damage(folder: Path, manifest: Manifest) -> str:
             if path.is_symlink() or not path.is_file():
                 return f"{name} is missing. Install the pack again."
             if path.stat().st_size != file.bytes or _sha256(path) != file.sha256:
-                return f"{name} is not the file that the pack was made with. Install the pack again."
+                return f"{name} was changed after the pack was made. Install the pack again."
         except OSError as error:
             return f"{name} cannot be read: {error.strerror or error}."
     return ""
@@ -208,7 +209,7 @@ def read_archive_manifest(archive: Path) -> Manifest:
     except PackError:
         raise
     except _BROKEN as error:
-        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+        raise PackError(f"{shown} is not an engine pack, or is damaged ({error}). Download it again.") from None
     except (OSError, ValueError) as error:
         raise PackError(f"{shown} cannot be unpacked: {getattr(error, 'strerror', None) or error}.") from None
 
@@ -241,18 +242,18 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
                 name = _name(member, manifest.name)
                 file = missing.pop(name, None)
                 if file is None:
-                    raise PackError(f"{shown}: it has {name} twice, or its manifest does not list it.")
+                    raise PackError(f"{shown}: {name} is in it twice, or is missing in its manifest.")
                 metered.allow(file.bytes)
                 _write(_content(tar, member), folder / name, file)
     except PackError:
         raise
     except _BROKEN as error:
-        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+        raise PackError(f"{shown} is not an engine pack, or is damaged ({error}). Download it again.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PackError(f"{shown} cannot be unpacked: {reason}.") from None
     if missing:
-        raise PackError(f"{shown} ends before {next(iter(missing))}. Fetch it again.")
+        raise PackError(f"{shown} ends before {next(iter(missing))}. Download it again.")
     return manifest
 
 
@@ -275,7 +276,7 @@ class _Metered(io.RawIOBase):
         data = self._source.read(size)
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            raise PackError("It is no engine pack: more is in it than its manifest says.")
+            raise PackError("It is not an engine pack: it contains more than its manifest lists.")
         return data
 
 
@@ -286,18 +287,20 @@ def _next(tar: tarfile.TarFile, metered: _Metered) -> tarfile.TarInfo | None:
         member = tar.next()
         if member is None or not member.isdir():
             return member
-    raise PackError("It is no engine pack: it is made of folders.")
+    raise PackError("It is not an engine pack: it contains only folders.")
 
 
 def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
     member = _next(tar, metered)
     head, _, name = ("", "", "") if member is None else member.name.partition("/")
     if member is None or name != MANIFEST or member.size > MAX_MANIFEST_BYTES:
-        raise PackError(f"It is no engine pack: it does not begin with NAME/{MANIFEST}.")
+        raise PackError(f"It is not an engine pack: it does not begin with NAME/{MANIFEST}.")
     metered.allow(member.size)
     manifest = parse_manifest(_content(tar, member).read(MAX_MANIFEST_BYTES + 1))
     if head != manifest.name:
-        raise PackError(f'It is no engine pack: its folder is not called "{manifest.name}" as the pack is.')
+        raise PackError(
+            f'It is not an engine pack: the name of its folder is not "{manifest.name}", which is the name of the pack.'
+        )
     return manifest
 
 
@@ -305,7 +308,7 @@ def _name(member: tarfile.TarInfo, folder: str) -> str:
     """Return the file name of a member that lies directly in the pack's folder; refuse any other path."""
     head, _, name = member.name.partition("/")
     if head != folder or not name or "/" in name or name in (".", ".."):
-        raise PackError(f"It is no engine pack: {member.name[:80]} does not lie in its folder.")
+        raise PackError(f"It is not an engine pack: {member.name[:80]} is outside of its folder.")
     return name
 
 
@@ -313,7 +316,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     # Links, devices and sparse files of an archive could write elsewhere, or more than their size says.
     content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
     if content is None:
-        raise PackError(f"It is no engine pack: {member.name[:80]} is no plain file.")
+        raise PackError(f"It is not an engine pack: {member.name[:80]} is not a regular file.")
     return content
 
 
@@ -328,13 +331,13 @@ def _write(content: IO[bytes], path: Path, listed: PackFile) -> None:
             digest.update(part)
             file.write(part)
     if left_bytes != 0 or digest.hexdigest() != listed.sha256:
-        raise PackError(f"{path.name} is not the file that the manifest describes. Fetch the pack again.")
+        raise PackError(f"{path.name} is not the file that the manifest describes. Download the pack again.")
 
 
 def _require_room(folder: Path, manifest: Manifest) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if manifest.total_bytes > free_bytes - RESERVE_BYTES:
         raise PackError(
-            f"The pack needs {format_bytes(manifest.total_bytes)} in {folder}, and {format_bytes(free_bytes)} are "
-            "free there. Free some and install it again."
+            f"The pack needs {format_bytes(manifest.total_bytes)} in {folder}, but {format_bytes(free_bytes)} are "
+            "free there. Free some space and install it again."
         )

@@ -64,11 +64,11 @@ class Maker:
             case "here":
                 return "It was built on this computer."
             case "trusted":
-                return f"It is signed by {show(self.name, _MAX_NAME) or self.key}, whom you trust."
+                return f"It is signed by {show(self.name, _MAX_NAME) or self.key}, a publisher that you trust."
             case "unknown":
                 return f"It is signed with a key that you do not trust: {self.key}."
             case "unsigned":
-                return "It is unsigned: nobody can tell who made it."
+                return "It is unsigned, so its publisher is unknown."
 
 
 UNSIGNED = Maker()
@@ -146,7 +146,7 @@ class PackKeys:
             return UNSIGNED
         key = checked_key(manifest.key)
         if not _is_signed(manifest):
-            raise PackError("Its signature is wrong: the pack was changed after it was signed. Fetch it again.")
+            raise PackError("Its signature is wrong: the pack was changed after it was signed. Download it again.")
         if key == self._own_or_none():
             return Maker("here", key)
         known = next((each for each in self.publishers() if each.key == key), None)
@@ -198,7 +198,7 @@ class PackKeys:
 
     def _unusable(self, reason: str) -> PackError:
         return PackError(
-            f"The key of this computer in {self.private} cannot be used ({reason}). Remove the file for a new key."
+            f"The key of this computer in {self.private} cannot be used ({reason}). Remove the file to get a new key."
         )
 
     def _keep(self, publishers: Iterable[Publisher]) -> None:
@@ -221,7 +221,7 @@ def checked_key(text: str) -> str:
         data = b""
     if len(data) != _KEY_BYTES:
         raise PackError(
-            f"{show(text, 80)} is not the key of a publisher; it looks like {PREFIX}... with 44 characters."
+            f"{show(text, 80)} is not the key of a publisher; such a key looks like {PREFIX}... with 44 characters."
         )
     return PREFIX + base64.b64encode(data).decode("ascii")
 

@@ -210,7 +210,7 @@ class ListedPack:
             case "used":
                 what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
             case "off":
-                what = "Switched off"
+                what = "Turned off"
             case "broken":
                 what = "Not used"
             case "unchecked":
@@ -323,7 +323,7 @@ class PackStore:
         found = next((pack for pack in packs if pack.name == name), None)
         if found is None:
             there = ", ".join(pack.name for pack in packs) or "none"
-            raise PackError(f"No engine pack is called {show(name, 40)}; there are: {there}.")
+            raise PackError(f"There is no engine pack {show(name, 40)}; there are: {there}.")
         return found
 
     def maker_of(self, archive: Path) -> Maker:
@@ -342,7 +342,7 @@ class PackStore:
         try:
             manifest = read_manifest(folder)
             if manifest.name != folder.name:
-                raise PackError(f'It calls itself "{manifest.name}" and lies in a folder of another name.')
+                raise PackError(f'The pack is named "{manifest.name}", but its folder has another name.')
             maker = self._maker(manifest) if ours else Maker("program")
         except PackError as error:
             return Pack(folder.name, folder, None, error.summary(), ours)
@@ -390,7 +390,7 @@ class PackStore:
         """
         pack = self.pack(name)
         if not pack.ours:
-            raise PackError(f"{name} came with the program and stays; switch it off instead.")
+            raise PackError(f"{name} came with the program and cannot be removed; turn it off instead.")
         try:
             # Only the link goes: the folder behind it was not installed by us.
             if pack.folder.is_symlink():

@@ -149,11 +149,11 @@ class _DeviceWatch:
             return None
         where = tr("to swap") if self._device.is_host else tr("to the computer's memory")
         return tr(
-            "{grown} of the model was moved from {device} {where}, which is much slower. Close other programs, "
-            "or unload the model and place fewer layers on {device}.",
-            grown=format_bytes(grown_bytes),
+            "{size} of the model was moved from {device} {target}, which is much slower. Close other programs, or "
+            "unload the model and place fewer layers on {device}.",
+            size=format_bytes(grown_bytes),
             device=sample.device,
-            where=where,
+            target=where,
         )
 
     def _paging(self, sample: Sample) -> str | None:

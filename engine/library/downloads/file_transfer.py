@@ -170,7 +170,7 @@ class FileTransfer:
                     hasher.close()
         if digest is None or (self._file.sha256 is not None and digest != self._file.sha256):
             raise OccupiedError(
-                f"{self._target.name} is there already and is another file than the one to download; "
+                f"{self._target.name} already exists and is not the file to download; "
                 "move it away, or choose another folder."
             )
         return DownloadedFile(path=str(self._target), size_bytes=size_bytes, sha256=digest)
@@ -261,8 +261,8 @@ class FileTransfer:
         free = shutil.disk_usage(self._target.parent).free
         if free - missing < self._order.reserve_bytes:
             raise StorageError(
-                f"The disk has {format_bytes(free)} free and the download still needs {format_bytes(missing)} "
-                f"({format_bytes(self._order.reserve_bytes)} stay free). Make room, or choose another folder."
+                f"The disk has {format_bytes(free)} free, but the download still needs {format_bytes(missing)} "
+                f"({format_bytes(self._order.reserve_bytes)} stay free). Free some space, or choose another folder."
             )
 
     def _end_if_stopped(self) -> None:
@@ -338,7 +338,7 @@ class FileTransfer:
             # The server stated no size: the end of the response is the end of the file.
             part.learn(replace(part.origin, size_bytes=span.at))
             return
-        raise HubError("unreachable", f"{self._target.name}: the line ended before the file did.")
+        raise HubError("unreachable", f"{self._target.name}: the connection ended before the file was complete.")
 
     def _agree(self, head: Head, span: Span, part: PartFile) -> None:
         """Compare etag, size and byte range in the response's headers with those that are known of the file.
@@ -351,7 +351,7 @@ class FileTransfer:
         """
         origin = part.origin
         if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):
-            raise HubError("answer", f"{self._target.name}: other bytes came than were asked for.")
+            raise HubError("answer", f"{self._target.name}: the server sent other bytes than requested.")
         if self._file.sha256 is not None:
             changed = head.etag is not None and is_sha256(head.etag) and head.etag != self._file.sha256
         else:
@@ -361,11 +361,11 @@ class FileTransfer:
             )
         if changed:
             raise ChangedError(
-                f"{self._target.name} was changed where it comes from since its download began; "
-                "begin it anew, or look for it again."
+                f"{self._target.name} has changed on the server since its download began; "
+                "start the download over, or search for the file again."
             )
         if None not in (origin.size_bytes, head.size_bytes) and origin.size_bytes != head.size_bytes:
-            raise HubError("answer", f"{self._target.name}: the server speaks of a file of another size.")
+            raise HubError("answer", f"{self._target.name}: the server reports another file size.")
         with self._changed:
             if head.status == HTTPStatus.OK:
                 self._trial.settle()
@@ -385,7 +385,7 @@ class FileTransfer:
         if not self._target.name.lower().endswith(".gguf") or self._file.sha256 is not None:
             return
         if not start.startswith(_MAGIC[: len(start)]):
-            raise DamagedError(f"{self._target.name}: what comes from there {describe_foreign_file(start[:512])}.")
+            raise DamagedError(f"{self._target.name}: the data from the server {describe_foreign_file(start[:512])}.")
 
     # ------------------------------------------------------------------ the end
 
@@ -400,8 +400,8 @@ class FileTransfer:
         expected = part.origin.sha256
         if expected is not None and digest != expected:
             raise DamagedError(
-                f"{self._target.name} came whole, but its SHA-256 is not the one that the hub names: it was damaged on "
-                "the way or is another file. It was thrown away; try again."
+                f"{self._target.name} was downloaded, but its SHA-256 is not that of the hub: the data was damaged, "
+                "or is another file. It was deleted; try again."
             )
 
     def _origin(self) -> Origin:

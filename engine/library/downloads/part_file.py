@@ -193,7 +193,7 @@ class PartFile:
             self.close()
         # On Linux a rename would replace an existing file silently.
         if os.path.lexists(self.target):
-            raise OccupiedError(f"{self.target.name} is there by now and is another file; move it away and try again.")
+            raise OccupiedError(f"{self.target.name} exists by now and is another file; move it away and try again.")
         try:
             self.path.rename(self.target)
             # In this order: a kill in between leaves a journal without bytes. The other order would leave bytes that
@@ -223,8 +223,8 @@ class PartFile:
         if not _is_same(known, origin):
             if not restart:
                 raise ChangedError(
-                    f"{self.target.name} is another file now than when its download began; "
-                    "begin it anew, or keep what is there by choosing another folder."
+                    f"{self.target.name} has changed since its download began; "
+                    "start the download over, or choose another folder to keep this file."
                 )
             os.ftruncate(self._descriptor, 0)
             return origin, ()
@@ -272,7 +272,9 @@ def is_whole(part: PartFile) -> bool:
 def storage_error(error: OSError, target: Path) -> StorageError:
     """Return a `StorageError` that names the file and the reason that the system gave."""
     if error.errno in _FULL:
-        return StorageError(f"The disk is full: {quote(str(target.parent))} has no room left. Make room, then go on.")
+        return StorageError(
+            f"The disk is full: {quote(str(target.parent))} has no space left. Free some space, then resume."
+        )
     reason = error.strerror or str(error)
     return StorageError(f"{quote(target.name)} cannot be written ({reason}); choose another folder.")
 
@@ -298,7 +300,7 @@ def _lock_whole(descriptor: int, target: Path) -> None:
     The system releases the lock when this process ends.
     """
     if not lock_file(descriptor, wait=False):
-        raise OccupiedError(f"{target.name} is being downloaded by another program; wait for it to end.")
+        raise OccupiedError(f"{target.name} is being downloaded by another program; wait until it is finished.")
 
 
 class StorageError(EngineError):

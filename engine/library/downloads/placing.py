@@ -31,7 +31,7 @@ def in_folder(
         ArgumentError: if a name is not safe, or if two files have the same name.
     """
     if len({file.name for file in files}) < len(files):
-        raise ArgumentError(f"Two files of {listing.repo} have one name; choose the cache instead of a folder.")
+        raise ArgumentError(f"Two files of {listing.repo} have the same name; choose the cache instead of a folder.")
     return tuple(
         _transfer(listing, file, hub, _inside(folder, file.name), None) for file in files
     )  # fmt: skip
@@ -116,5 +116,5 @@ def _transfer(listing: RepoListing, file: HubFile, hub: HubSettings, target: Pat
 
 def _inside(folder: Path, path: str) -> Path:
     if not (is_safe_path(path) if "/" in path else is_safe_name(path)):
-        raise ArgumentError(f"{quote(path)} is no name for a file; nothing was placed.")
+        raise ArgumentError(f"{quote(path)} is not a valid file name; nothing was saved.")
     return folder / path

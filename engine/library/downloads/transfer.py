@@ -108,9 +108,11 @@ def _end_without_word(outcome: ProcessOutcome) -> TransferEnd:
         return TransferEnd(kind="cancelled", message="The download was stopped. Run the command again to resume.")
     if outcome.reason is EndReason.STALLED:
         return TransferEnd(
-            kind="stalled", message="The download's process got stuck, most likely in the disk; go on with it later."
+            kind="stalled",
+            message="The download process got stuck, probably because of the disk; resume the download later.",
         )
     how = f"signal {outcome.signal}" if outcome.signal is not None else outcome.detail or f"code {outcome.exit_code}"
     return TransferEnd(
-        kind="crashed", message=f"The download's process ended unexpectedly ({how}); what is here stays, go on with it."
+        kind="crashed",
+        message=f"The download process ended unexpectedly ({how}). The downloaded part was kept; resume the download.",
     )

@@ -144,7 +144,7 @@ def _sized_projector(file: HubFile) -> Projector:
 def _projector_sentence(projector: HubFile | None) -> str:
     if projector is None:
         return ""
-    return tr(" The projector is counted ({size}).", size=format_bytes(projector.size_bytes))
+    return tr(" This includes the projector ({size}).", size=format_bytes(projector.size_bytes))
 
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:

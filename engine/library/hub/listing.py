@@ -115,10 +115,10 @@ class RepoListing:
         offered = ", ".join(each.label for each in self.quantisations)
         raise ArgumentError(
             tr(
-                "{repo} has no {path}; it has {offered}.",
+                "{repo} has no file {path}; it has {files}.",
                 repo=self.repo,
                 path=quote(path or tag or ""),
-                offered=offered,
+                files=offered,
             )
         )
 

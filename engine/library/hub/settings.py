@@ -101,9 +101,9 @@ def hub_settings(
         where = "HF_ENDPOINT" if named else tr("the mirror")
         raise ArgumentError(
             tr(
-                "{endpoint} cannot be used as the address of {where}; use one that begins with https://.",
+                "{endpoint} cannot be used as the address of {service}; use an address that begins with https://.",
                 endpoint=quote(endpoint),
-                where=where,
+                service=where,
             )
         )
     says_offline = any(found.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))

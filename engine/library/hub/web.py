@@ -411,7 +411,7 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
         return HubError("proxy", tr("The proxy needs a user name and a password; add them to the proxy's address."))
     if status == 416:
         return HubError(
-            "answer", tr("{host} does not have these bytes of the file (416); it may have changed.", host=host)
+            "answer", tr("{host} does not have these bytes of the file (416); the file may have changed.", host=host)
         )
     if status == 429:
         return HubError(

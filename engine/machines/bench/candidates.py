@@ -115,7 +115,7 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
         result = auto_layout(name, base.memory, rig, edit.context, wanted)
         if result.fits and result.layout not in known:
             known.add(result.layout)
-            label = tr("{name}, split", name=name) if wanted.split else name
+            label = tr("{name}, over several devices", name=name) if wanted.split else name
             found.append(Candidate(label, base.with_layout(result.layout), result.explanation))
     return tuple(_loadable(found))
 
@@ -133,9 +133,9 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
     spread = Edit(alone.edit.layout, msgspec.structs.replace(context, numa="distribute"), base.edit.side_files)
     nodes = base.with_layout(split_evenly(n_layers, [device.id for device in base.rig.devices]))
     return (
-        Candidate("CPU", alone, tr("the CPU without a split")),
-        Candidate("CPU, distribute", alone.with_edit(spread), tr("threads spread over the nodes by llama.cpp")),
-        Candidate(tr("NUMA nodes"), nodes, tr("each node has a worker and an equal part of the layers")),
+        Candidate("CPU", alone, tr("the CPU, not split by NUMA node")),
+        Candidate("CPU, distribute", alone.with_edit(spread), tr("threads spread over the NUMA nodes by llama.cpp")),
+        Candidate(tr("NUMA nodes"), nodes, tr("each NUMA node has a worker and an equal part of the layers")),
     )
 
 

@@ -352,12 +352,12 @@ def _difference(base: str, mine: str, name: str, its: str) -> str:
         (at for at, pair in enumerate(zip(mine, its, strict=False)) if pair[0] != pair[1]), min(map(len, (mine, its)))
     )
     return tr(
-        'The greedy answers differ from character {at} on: "{mine}" with {base}, "{its}" with {name}. Other '
-        "devices and batches round differently, so a difference alone is not a fault.",
-        at=at + 1,
-        mine=mine[at : at + _SHOWN],
+        'The greedy answers differ from character {position} on: "{base_text}" with {base}, "{text}" with {name}. '
+        "Other devices and batches round differently, so a difference alone is not a fault.",
+        position=at + 1,
+        base_text=mine[at : at + _SHOWN],
         base=base,
-        its=its[at : at + _SHOWN],
+        text=its[at : at + _SHOWN],
         name=name,
     )
 
@@ -445,11 +445,11 @@ def parse_results(data: bytes, name: str) -> BenchResults:
     if head.version != VERSION:
         raise ArgumentError(
             tr(
-                "{name} has results of version {version}, and this Layerdeck reads version {ours}. Export them again "
-                "with the same version.",
+                "{name} has results of version {version}, but this program reads version {own_version}. Export the "
+                "results again with the same version of Layerdeck.",
                 name=name,
                 version=head.version,
-                ours=VERSION,
+                own_version=VERSION,
             )
         )
     try:
@@ -496,12 +496,12 @@ def import_note(ours: BenchModel, theirs: BenchModel) -> str:
     if (ours.name, ours.size_bytes, ours.n_layers) == (theirs.name, theirs.size_bytes, theirs.n_layers):
         return ""
     return tr(
-        "These results are for {theirs} ({their_size}), but {ours} ({our_size}) is open: the speeds are not "
-        "comparable.",
-        theirs=theirs.name,
-        their_size=format_bytes(theirs.size_bytes),
-        ours=ours.name,
-        our_size=format_bytes(ours.size_bytes),
+        "These results are for {measured_model} ({measured_size}), but {open_model} ({open_size}) is open: the speeds "
+        "are not comparable.",
+        measured_model=theirs.name,
+        measured_size=format_bytes(theirs.size_bytes),
+        open_model=ours.name,
+        open_size=format_bytes(ours.size_bytes),
     )
 
 

@@ -233,7 +233,7 @@ class Bench:
         try:
             work()
         except CancelledError:
-            ended = tr("The comparison was cancelled; what was measured until then is kept.")
+            ended = tr("The comparison was cancelled. The measurements until then are kept.")
         for trial in self._trials:
             self._summarise(trial)
         return with_comparisons(msgspec.structs.replace(self._known(), ended=ended))
@@ -279,8 +279,8 @@ class Bench:
             else:
                 self._note(
                     tr(
-                        "{name} was not measured at a depth of {depth} tokens: its context has {context}. "
-                        "Give it a longer one with --ctx.",
+                        "{name} was not measured at a depth of {depth} tokens: its context has {context}. Set a longer "
+                        "context with --ctx.",
                         name=trial.name,
                         depth=depth,
                         context=context,
@@ -353,7 +353,7 @@ class Bench:
             return False
         self._note(
             tr(
-                "The machine slept for {seconds:.0f} s; what was measured meanwhile is left out.",
+                "The computer slept for {seconds:.0f} s; measurements from that time are left out.",
                 seconds=window.slept_s,
             )
         )

@@ -151,7 +151,7 @@ def text_of(results: BenchResults) -> str:
     preset = results.preset
     lines = [
         tr(
-            "{name}: prompts of {prompt} tokens, answers of {answer}, {rounds} rounds, the layouts in turns",
+            "{name}: prompts of {prompt} tokens, answers of {answer} tokens, {rounds} rounds, the layouts alternately",
             name=results.model.name,
             prompt=preset.prompt_tokens,
             answer=preset.answer_tokens,
@@ -203,7 +203,7 @@ def side_lines(measured: Measured) -> Iterator[str]:
         yield f"{state.device}: {', '.join(_state_words(state))}"
     load = measured.other_load
     if load is not None:
-        yield tr("other programs took {percent:.0f} % of the processors", percent=100 * load)
+        yield tr("other programs used {percent:.0f} % of the processors", percent=100 * load)
     if measured.problem:
         yield measured.problem
 

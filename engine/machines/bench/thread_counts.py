@@ -119,7 +119,7 @@ def with_threads(
         found = measured_threads(host, cancel=cancel)
     except EngineError as error:
         raise_if_cancelled(cancel)
-        return book, (tr("Numbers of threads were not measured: {problem}", problem=error.summary()),)
+        return book, (tr("The thread counts were not measured: {problem}", problem=error.summary()),)
     return book.with_choices(found), thread_lines(found)
 
 

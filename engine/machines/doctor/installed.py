@@ -84,22 +84,22 @@ def _why_not(card: Card, backends: Collection[str], packs: Sequence[ListedPack])
     installed = [pack for pack in packs if pack.backend in wanted]
     idle = next((pack for pack in installed if pack.state != "used"), None)
     if not card.driver:
-        return f"no driver has taken it. Install {card.maker}'s driver."
+        return f"no driver uses it. Install {card.maker}'s driver."
     if card.driver == "vfio-pci":
-        return "it is given to a virtual machine."
+        return "it is assigned to a virtual machine."
     if not set(wanted) & {*backends, *(pack.backend for pack in installed if pack.state == "used")}:
         if idle is not None:
-            return f"the engine pack {idle.name} is there for it. {idle.words}"
+            return f"the engine pack {idle.name} supports it. {idle.words}"
         return (
             f"the engine was built without {' and '.join(wanted)}. Install the engine pack (Devices > Engine Packs), "
             f"or in a checkout the toolkit, then `LAYERDECK_BACKEND={_SETTING[card.maker]} python3 make.py setup`."
         )
     if card.driver == "nouveau":
-        return "the free driver nouveau has it, which CUDA cannot use. Install NVIDIA's driver."
+        return "it uses the driver nouveau, which does not work with CUDA. Install NVIDIA's driver."
     hiding = [each.variable.name for each in find_hiding() if set(each.variable.backends) & set(wanted)]
     if hiding:
-        return f"{' and '.join(hiding)} may hide it: clear the variable, or add the card to it."
-    return "the engine's backend does not list it: driver and toolkit may not belong together, or it is too old."
+        return f"{' and '.join(hiding)} may hide it: unset the variable, or add the card to its value."
+    return "the engine's backend does not list it: the driver may not match the toolkit, or the card is too old."
 
 
 def _number(path: Path) -> int:

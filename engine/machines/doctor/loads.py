@@ -69,7 +69,7 @@ class LoadCheck:
                     name="load",
                     device=device.id,
                     ok=plan.report.fits is False,
-                    detail=f"out of memory: {format_bytes(answer.requested_bytes)} asked for on {answer.device}, "
+                    detail=f"out of memory: {format_bytes(answer.requested_bytes)} requested on {answer.device}, "
                     f"{'as' if not plan.report.fits else 'not as'} it was forecast",
                     figures={"requested_bytes": answer.requested_bytes, "free_before_bytes": before},
                 )
@@ -120,7 +120,7 @@ class LoadCheck:
             name="overhead",
             device=device.id,
             ok=None if overhead_bytes is None else True,
-            detail="nothing was learnt" if overhead_bytes is None else f"{format_bytes(overhead_bytes)}, kept",
+            detail="no difference to remember" if overhead_bytes is None else f"{format_bytes(overhead_bytes)}, kept",
             figures={"grown_bytes": grown_bytes, "measured_bytes": taken_bytes, "overhead_bytes": overhead_bytes},
         )
 

@@ -132,9 +132,9 @@ class Machine:
     def steps(self) -> list[Step]:
         """Return all steps of the examination in their order. They are not run here."""
         return [
-            Step("installed", "Looking at what is installed", self._installed),
+            Step("installed", "Checking what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),
-            Step("device", "Looking at the devices", self._listed),
+            Step("device", "Examining the devices", self._listed),
             *self.engine_steps(),
             *(
                 Step("load", f"Loading a model on {device.id}", partial(self._load, device), device.id)
@@ -148,7 +148,7 @@ class Machine:
 
         If devices could not be found, the first step reports the reason.
         """
-        found = [Step("devices", "Looking at the devices", self._not_found)] if self._problem else []
+        found = [Step("devices", "Examining the devices", self._not_found)] if self._problem else []
         for device in self._devices:
             for feature in _FEATURES[device.is_host]:
                 words = f"Checking {feature.replace('_', ' ')} on {device.id}"

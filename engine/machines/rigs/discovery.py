@@ -261,7 +261,7 @@ def _check(failed: Sequence[Greeting]) -> None:
     if others:
         names = ", ".join(each.endpoint for each in others[:MAX_NAMED]) + (", …" if len(others) > MAX_NAMED else "")
         sentence = tr(
-            "{sentence} The same holds for {count} more: {names}.", sentence=sentence, count=len(others), names=names
+            "{sentence} The same applies to {count} more: {names}.", sentence=sentence, count=len(others), names=names
         )
     if first.status is GreetingStatus.BUSY:
         raise BusyError(sentence, endpoint=first.endpoint)

@@ -97,7 +97,7 @@ WEIGHT_TOLERANCE = 0.9
 """Largest error of logits with quantised weights, compared with F16. With random weights, Q2_K has an error of 0.5."""
 CACHE_TOLERANCE = 0.25
 """Largest error of logits with a quantised KV cache, compared with an F16 cache."""
-FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
+FELL_SILENT = "It was not tested, because the worker no longer answered; restart the worker."
 TIMEOUT_S = 120.0
 
 

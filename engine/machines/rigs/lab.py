@@ -93,7 +93,7 @@ class ServingChild:
             if self._outcome is not None:
                 raise self._outcome.error()
             if self._serving is None:
-                raise WorkerStalledError(tr("It did not start serving in time; close other programs and try again."))
+                raise WorkerStalledError(tr("The worker did not start in time; close other programs and try again."))
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:

@@ -130,7 +130,9 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
 def away_words(offered: OfferedDevice) -> str:
     """Return why a lent device cannot be used now, such as "used by Ann"; empty if it can."""
     if offered.refused_s:
-        return tr("refused for {minutes} min: models from here ended it", minutes=math.ceil(offered.refused_s / 60))
+        return tr(
+            "refused for {minutes} min: models from this computer crashed it", minutes=math.ceil(offered.refused_s / 60)
+        )
     return tr("used by {user}", user=offered.user) if offered.user and not offered.is_yours else ""
 
 
@@ -140,7 +142,7 @@ def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
     `offered`: the device in the offer; None if it is not offered any more.
     """
     if offered is None:
-        return replace(device, away=tr("not offered now"))
+        return replace(device, away=tr("not lent now"))
     away = away_words(offered)
     if offered.is_yours or away:
         # A loaded model uses part of the memory now, so the free memory from before its load is kept.

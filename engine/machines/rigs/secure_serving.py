@@ -416,4 +416,4 @@ def _supervise(workers: list[_Worker], until: threading.Event, tell: Callable[[s
             worker.is_over = True
             if not workers:
                 raise error
-            tell(f"{worker.lending.device.id} is lent no more. {error.summary()}")
+            tell(f"{worker.lending.device.id} is no longer lent. {error.summary()}")

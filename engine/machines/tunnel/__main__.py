@@ -72,7 +72,7 @@ def _begin(request: TunnelRequest, pipe: Pipe) -> None:
 
             browse(request.interfaces, pipe.send)
         case _:
-            raise EngineError(f"{type(request).__name__} is no request for a tunnel.")
+            raise EngineError(f"{type(request).__name__} is not a request for a tunnel.")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ _PAUSE_S = 0.2
 _log = logging.getLogger("layerdeck.engine")
 _Answer = TypeVar("_Answer", Entrance, OfferHead)
 CHANGED = (
-    "shows another certificate than when it was paired: it was set up anew, or another machine answers in its place. "
-    "If it was set up anew, forget it and pair with it again"
+    "shows another certificate than when it was paired: it was set up again, or another computer answers in its place. "
+    "If it was set up again, forget it and pair with it again"
 )
 STRANGER = "does not know this computer (any more); forget it and pair with it again"
 NOT_SECURE = "does not answer as a secure worker does; check the port, and that it lends its devices"
@@ -73,7 +73,7 @@ _REFUSALS = {
     Admission.NO_WORKER: (GreetingStatus.REFUSED, "answers, but its RPC worker does not run; start it again there"),
     Admission.UNKNOWN: (
         GreetingStatus.REFUSED,
-        "is not offered there (any more); let that machine offer it, or remove the device here",
+        "is not lent there (any more); lend it on that computer, or remove the device here",
     ),
 }
 
@@ -140,7 +140,7 @@ async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, time
             stream = await _call(endpoint, Purpose.ASK, identity, certificate)
             head = await _ask(endpoint, stream, Ask(), OfferHead)
             if not 0 <= head.count <= MAX_OFFERED:
-                raise BrokenTalkError(f"it offers {head.count} devices")
+                raise BrokenTalkError(f"it lends {head.count} devices")
             offered = [await stream.receive_message(OfferedDevice) for _ in range(head.count)]
     finally:
         if stream is not None:
@@ -167,13 +167,13 @@ def _refusal(endpoint: str, entrance: Entrance) -> TunnelError:
         words = "still holds a session of this computer; try again in some seconds, or end what uses it here"
         return TunnelError(endpoint, GreetingStatus.BUSY, words)
     if entrance.admission is Admission.BUSY and (user := show(" ".join(entrance.user.split()), MAX_NAME)):
-        words = f"is used by {user} now; wait until it is free, or use what else that machine lends"
+        words = f"is used by {user} now; wait until it is free, or use another device of that computer"
         return TunnelError(endpoint, GreetingStatus.BUSY, words)
     if entrance.admission is Admission.NO_WORKER and entrance.refused_s > 0:
         minutes = math.ceil(min(entrance.refused_s, MAX_REFUSED_S) / 60)
         words = (
-            f"refuses this computer for {minutes} min, because models from here have ended its RPC worker again and "
-            "again; then load another model, or give that device no layers"
+            f"refuses this computer for {minutes} min, because models from this computer keep crashing its RPC "
+            "worker; then load another model, or give that device no layers"
         )
         return TunnelError(endpoint, GreetingStatus.REFUSED, words)
     return TunnelError(endpoint, *_REFUSALS[entrance.admission])

@@ -94,8 +94,8 @@ def require_guard() -> None:
     if (sys.platform.startswith("linux") and _TABLE.exists()) or os.environ.get(TRUST_VARIABLE) == "1":
         return
     raise EngineError(
-        "This system cannot tell whose a local connection is, so any user of this computer could use the tunnel to "
-        f"paired computers; if nobody else uses this computer, set {TRUST_VARIABLE}=1."
+        "This system does not report which user opens a local connection, so any user of this computer could use the "
+        f"tunnel to paired computers; if nobody else uses this computer, set {TRUST_VARIABLE}=1."
     )
 
 

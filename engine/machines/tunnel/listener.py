@@ -156,7 +156,7 @@ class Listener:
             self._loop.close()
             reason = getattr(error, "strerror", None) or error
             raise EngineError(
-                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this machine."
+                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this computer."
             ) from None
         self._listening.setblocking(False)
         # The loop does not run yet, so this thread may still add a task without `call_soon_threadsafe`.

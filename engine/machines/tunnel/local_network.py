@@ -46,7 +46,7 @@ def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
     except (OSError, ValueError, Error, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise EngineError(
-            f"This computer cannot look for others in its network ({reason}); write the address instead."
+            f"This computer cannot search the local network ({reason}); write the address instead."
         ) from None
     tell(NearbyMachines(machines=()))
     ServiceBrowser(zeroconf, SERVICE, listener=_Nearby(tell))

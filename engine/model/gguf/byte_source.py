@@ -114,7 +114,7 @@ class ByteSource(ABC):
         (length,) = self.take(_LENGTH, what)
         if not 0 < length <= max_bytes:
             raise self.error(
-                f"has {what} of {length} bytes, 1 to {max_bytes} are possible; it is damaged", offset=start
+                f"has {what} of {length} bytes, but 1 to {max_bytes} are allowed; it is damaged", offset=start
             )
         try:
             return self.take_bytes(length, what).decode("utf-8")
@@ -155,7 +155,7 @@ class ByteSource(ABC):
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))
         while self.position <= last:
-            at = self._locate(len(wanted), "what is looked for")
+            at = self._locate(len(wanted), "the requested data")
             found = self._window.find(wanted, at)
             if found >= 0:
                 self.position = self._window_start + found
@@ -238,5 +238,5 @@ class RangedSource(ByteSource):
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
         data = self._read_range(position, position + needed, position + wanted)
         if len(data) < needed:
-            raise self.error("is shorter where it lies than it is said to be; try again")
+            raise self.error("is shorter on the server than reported; try again")
         return data

@@ -258,7 +258,7 @@ def _read_version(source: ByteSource) -> int:
     source.position = len(MAGIC)
     # A big-endian file has its version in the other byte order.
     if int.from_bytes(version.to_bytes(4, "little"), "big") in (1, *VERSIONS):
-        raise source.error("is a big-endian GGUF file, which this machine cannot load; get the little-endian one")
+        raise source.error("is a big-endian GGUF file, which this computer cannot load; get the little-endian one")
     if version == 1:
         raise source.error("is GGUF version 1, which llama.cpp no longer reads; get a newer file of the model")
     raise source.error(f"is GGUF version {version}; versions 2 and 3 can be read")

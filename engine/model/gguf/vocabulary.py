@@ -49,12 +49,13 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
         adds = [_adds(each, name, add_key) for each in (model, draft)]
         ids = [each.metadata.get(f"tokenizer.ggml.{id_key}") for each in (model, draft)]
         if adds[0] != adds[1] or (adds[0] and ids[0] != ids[1]):
-            return tr("the {name} token of the draft model is not that of the model", name=name.upper())
+            return tr("the {name} token of the draft model differs from that of the model", name=name.upper())
     if abs(model.n_vocab - draft.n_vocab) > MOST_DIFFERENCE:
         return tr(
-            "the draft model has {other} tokens and the model {mine}; they may differ by at most {most}",
-            other=draft.n_vocab,
-            mine=model.n_vocab,
+            "the draft model has {draft_tokens} tokens and the model has {model_tokens}; the numbers may differ by at "
+            "most {most}",
+            draft_tokens=draft.n_vocab,
+            model_tokens=model.n_vocab,
             most=MOST_DIFFERENCE,
         )
     return ""

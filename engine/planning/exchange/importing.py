@@ -136,7 +136,8 @@ class _Arranger:
         if self._missing:
             self.notes.append(
                 tr(
-                    "The layout uses devices that are not here: {names}. It can be loaded on a computer that has them.",
+                    "The layout uses devices that this computer does not have: {names}. It can be loaded on a computer "
+                    "that has them.",
                     names=", ".join(dict.fromkeys(self._missing)),
                 )
             )

@@ -65,8 +65,8 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
         yield tr("LM Studio has no cache type {types}.", types=", ".join(lost))
     if used.n_batch != used.n_ubatch:
         yield tr(
-            "LM Studio has one batch size. The export sets it to the micro batch size, {n_ubatch}, because "
-            "memory depends on that.",
+            "LM Studio has one batch size. The export sets it to the micro batch size, {n_ubatch}, because the memory "
+            "depends on the micro batch.",
             n_ubatch=used.n_ubatch,
         )
     if used.load_mode == "direct_io":

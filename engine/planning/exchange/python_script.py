@@ -226,7 +226,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield tr("The draft model was not exported: the script loads only the model itself.")
     if plan.settings.n_seq_max > 1:
         yield tr(
-            "llama-cpp-python answers one request at a time, but reserves the memory for {count}.",
+            "llama-cpp-python answers one request at a time, but reserves the memory for {count} requests.",
             count=plan.settings.n_seq_max,
         )
 

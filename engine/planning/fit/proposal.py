@@ -118,5 +118,5 @@ def less_words(device: str, size_bytes: int) -> str:
 
 def _speed_words(speed: float) -> str:
     if speed < _SAME_SPEED:
-        return tr("about {what:.0f} % slower", what=100 * (1 - speed))
-    return tr("about {what:.0f} % faster", what=100 * (speed - 1)) if speed * _SAME_SPEED > 1 else ""
+        return tr("about {percent:.0f} % slower", percent=100 * (1 - speed))
+    return tr("about {percent:.0f} % faster", percent=100 * (speed - 1)) if speed * _SAME_SPEED > 1 else ""

@@ -192,7 +192,7 @@ class _Search:
         what = (
             tr("{layer} and the output layer", layer=layer_words(first, last)) if output else layer_words(first, last)
         )
-        return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
+        return tr("Move {layers} from {device} to {target}", layers=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
         """Return a proposal that moves everything on one short device to another device; None if no device has room.
@@ -321,7 +321,9 @@ class _Search:
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
-            found = self._proposal("ubatch", tr("Lower the ubatch to {n_ubatch}", n_ubatch=n_ubatch), context=context)
+            found = self._proposal(
+                "ubatch", tr("Lower the micro batch size to {n_ubatch}", n_ubatch=n_ubatch), context=context
+            )
             if found is not None:
                 return found
             n_ubatch //= 2

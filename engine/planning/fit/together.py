@@ -190,7 +190,7 @@ def together_sentence(found: Together) -> str:
     """Return sentences for the user on whether all models fit, and if not, which model should be left out."""
     short = [each for each in found.placed if not each.fits]
     if short:
-        text = tr("{names} would not fit beside the others.", names=", ".join(each.name for each in short))
+        text = tr("{names} would not fit together with the others.", names=", ".join(each.name for each in short))
     elif found.is_whole:
         text = tr_count(
             "{count} model fits wholly on devices.", "All {count} models fit wholly on devices.", len(found.placed)

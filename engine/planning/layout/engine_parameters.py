@@ -121,7 +121,8 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
         return _split_parameters(layout)
     if entry_count(layout) > MAX_ENTRIES:
         raise LayoutError(
-            f"the layout needs {entry_count(layout)} device entries and the engine takes {MAX_ENTRIES}", place="runs"
+            f"the layout needs {entry_count(layout)} device entries, but the engine takes at most {MAX_ENTRIES}",
+            place="runs",
         )
     # llama.cpp sums and divides `tensor_split` in float32 and compares a layer's index with the result. Whole layer
     # counts that sum to `n_gpu_layers` keep this exact; shares that sum to 1 would not.
@@ -155,7 +156,7 @@ def _split_parameters(layout: Layout) -> EngineParameters:
     members = split_members(layout)
     if len(members) > MAX_DEVICES:
         raise LayoutError(
-            f"{len(members)} devices have a share and the engine takes {MAX_DEVICES}", place="tensor_split"
+            f"{len(members)} devices have a share, but the engine takes at most {MAX_DEVICES}", place="tensor_split"
         )
     shares = [share for _, share in layout.tensor_split if share > 0]
     return EngineParameters(

@@ -173,7 +173,7 @@ class Layout:
         self._check_layer(first)
         self._check_layer(last)
         if first > last:
-            raise LayoutError(tr("layers {first}-{last} are the wrong way round", first=first, last=last), place="runs")
+            raise LayoutError(tr("layers {first}-{last} are in reverse order", first=first, last=last), place="runs")
         assignment = list(self.assignment())
         assignment[first : last + 1] = [device] * (last - first + 1)
         # Decided by the layout before the move, because afterwards the last layer may be on another device.
@@ -300,7 +300,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
             raise LayoutError(tr("a run needs a device"), place=f"runs[{index}].device")
         if run.last < run.first:
             raise LayoutError(
-                tr("layers {first}-{last} are the wrong way round", first=run.first, last=run.last), place=place
+                tr("layers {first}-{last} are in reverse order", first=run.first, last=run.last), place=place
             )
         if run.first != expected:
             raise LayoutError(_misplaced(run, expected, runs[index - 1] if index else None), place=place)
@@ -329,7 +329,7 @@ def _runs_of(assignment: Sequence[str]) -> tuple[Run, ...]:
 
 def _misplaced(run: Run, expected: int, before: Run | None) -> str:
     if before is None:
-        return tr("the first run starts at layer {first}; it has to start at layer 0", first=run.first)
+        return tr("the first run starts at layer {first}; it must start at layer 0", first=run.first)
     if run.first > expected:
         missing = (
             tr("layer {expected} is", expected=expected)

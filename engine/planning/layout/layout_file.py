@@ -178,7 +178,7 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
     if n_layers is not None and layers_in_file not in (None, n_layers):
         root.refuse(
             tr(
-                "the layout is for a model of {layers_in_file} layers and this one has {n_layers}",
+                "the layout is for a model of {layers_in_file} layers, but this model has {n_layers}",
                 layers_in_file=layers_in_file,
                 n_layers=n_layers,
             ),
@@ -266,9 +266,7 @@ def _parse_range(item: JsonObject, key: str) -> tuple[int, int]:
         item.refuse(tr('layers are written as "5" or "0-15", counted from 0'), key)
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        item.refuse(
-            tr("layers {first}-{last} are the wrong way round; write {last}-{first}", first=first, last=last), key
-        )
+        item.refuse(tr("layers {first}-{last} are in reverse order; write {last}-{first}", first=first, last=last), key)
     return first, last
 
 

@@ -308,7 +308,7 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
         yield Violation(
             "layer_count",
             tr(
-                "The layout is for {n_layers} layers and {name} has {model_layers}.",
+                "The layout is for {n_layers} layers, but {name} has {model_layers}.",
                 n_layers=layout.n_layers,
                 name=model.name or tr("the model"),
                 model_layers=model.n_layers,
@@ -363,8 +363,8 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge runs. No entry is needed for CPU layers at the front, or for the output layer on the last "
-                "layer's device."
+                "Merge runs. CPU layers at the front need no entry, nor does an output layer on the device of the last "
+                "layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
@@ -448,7 +448,8 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "split_member",
             tr(
-                "Split mode row needs all devices of one backend in order ({expected}); the shares are for {members}.",
+                "Split mode row needs shares for all devices of one backend, in their order ({expected}); the layout "
+                "has shares for {members}.",
                 expected=", ".join(expected),
                 members=", ".join(members),
             ),

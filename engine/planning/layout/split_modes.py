@@ -219,7 +219,8 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "Tensor mode cannot separate {name} from the weights it is used with; an override moves it.",
+                "Tensor mode cannot separate {name} from the weights that it is used with, but an override moves "
+                "{name}.",
                 name=name,
             ),
             tr("Override whole parts (ffn, experts), or choose mode Layer."),

@@ -113,7 +113,8 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
         raise ModelFileError(
             path,
             tr(
-                "has {n_layers} layers, and the layout of the draft is for {wanted}. Remove the draft's layout",
+                "has {n_layers} layers, but the layout of the draft model is for {wanted} layers. Remove the layout of "
+                "the draft model",
                 n_layers=found.model.n_layers,
                 wanted=entry.layout.n_layers,
             ),

@@ -109,10 +109,10 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     """
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:
-        raise MissingNumberError(f"the file has {n_layers} layers and the engine takes 1 to {_MOST_LAYERS}")
+        raise MissingNumberError(f"the file has {n_layers} layers but the engine accepts 1 to {_MOST_LAYERS}")
     n_loops = number(model, "num_loops", 1) if architecture.looped else 1
     if n_layers * n_loops > _MOST_LAYERS:
-        raise MissingNumberError(f"{n_layers} layers run {n_loops} times and the engine takes {_MOST_LAYERS}")
+        raise MissingNumberError(f"{n_layers} layers run {n_loops} times but the engine accepts {_MOST_LAYERS}")
     n_trunk = n_layers - count_skipped_blocks(model)
     has_attention = architecture.recurrence is None or architecture.recurrence.layers != "all"
     has_attention = has_attention or bool(architecture.recurrence and architecture.recurrence.beside_attention)
@@ -203,7 +203,7 @@ def _flags(model: ModelFile, key: str, n_layers: int, *, length: int | None = No
     if not isinstance(value, tuple):
         return None
     if len(value) > _MOST_LAYERS or any(isinstance(each, float) for each in value):
-        raise MissingNumberError(f"{model.architecture}.{key} is no list of layers")
+        raise MissingNumberError(f"{model.architecture}.{key} is not a list of layers")
     if length is not None and len(value) != length:
         raise MissingNumberError(f"{model.architecture}.{key} has {len(value)} entries for {length} layers")
     return tuple(bool(each) for each in value[:n_layers]) + (False,) * (n_layers - len(value))
@@ -211,7 +211,7 @@ def _flags(model: ModelFile, key: str, n_layers: int, *, length: int | None = No
 
 def _vocabulary(model: ModelFile, architecture: Architecture) -> int:
     if model.n_vocab <= 0 and architecture.has_cache:
-        raise MissingNumberError("the file does not tell the size of the vocabulary")
+        raise MissingNumberError("the file does not contain the size of the vocabulary")
     return model.n_vocab
 
 

@@ -206,7 +206,7 @@ class ModelMemory:
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
             return tr(
-                "the layout is for {layout_layers} layers, the model has {model_layers}",
+                "the layout is for {layout_layers} layers, but the model has {model_layers}",
                 layout_layers=layout.n_layers,
                 model_layers=n_layers,
             )

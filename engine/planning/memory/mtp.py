@@ -48,10 +48,12 @@ def mtp_fault(model: ModelFile) -> str:
         return tr("MTP heads of the architecture {name} are not supported yet.", name=quote(model.architecture))
     if heads > 1:
         # graph_mtp of qwen35.cpp asserts that there is one.
-        return tr("{model} has {count} MTP heads, and llama.cpp drafts with one only.", model=model.name, count=heads)
+        return tr(
+            "{model} has {count} MTP heads, but llama.cpp can use only one for drafts.", model=model.name, count=heads
+        )
     names = {tensor.name.split(".", 2)[-1] for tensor in model.blocks[-1].tensors}
     if "nextn.eh_proj.weight" not in names:
-        return tr("{model} was written without the weights of its MTP heads.", model=model.name)
+        return tr("The file of {model} does not contain the weights of its MTP heads.", model=model.name)
     return ""
 
 

@@ -165,11 +165,15 @@ def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
         weight = weights.get(name)
         if weight is None:
             raise ModelFileError(
-                path, tr("changes {name}, which this model does not have; it is for another model", name=quote(name))
+                path,
+                tr(
+                    "changes {name}, which this model does not have; the adapter is for another model", name=quote(name)
+                ),
             )
         if not _goes_with(weight, first, second):
             raise ModelFileError(
-                path, tr("does not fit the shape of {name}; it is for a model of another size", name=quote(name))
+                path,
+                tr("does not fit the shape of {name}; the adapter is for a model of another size", name=quote(name)),
             )
     return Adapter(path, tuple(half for pair in pairs.values() for half in pair), scale)
 

@@ -203,7 +203,7 @@ class TensorSplit:
         counts = [0] * n
         for (extent, n_alike), granularity in zip(cut.segments, cut.granularity, strict=True):
             if granularity <= 0:
-                raise MissingNumberError(f"split mode tensor has nothing to cut layer {layer} by")
+                raise MissingNumberError(f"split mode tensor cannot divide layer {layer}")
             low = 0
             for j in range(n):
                 high = extent

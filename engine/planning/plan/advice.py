@@ -168,7 +168,7 @@ def _extra_buffers(layout: Layout, rig: Rig) -> Iterator[Advice]:
         yield Advice(
             "extra_buffers_off",
             tr("The CPU computes with weights that are not repacked, which is slower: {reason}", reason=fault.reason),
-            tr("Check this machine again after the next build of the engine."),
+            tr("Run Help > Check This Computer again after an update of the engine."),
         )
 
 

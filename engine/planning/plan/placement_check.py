@@ -78,16 +78,21 @@ def difference_words(differences: Sequence[PlaceDifference]) -> str:
 def _sentence(first: PlaceDifference, last: int) -> str:
     words = layer_words(first.layer, last)
     if first.part == "output":
-        return tr("The output layer was loaded on {real}, not on {asked}.", real=first.real, asked=first.asked)
+        return tr(
+            "The output layer was loaded on {actual}, not on {requested}.", actual=first.real, requested=first.asked
+        )
     if first.part == "cache":
         return tr(
-            "The KV cache of {layers} was loaded on {real}, not on {asked}.",
+            "The KV cache of {layers} was loaded on {actual}, not on {requested}.",
             layers=words,
-            real=first.real,
-            asked=first.asked,
+            actual=first.real,
+            requested=first.asked,
         )
     return tr(
-        "{layers}: loaded on {real}, not on {asked}.", layers=capitalised(words), real=first.real, asked=first.asked
+        "{layers}: loaded on {actual}, not on {requested}.",
+        layers=capitalised(words),
+        actual=first.real,
+        requested=first.asked,
     )
 
 

@@ -154,7 +154,7 @@ def plan_text(
         if row.projector_bytes
     ]
     if plan.edit.side_files.projector is not None and plan.probed is None:
-        lines.append("What the projector computes images in is not counted; a probe counts it (--probe).")
+        lines.append("The projector's compute buffer for images is not included; a probe measures it (--probe).")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
     lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
     lines += [f"{row.id} is short by {format_bytes(row.shortfall_bytes)}." for row in report.rows if row.is_short]
@@ -191,7 +191,7 @@ def _notes(report: FitReport) -> tuple[Advice, ...]:
     if report.probe_only is None:
         return report.advice
     # Missing parts count as 0 bytes, so the forecast errs towards "it fits".
-    remedy = "Plan it on the machine that has these devices; until then the numbers are too small."
+    remedy = "Plan it on the computer that has these devices; until then the numbers are too small."
     message = f"Not everything could be forecast: {report.probe_only}."
     return (Advice("incomplete_forecast", message, remedy), *report.advice)
 

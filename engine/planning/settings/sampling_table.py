@@ -70,10 +70,10 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "full_context",
         Choice(FULL_CONTEXT_MODES, "W"),
         "Answer",
-        tr("Full context during an answer"),
+        tr("Context overflow"),
         tr(
-            "end: the answer ends; shift: the answer goes on, and the model forgets the oldest tokens except the "
-            "kept first ones"
+            "when the context becomes full during an answer: end: the answer ends; shift: the answer goes on without "
+            "the oldest tokens after the kept first ones"
         ),
     ),
     SamplingSetting(
@@ -81,7 +81,10 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         WholeNumber(0, MAX_WINDOW, left_open=LeftOpen(None, None, "start", or_empty=True)),
         "Answer",
         tr("Tokens kept by a shift"),
-        tr("number of first tokens that stay when a full context is shifted; empty: those before the first question"),
+        tr(
+            "number of first tokens that stay when a full context is shifted; empty: all tokens before the first "
+            "question"
+        ),
     ),
     SamplingSetting(
         "repetition",
@@ -94,7 +97,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "stop",
         Texts(),
         "Answer",
-        tr("Stop texts"),
+        tr("Stop strings"),
         tr("the answer ends before any of these texts; one per line, \\n is a newline"),
     ),
     SamplingSetting(
@@ -102,7 +105,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         WholeNumber(0, MAX_SEED, "", left_open=LeftOpen(None, None, "random", or_empty=True)),
         "Answer",
         tr("Seed"),
-        tr("start of the random numbers; the same seed gives the same answer again"),
+        tr("start value of the random numbers; the same seed gives the same answer again"),
     ),
     SamplingSetting(
         "penalty_last_n",
@@ -190,7 +193,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.01),
         "Choice",
         "Typical-p",
-        tr("keeps tokens that are about as likely as expected; 1: off"),
+        tr("keeps the most typical tokens that together have this probability; 1: off"),
     ),
     SamplingSetting(
         "top_p",
@@ -213,7 +216,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.05),
         "Choice",
         tr("XTC probability"),
-        tr("probability of removing all likely tokens except the least likely of them; 0: off"),
+        tr("probability with which XTC removes all likely tokens except the least likely of them; 0: off"),
         "xtc_probability",
     ),
     SamplingSetting(
@@ -300,8 +303,8 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "Answer",
         tr("Alternatives"),
         tr(
-            "number of alternative tokens saved for each token of an answer, with probabilities before "
-            "sampling; 0: none (fastest)"
+            "number of alternatives saved for each token of an answer, with probabilities before sampling; 0: none "
+            "(fastest)"
         ),
     ),
 )

@@ -283,8 +283,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Context",
         tr("Largest image (tokens)"),
         tr(
-            "most tokens of an image, for projectors that read images of any size; the load reserves memory for such "
-            "an image; auto: the projector's own limit"
+            "maximum number of tokens of an image, for projectors that read images of any size; the load reserves "
+            "memory for such an image; auto: the projector's own limit"
         ),
         "context",
         rare=True,
@@ -297,8 +297,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Context",
         tr("Smallest image (tokens)"),
         tr(
-            "fewest tokens of an image, to which smaller ones are enlarged, for projectors that read images of any "
-            "size; auto: the projector's own limit"
+            "minimum number of tokens of an image, for projectors that read images of any size; smaller images are "
+            "enlarged; auto: the projector's own limit"
         ),
         "context",
         rare=True,
@@ -312,8 +312,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Computing",
         tr("Threads on NUMA nodes"),
         tr(
-            "where the CPU's threads run if there are several NUMA nodes: on all nodes (distribute), on the node on "
-            "which the load starts (isolate), or as numactl says"
+            "placement of the CPU's threads on several NUMA nodes: all nodes (distribute), the node on which the load "
+            "starts (isolate), or as set by numactl (numactl)"
         ),
         "none",
         rare=True,

@@ -192,7 +192,7 @@ def _check_address(host: str, port: int) -> None:
             reason = getattr(error, "strerror", None) or error
             raise failure(
                 "argument",
-                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this machine.",
+                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this computer.",
             ) from None
 
 
@@ -235,7 +235,9 @@ def _guard(port: int, client_port: int) -> bool:
         return False
     # The filter came after listen(). A connection from between stays open, so that the worker gives up.
     if _inodes(port, CONNECTED):
-        raise failure("busy", f"Somebody connected to port {port} before its door was closed; start again.")
+        raise failure(
+            "busy", f"Another program connected to port {port} before access was restricted; start the worker again."
+        )
     return True
 
 

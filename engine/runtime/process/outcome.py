@@ -32,7 +32,7 @@ _LOGGED_STDERR_LINES = 8
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
-_CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find out what works here.")
+_CHECK = tr(" Run Help > Check This Computer (or `layerdeck-cli doctor`) to find out what works here.")
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
 _OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
 """Pattern of abort texts (GGML_ASSERT and GGML_ABORT) from llama.cpp's sources that read the model file."""
@@ -230,8 +230,8 @@ class ProcessOutcome:
     def _hint(self) -> str:
         if self.signal == getattr(signals, "SIGKILL", 9):
             return tr(
-                " Layerdeck did not send that signal. Usually the system does, because host memory ran out. "
-                "Close other programs, put fewer layers on the CPU or shorten the context."
+                " Layerdeck did not send that signal. Usually the system sends it because host memory ran out. Close "
+                "other programs, put fewer layers on the CPU or shorten the context."
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
             return tr(" This happens if a model file is shortened while it is mapped. Check the file.")

@@ -412,9 +412,9 @@ def error_with_endpoints(
     what = tr("got no answer") if isinstance(error, WorkerStalledError) else tr("crashed")
     return UnreachableError(
         tr(
-            "The engine process {what} while it used {names}, which does not answer like an RPC worker. Check what "
+            "The engine process {problem} while it used {names}, which does not answer like an RPC worker. Check what "
             "runs there, and restart the worker.",
-            what=what,
+            problem=what,
             names=" or ".join(asked),
         ),
         endpoint=asked[0] if len(asked) == 1 else None,

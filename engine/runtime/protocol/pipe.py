@@ -188,7 +188,7 @@ class Requests(Generic[_R]):
         try:
             request = self._decoder.decode(line)
         except UNREADABLE as error:
-            self._pipe.send(Failure(kind="internal", message=f"A request was not understood: {error}."))
+            self._pipe.send(Failure(kind="internal", message=f"A request is invalid: {error}."))
             return
         self._queue.put(self._on_read(request))
 

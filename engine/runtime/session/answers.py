@@ -135,7 +135,7 @@ def killed_ending(state: State, run: RequestRun) -> Failed:
         what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
     else:
         what = tr("Another answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
-    message = tr("{what}, so the engine process was ended. Load the model again.", what=what)
+    message = tr("{problem}, so the engine process was ended. Load the model again.", problem=what)
     return Failed(kind="stalled", message=message, request=run.id)
 
 

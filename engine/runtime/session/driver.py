@@ -111,7 +111,7 @@ class WorkRunner:
             sentence = tr(
                 "{name} has changed since it was opened, and its layout was made for the old file.", name=name
             )
-            remedy = tr("Open it again; Use Last Layout restores the layout if it fits.")
+            remedy = tr("Open the file again. Layout > Use Last Layout restores the layout if it fits.")
             return inputs.Refused(work.ticket, Failed(kind="model_file", message=f"{sentence} {remedy}"))
         try:
             request = load_request(plan, sequences=self.sequences, is_known=self.cache.is_known_on_host(plan))

@@ -99,9 +99,9 @@ def outcome_words(ending: LoadEnding) -> str:
             free = "" if ending.free_bytes is None else tr(" with {free} free", free=format_bytes(ending.free_bytes))
             asked = format_bytes(ending.requested_bytes)
             return tr(
-                "{device} refused {asked}{free} {when}.",
+                "{device} refused {requested}{free} {when}.",
                 device=ending.device,
-                asked=asked,
+                requested=asked,
                 free=free,
                 when=stage_words(ending.stage),
             )

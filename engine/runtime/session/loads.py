@@ -51,7 +51,7 @@ from engine.runtime.session.state import (
     out_of_memory_ending,
 )
 
-INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this. The log has the details."))
+INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this action. The log has the details."))
 
 
 def begin(transition: Transition, order: LoadOrder) -> None:
@@ -247,7 +247,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
         _note(
             transition,
             tr(
-                "Not loaded: short on {shortage}, according to the engine's forecast.",
+                "Not loaded, because according to the engine's forecast memory is short: {shortage}.",
                 shortage=shortage_words(tried.rows),
             ),
             loaded=False,
@@ -257,7 +257,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
     _try(
         transition,
         _base(transition).with_layout(found.layout),
-        tr("{outcome} Moved: {change}.", outcome=outcome, change=found.change),
+        tr("{outcome} Change for the next attempt: {change}.", outcome=outcome, change=found.change),
         found.tenths,
     )
 

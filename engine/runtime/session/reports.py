@@ -74,30 +74,30 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
     where = _GENERATING if answering else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
     if message.draft:
-        where = tr("{where}, for the draft model", where=where)
+        where = tr("{when}, for the draft model", when=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
     what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("Nothing was allocated before.")
     requested = format_bytes(message.requested_bytes)
     if message.draft:
         sentences = tr(
-            "{device} ran out of memory {where}: {requested} requested{free}. {what} Put the draft model on another "
-            "device, move layers off {device}, or load without the draft.",
+            "{device} ran out of memory {when}: {requested} requested{free}. {allocated} Move the draft model to "
+            "another device, move layers off {device}, or load without the draft.",
             device=message.device,
-            where=where,
+            when=where,
             requested=requested,
             free=free,
-            what=what,
+            allocated=what,
         )
     else:
         sentences = tr(
-            "{device} ran out of memory {where}: {requested} requested{free}. {what} Move layers off "
-            "{device}, shorten the context or choose a smaller KV cache type.",
+            "{device} ran out of memory {when}: {requested} requested{free}. {allocated} Move layers off {device}, "
+            "shorten the context or choose a smaller KV cache type.",
             device=message.device,
-            where=where,
+            when=where,
             requested=requested,
             free=free,
-            what=what,
+            allocated=what,
         )
     return OutOfMemory(
         stage=answering or message.stage,
@@ -163,7 +163,7 @@ def crash_event(
     peers = ""
     if devices:
         names = ", ".join(f"{names_of(held)} ({endpoint})" for endpoint, held in devices.items())
-        peers = tr("It used {names}. Check what runs there: it may not answer like an RPC worker.", names=names)
+        peers = tr("The engine process used {names}. Check that an RPC worker runs there.", names=names)
     if outcome.reason is EndReason.STALLED:
         return Failed(kind="stalled", message=" ".join(filter(None, (outcome.sentence, peers))))
     if outcome.reason is EndReason.STOPPED:
@@ -176,7 +176,7 @@ def crash_event(
     if not outcome.is_fault_of_engine:
         known = peers = ""
     is_named = not model or model in message or not outcome.may_be_of_model
-    named = "" if is_named else tr("It was running {model}.", model=model)
+    named = "" if is_named else tr("The process was running {model}.", model=model)
     if known or peers or named:
         # The sentence may end with a quotation from standard error, with or without a full stop.
         message = " ".join(filter(None, (f"{message.rstrip('.')}.", named, known, peers)))
@@ -187,10 +187,10 @@ def progress_words(progress: LoadProgress) -> str:
     """Return sentences on the progress of a stalled load, and on the remedy if it was only slow."""
     fraction = progress.fraction
     reached = (
-        tr("The load had got as far as {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
+        tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
         if fraction is None
         else tr(
-            "The load had got as far as {stage_words}: {percent} % done.",
+            "The load had reached this stage: {stage_words} ({percent} % done).",
             stage_words=STAGE_WORDS[progress.stage],
             percent=int(fraction * 100),
         )
@@ -274,7 +274,7 @@ def lost_event(
         return Failed(kind="unreachable", message=" ".join(sentences))
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
-    what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
+    what = tr("made no progress") if outcome.reason is EndReason.STALLED else tr("was lost")
     remedy = tr("Restart the RPC worker, then load again.")
     # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
     if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):

@@ -102,4 +102,4 @@ def test_a_refused_allocation_says_that_it_was_the_draft() -> None:
     )
     message = out_of_memory_event(rig, refused).message
     assert ", for the draft model: 1.0 MiB requested" in message
-    assert "Put the draft model on another device" in message
+    assert "Move the draft model to another device" in message

@@ -91,7 +91,7 @@ def test_where_no_device_may_be_used_the_explanation_says_so(
     strategy: str, model: Path, rig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = plan(capsys, model, "--rig", rig, "--auto", strategy, "--off", "CUDA0,CUDA1")
-    assert "Every device is switched off" in document["explanation"]
+    assert "Every device is excluded" in document["explanation"]
     assert "no device" not in document["explanation"].casefold()
 
 
@@ -118,7 +118,7 @@ def test_help_names_every_strategy() -> None:
 
 REFUSED = {
     "--off CUDA9": 'no device "CUDA9" here; there are CUDA0, CUDA1, CPU',
-    "--off CPU": "CPU cannot be switched off",
+    "--off CPU": "CPU cannot be excluded",
     "--off CUDA0,": "is not a list of device ids",
     "--order CUDA0 --auto fewest": "--order needs --auto priority",
     "--order CUDA0,CUDA0 --auto priority": "CUDA0 is in the order twice",
@@ -130,7 +130,7 @@ REFUSED = {
     "--pin 1=CUDA7": 'no device "CUDA7"',
     "--pin 0-3=CUDA0 --pin 3=CUDA1": "Layer 3 is pinned to both CUDA0 and CUDA1",
     "--pin output=CUDA0 --pin output=CPU": "The output layer is pinned to CUDA0 and to CPU",
-    "--pin 1=CUDA0 --off CUDA0": "CUDA0 is switched off but has pinned layers",
+    "--pin 1=CUDA0 --off CUDA0": "CUDA0 is excluded but has pinned layers",
     "--kv-types q8_0": "--kv-types needs --auto context",
     "--kv-types q9 --auto context": '"q9" is not a KV cache type; use f32',
     "--kv-types f16,f16 --auto context": "Cache type f16 is listed twice",
@@ -257,7 +257,7 @@ def test_what_was_measured_here_is_used_where_nothing_is_chosen(
     found = plan(capsys, model, "--device", "CPU", "--ctx", "2048")
     decided = {each["setting"]: each for each in found["decisions"]}
     assert (decided["threads"]["value"], decided["threads_batch"]["value"]) == (3, 2)
-    assert ": measured, 1.20 times as fast as with 2 " in decided["threads"]["reason"]
+    assert ", as measured: 1.20 times as fast as with 2 " in decided["threads"]["reason"]
     assert decided["n_ubatch"]["reason"].startswith("Measured with prompts: 1.20 times")
     assert found["layout"]["context"]["n_ubatch"] == 1024
     chosen = plan(capsys, model, "--device", "CPU", "--ctx", "2048", "--threads", "1", "--ubatch", "256")

@@ -289,7 +289,7 @@ def test_tools_that_are_stored_with_a_conversation_are_not_blamed_on_an_option(
         store.save(Conversation(id="ada", tools="[{")).result()
     answer = run_here(capsys, "chat", "x.gguf", "--conversation", "ada")
     assert answer.code == 2
-    assert "--conversation: the tools stored in" in answer.err
+    assert "--conversation: the tools saved in" in answer.err
     assert "--tools:" not in answer.err
 
 

@@ -107,7 +107,7 @@ def test_refused(words: tuple[str, ...], kind: str, said: str, capsys: pytest.Ca
 
 
 def test_a_model_is_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not a text in UTF-8" in run_here(capsys, "import", folder / "tiny.gguf", "--json").error["message"]
+    assert "not UTF-8 text" in run_here(capsys, "import", folder / "tiny.gguf", "--json").error["message"]
 
 
 def test_a_layout_that_breaks_a_rule_is_not_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

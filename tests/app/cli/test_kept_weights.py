@@ -23,7 +23,7 @@ def test_what_is_kept_is_told_and_removed(capsys: pytest.CaptureFixture[str]) ->
     (folder / f"{9:016x}").write_bytes(b"w" * 4096)
     told = run_here(capsys, "rig", "kept", "--json").document
     assert (told["size_bytes"], told["files"], told["freed_bytes"]) == (4096, 1, 0)
-    assert "4.0 KiB of weights are kept" in run_here(capsys, "rig", "kept").out
+    assert "4.0 KiB of weights are cached" in run_here(capsys, "rig", "kept").out
     assert run_here(capsys, "rig", "kept", "--empty", "--json").document["freed_bytes"] == 4096
     assert run_here(capsys, "rig", "--json", "kept").document["size_bytes"] == 0
 

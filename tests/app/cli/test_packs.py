@@ -52,7 +52,7 @@ def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], t
     assert (code, pack["name"], pack["state"], pack["devices"]) == (exit_codes.OK, "tiny", "off", [])
     assert (pack["removable"], Path(pack["folder"])) == (True, packs_path() / "tiny")
     code, out = told(capsys, "check", "tiny")
-    assert (code, "Switched off" in out) == (exit_codes.OK, True)
+    assert (code, "Turned off" in out) == (exit_codes.OK, True)
     assert told(capsys, "remove", "tiny")[0] == exit_codes.OK
     assert list(packs_path().iterdir()) == []
 
@@ -78,8 +78,8 @@ def test_a_pack_that_came_by_itself_is_checked_before_devices_are_looked_for(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["remove", "none"], "No engine pack is called none; there are: none."),
-        (["on", "none"], "No engine pack is called none"),
+        (["remove", "none"], "There is no engine pack none; there are: none."),
+        (["on", "none"], "There is no engine pack none"),
         (["install", "none.tar.gz"], "none.tar.gz cannot be unpacked: No such file or directory."),
         (["install"], "required: FILE"),
         (["trust", "hello"], "hello is not the key of a publisher"),
@@ -98,7 +98,7 @@ def test_installing_says_who_made_it_and_asks(
     archive = write_pack(tmp_path / "tiny.tar.gz", "tiny")
     answer = run_here(capsys, "packs", "install", archive)
     assert (answer.code, "Add --yes" in answer.err) == (exit_codes.ARGUMENT, True)
-    assert "tiny.tar.gz: It is unsigned: nobody can tell who made it." in answer.err
+    assert "tiny.tar.gz: It is unsigned, so its publisher is unknown." in answer.err
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     answer = run_here(capsys, "packs", "install", archive)
     assert (answer.code, "Install it? [y/N]" in answer.err) == (exit_codes.INTERRUPTED, True)
@@ -120,6 +120,6 @@ def test_a_trusted_publisher_is_not_asked_about(capsys: pytest.CaptureFixture[st
     code, out = told(capsys, "trust", publisher.own(), "--name", "Ada")
     assert (code, out) == (exit_codes.OK, f"{publisher.own()}  Ada, trusted\n")
     answer = run_here(capsys, "packs", "install", archive)
-    assert (answer.code, "signed by Ada, whom you trust" in answer.err) == (exit_codes.CRASHED, True)
+    assert (answer.code, "signed by Ada, a publisher that you trust" in answer.err) == (exit_codes.CRASHED, True)
     code, out = told(capsys, "distrust", publisher.own(), "--json")
     assert json.loads(out) == {"version": 1, "own": None, "trusted": []}

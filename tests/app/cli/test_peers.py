@@ -46,7 +46,7 @@ def test_a_load_through_the_tunnel_from_the_first_code_to_the_last_pairing(
     endpoint = f"127.0.0.1:{port}"
     words = ("rig", "serve", "--secure", "--announce", "--port", str(port), "--name", "attic", "--keep", "0")
     with start_cli(*words) as server:
-        announced = said(server, re.compile("It announces itself (.*)")).group(1)
+        announced = said(server, re.compile("The worker is announced (.*)")).group(1)
         assert announced.startswith("on this computer only, because 127.0.0.1 cannot be reached from elsewhere.")
         assert "--host" in announced
         code = said(server, CODE).group(1)

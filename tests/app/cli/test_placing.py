@@ -126,7 +126,7 @@ REFUSED = {
     "--device CUDA0,cuda0": "--device: CUDA0 is in the list 2 times; list it once.",
     "--device CUDA0,CPU": "the CPU takes what the devices have no room for; leave it out of the list",
     "--device CUDA0 --layout {layout}": "--device and --layout exclude each other",
-    "--device CUDA0 --auto fewest --pin 0=CUDA1": "CUDA1 is switched off but has pinned layers",
+    "--device CUDA0 --auto fewest --pin 0=CUDA1": "CUDA1 is excluded but has pinned layers",
     "--place output": "places nothing; write MODULE=ID such as mmproj=CUDA1",
     "--place vae=CUDA0": '--place: there is no module "vae"; there are mmproj, draft, output, embedding.',
     "--place draft=CUDA0": "has no draft here; it has output and embedding. Name its file with --draft.",

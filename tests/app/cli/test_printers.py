@@ -102,7 +102,9 @@ def test_an_ending_amid_generated_text_begins_a_line_of_its_own(capsys: pytest.C
 def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str]) -> None:
     printer = TextPrinter()
     printer.show(Progress(stage="fit"))
-    printer.show(Attempt(number=2, layout="layers 0-3 on CPU", reason="CUDA0 refused 2.0 MiB. Moved: all."))
+    printer.show(
+        Attempt(number=2, layout="layers 0-3 on CPU", reason="CUDA0 refused 2.0 MiB. Change for the next attempt: all.")
+    )
     printer.show(Progress(stage="fit"))
     holders = (MemoryHolder(pid=7, name="browser", held_bytes=3 * MIB), MemoryHolder(pid=8, name="python", ours=True))
     printer.show(
@@ -114,10 +116,10 @@ def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.splitlines() == [
         "fit",
         "attempt 2: layers 0-3 on CPU",
-        "  CUDA0 refused 2.0 MiB. Moved: all.",
+        "  CUDA0 refused 2.0 MiB. Change for the next attempt: all.",
         "fit",
         "layerdeck-cli: CUDA0 ran out of memory.",
-        "Memory of CUDA0 is held by:",
+        "Memory of CUDA0 is used by:",
         "  browser (7) 3.0 MiB",
         "  python (8) an unknown amount, this program",
         "What should fit:",
@@ -186,9 +188,9 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_endless_repetition_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Message(id="1", role="assistant", content="ha ha", stop_reason="repetition")
     TextChat().done(msgspec.structs.replace(DONE, stop_reason="repetition"), answer)
-    assert "repeats itself without end. --repeat-penalty 1.1" in capsys.readouterr().err
+    assert "kept repeating itself. --repeat-penalty 1.1" in capsys.readouterr().err
     TextChat().done(DONE, answer)
-    assert "repeats itself" not in capsys.readouterr().err
+    assert "repeating itself" not in capsys.readouterr().err
     JsonChat().done(msgspec.structs.replace(DONE, stop_reason="repetition"), answer)
     assert json.loads(capsys.readouterr().out)["stop_reason"] == "repetition"
-    assert "repeats itself without end" in answer_note(answer)
+    assert "kept repeating itself" in answer_note(answer)

@@ -122,7 +122,7 @@ def test_a_context_left_to_us(capsys: pytest.CaptureFixture[str], folder: Path) 
 def test_decisions_are_told_to_people(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     answer = run_here(capsys, "plan", folder / "m.gguf", "--rig", folder / "rig.json", "--threads", "2")
     lines = [line.split() for line in answer.out.splitlines()]
-    assert ["threads", "2:", "Chosen."] in lines
+    assert ["threads", "2:", "Set", "explicitly."] in lines
     assert any(line[:2] == ["load_mode", "mmap:"] for line in lines)
 
 
@@ -202,9 +202,9 @@ def test_what_a_projector_computes_in_is_a_part_of_its_own(capsys: pytest.Captur
         assert row["compute_bytes"] - row["projector_bytes"] == plain["compute_bytes"]
     told = run_here(capsys, *words, "--image-max-tokens", "64")
     assert "The projector computes the largest image in " in told.out
-    assert "is not counted" not in told.out
+    assert "is not included" not in told.out
     guessed = run_here(capsys, *words[:-1])
-    assert "What the projector computes images in is not counted; a probe counts it (--probe)." in guessed.out
+    assert "The projector's compute buffer for images is not included; a probe measures it (--probe)." in guessed.out
 
 
 def test_a_limit_below_the_projectors_minimum_is_refused_before_a_load(

@@ -48,7 +48,7 @@ def test_the_fewest_make_room() -> None:
     plan = find_room(rows(CUDA0=12 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert plan.victims == (ADA,)
     question = load_question(plan, "new", NOW_S)
-    assert question.text == "new does not fit beside ada (idle for 16 min): 10.00 GiB on CUDA0 missing."
+    assert question.text == "new does not fit together with ada (idle for 16 min): 10.00 GiB on CUDA0 missing."
     assert question.unload_text == "Unload ada and load"
     assert question.beside_text == "Load anyway"
     assert question.can_remember
@@ -57,7 +57,7 @@ def test_the_fewest_make_room() -> None:
 def test_several_are_named_together() -> None:
     plan = find_room(rows(CUDA0=22 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert {victim.name for victim in plan.victims} == {"ada", "bob"}
-    assert "beside ada (idle for 16 min) and bob (idle for 2 min)" in load_question(plan, "new", NOW_S).text
+    assert "together with ada (idle for 16 min) and bob (idle for 2 min)" in load_question(plan, "new", NOW_S).text
 
 
 def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> None:
@@ -65,8 +65,8 @@ def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> N
     assert plan.victims == (FAR,)
     question = load_question(plan, "new", NOW_S)
     assert question.text == (
-        "new needs RPC0, in use by far (answering). A worker serves one model at a time. "
-        "The running answer of far would be stopped."
+        "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
+        "An answer of far would be stopped."
     )
     assert question.beside_text == ""
     assert not question.can_remember
@@ -76,8 +76,8 @@ def test_what_would_still_be_missing_on_a_worker_in_use_is_said() -> None:
     plan = find_room(rows(RPC0=9 * GIB), [ADA, FAR], beside(ADA, FAR))
     assert plan.victims == (FAR,)
     assert load_question(plan, "new", NOW_S).text == (
-        "new needs RPC0, in use by far (answering). A worker serves one model at a time. "
-        "Even then 1.00 GiB on RPC0 would be missing. The running answer of far would be stopped."
+        "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
+        "Even then 1.00 GiB on RPC0 would be missing. An answer of far would be stopped."
     )
 
 

@@ -65,7 +65,7 @@ def test_a_load_waits_until_three_quarters_are_back(bench: Bench, qtbot: QtBot) 
     bench.hold(None)
     bench.load_next()
     assert bench.begun == []
-    assert bench.waits == ["Waiting until memory on CUDA0 is free again"]
+    assert bench.waits == ["Waiting until the memory of CUDA0 is free again"]
     bench.read(used_bytes=15 * GIB)
     bench.memory_return._on_poll()
     assert bench.begun == []

@@ -274,7 +274,7 @@ def test_a_chosen_model_that_answers_is_planned_once_and_not_interrupted(bench: 
     ada.conversation.send("go on")
     bench.desk.several.load(planned)
     assert ada.loading.phase is Phase.ANSWERING
-    assert bench.notices[-1] == "ada is answering. Wait for the answer or stop it, then load all."
+    assert bench.notices[-1] == "ada is answering. Wait for the answer or stop it, then load all models."
     # The memory that its own load gives back is free for it.
     assert plan_both(bench).found.find("ada").plan.edit.layout.devices == ("RPC0",)
 

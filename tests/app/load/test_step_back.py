@@ -171,5 +171,5 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
         assert notices[-1].text == "Unloaded wide"
         wait(qtbot, lambda: first.loading.phase is Phase.STOPPED)
         desk.other_layouts.apply_proposal(0)
-        assert "not loaded any more" in notices[-1].text
+        assert "no longer loaded" in notices[-1].text
     assert desk.document.edit == edit

@@ -238,7 +238,7 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     with qtbot.waitSignal(window.desk.notices.given) as told:
         layouts.use("fewest")
     assert told.args is not None
-    assert "CUDA0 is switched off but has pinned layers" in told.args[0].text
+    assert "CUDA0 is excluded but has pinned layers" in told.args[0].text
     assert edit_of(window) == before
 
 
@@ -252,7 +252,7 @@ def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow,
     with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
-    assert "settings have changed" in told.args[0].text
+    assert "settings changed" in told.args[0].text
     assert told.args[0].bad
     assert edit_of(window) == edited
 
@@ -266,7 +266,7 @@ def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, 
     with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
-    assert f"it is for {model.name}" in told.args[0].text
+    assert f"it was made for {model.name}" in told.args[0].text
     assert edit_of(window) == edit
 
 

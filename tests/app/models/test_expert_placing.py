@@ -59,7 +59,7 @@ def wait_for(qtbot: QtBot, window: WindowParts, overrides: tuple[Override, ...])
 def test_all_experts_go_to_the_cpu_and_come_back(window: WindowParts, qtbot: QtBot) -> None:
     window.main.editor.experts_requested.emit("to_cpu")
     wait_for(qtbot, window, (Override(CPU_ID, "experts"),))
-    assert window.desk.document.undo_group.undoText() == "experts to the CPU"
+    assert window.desk.document.undo_group.undoText() == "move experts to the CPU"
     window.main.editor.experts_requested.emit("back")
     wait_for(qtbot, window, ())
     window.desk.document.undo_group.undo()
@@ -71,7 +71,7 @@ def test_a_number_of_experts_is_one_step_of_undo(window: WindowParts, qtbot: QtB
     qtbot.waitUntil(lambda: bool(layout_of(window).overrides))
     (override,) = layout_of(window).overrides
     assert override.layers in (range(3), range(5, 8))
-    assert window.desk.document.undo_group.undoText() == "experts of 3 layers on CPU"
+    assert window.desk.document.undo_group.undoText() == "place experts of 3 layers on CPU"
     window.desk.document.undo_group.undo()
     assert layout_of(window) == START
 
@@ -158,5 +158,5 @@ def test_outcomes_in_words() -> None:
     assert outcome_text(ExpertOutcome(0, 0, fits=True)) == ""
     assert outcome_text(ExpertOutcome(2, mib, fits=False)) == "1.0 MiB, does not fit"
     assert outcome_text(ExpertOutcome(2, mib, fits=True)) == "1.0 MiB"
-    assert outcome_text(ExpertOutcome(2, mib, True, None, speed)) == "1.0 MiB, fits then, roughly 10 tokens/s"
+    assert outcome_text(ExpertOutcome(2, mib, True, None, speed)) == "1.0 MiB, would fit with roughly 10 tokens/s"
     assert outcome_text(ExpertOutcome(2, mib, True, speed, faster)) == "1.0 MiB, roughly 10 → 20 tokens/s"

@@ -95,9 +95,9 @@ def test_of_proposals_asked_for_in_quick_succession_the_last_one_counts(desk: De
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("layers", "layers or settings have changed"),
+        ("layers", "layers or settings changed"),
         ("model", "another model is shown"),
-        ("devices", "devices have changed"),
+        ("devices", "the devices changed"),
     ],
 )
 def test_a_proposal_that_comes_too_late_says_why_it_was_not_taken(

@@ -294,7 +294,7 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
     bench.desk.loader.load()
     (question,) = bench.questions
     assert question is not None
-    assert question.text.startswith("bob needs RPC0, in use by ada (idle for 3 min).")
+    assert question.text.startswith("bob needs RPC0, which ada (idle for 3 min) is using.")
     assert question.beside_text == ""
     bench.desk.loader.answer(LoadChoice(LoadAnswer.CANCEL))
     assert bench.loaded_names == ["ada"]
@@ -316,7 +316,7 @@ def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Ben
     bob = bench.open("bob", "RPC0")
     bench.desk.loader.load()
     bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
-    assert bench.waits == ["Waiting until memory on RPC0 is free again"]
+    assert bench.waits == ["Waiting until the memory of RPC0 is free again"]
     assert bench.desk.loader.is_waiting
     bench.wait_for(bob, Phase.READY)
     assert memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
@@ -340,7 +340,7 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
     assert not preview.report.fits
     bench.desk.loader.load()
     assert bench.questions[-1] is not None
-    assert bench.questions[-1].text.startswith("bob does not fit beside ada (idle): ")
+    assert bench.questions[-1].text.startswith("bob does not fit together with ada (idle): ")
     bench.desk.loader.answer(LoadChoice(LoadAnswer.BESIDE))
     bench.wait_for(bob, Phase.READY)
     assert bench.loaded_names == ["ada", "bob"]
@@ -366,7 +366,7 @@ def test_an_answer_is_never_ended_unasked(bench: Bench) -> None:
     question = bench.questions[-1]
     assert question is not None
     assert "ada (answering)" in question.text
-    assert question.text.endswith("The running answer of ada would be stopped.")
+    assert question.text.endswith("An answer of ada would be stopped.")
     assert not question.can_remember
     assert "ada" in bench.loaded_names
 
@@ -397,7 +397,7 @@ def test_a_question_goes_on_without_the_model_that_was_lost_meanwhile(bench: Ben
     bench.wait_for(bob, Phase.STOPPED)
     question = bench.questions[-1]
     assert question is not None
-    assert question.text.startswith("bob needs RPC0, in use by ada")
+    assert question.text.startswith("bob needs RPC0, which ada")
 
 
 def test_an_idle_model_goes_when_its_keep_alive_is_over(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Help > Check This Machine while a rig file is open: this machine is checked, and the file stays open."""
+"""Help > Check This Computer while a rig file is open: this machine is checked, and the file stays open."""
 
 from __future__ import annotations
 

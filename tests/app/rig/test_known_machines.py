@@ -123,18 +123,18 @@ def test_a_machine_is_remembered_greyed_and_back_by_itself(
     # The window is closed, and the machine is switched off.
     second = open_window()
     second.machines.restore()
-    qtbot.waitUntil(lambda: second.away == {"attic-CPU": "away"})
+    qtbot.waitUntil(lambda: second.away == {"attic-CPU": "not reachable"})
     device = second.device("attic-CPU")
     assert (device.available_bytes, device.total_bytes, device.via) == (0, 64 * MIB, None)
     lanes = lane_devices(second.live.rig, Layout(2, (Run("CPU", 0, 1),), "CPU"))
-    assert [lane.state for lane in lanes if lane.id == "attic-CPU"] == ["away"]
+    assert [lane.state for lane in lanes if lane.id == "attic-CPU"] == ["not reachable"]
     qtbot.waitUntil(lambda: not second.machines._asked)
     with attic(tmp_path / "attic", worker, port=port):
         second.machines.look()
         qtbot.waitUntil(lambda: second.away == {"attic-CPU": ""})
         assert second.device("attic-CPU").via is not None
         assert second.device("attic-CPU").available_bytes > 0
-        assert any("attic is here again" in each for each in second.said)
+        assert any("attic can be used again" in each for each in second.said)
         # What the user removes is not remembered.
         second.live.set_devices(second.live.devices.without("attic-CPU"))
         qtbot.waitUntil(lambda: read_rig(folder / "machines.json").devices == ())

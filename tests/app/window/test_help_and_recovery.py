@@ -92,7 +92,7 @@ def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, fol
     assert panel.isVisible()
     assert "RTX 3090" in panel.text
     assert "16.00 GiB" in panel.text
-    assert "made-up" in panel.talk_button.text(), "nothing was fetched into this home"
+    assert "demo model" in panel.talk_button.text(), "nothing was fetched into this home"
     assert nameless(panel) == []
     panel.library_button.click()
     assert window.library_presenter.page.is_shown

@@ -90,18 +90,18 @@ def test_packs_are_shown_switched_and_removed(
     put(tmp_path, "good", ok=True)
     put(tmp_path, "poor", ok=False, reason="The engine dies (SIGSEGV) when it loads the pack.")
     dialog._controller.refresh()
-    good = "good In use: Vulkan0. It is unsigned: nobody can tell who made it."
+    good = "good In use: Vulkan0. It is unsigned, so its publisher is unknown."
     poor = "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
-    assert dialog.text == "A pack is not in use; see its row for the reason."
+    assert dialog.text == "At least one pack is not in use. The reason is in its row."
     qtbot.waitUntil(lambda: searches == ["again"])  # a pack that came by itself brings devices too
     searches.clear()
     assert dialog.current is not None
-    assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Switch Off")
+    assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Turn Off")
 
     click(dialog, "switch")
-    qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor])
-    assert dialog.switch_button.text() == "Switch On"
+    qtbot.waitUntil(lambda: rows(dialog) == ["good Turned off.", poor])
+    assert dialog.switch_button.text() == "Turn On"
     assert searches == ["again"]
     click(dialog, "switch")
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
@@ -158,7 +158,7 @@ def test_an_unsigned_pack_is_installed_only_when_people_say_so(
     qtbot.waitUntil(lambda: question(dialog) is not None)
     box = question(dialog)
     assert box is not None
-    assert "It is unsigned: nobody can tell who made it." in box.informativeText()
+    assert "It is unsigned, so its publisher is unknown." in box.informativeText()
     answer(dialog, "Cancel")
     assert not (packs_path() / "x").exists()
 

@@ -40,7 +40,7 @@ def palette_of(window: WindowParts) -> CommandPalette:
 def test_it_has_the_commands_that_are_possible_and_their_switches(window: WindowParts) -> None:
     window.actions["step_back"].setChecked(True)
     titles = palette_of(window).titles
-    assert {"Open Model", "Light", "Step Back and Retry When Memory Runs Out (on)"} <= set(titles)
+    assert {"Open Model", "Light", "Retry with Another Layout When Memory Runs Out (on)"} <= set(titles)
     assert not {"Open This Model Again", "Save Layout"} & set(titles)
     assert titles.count("a & b") == 1
 

@@ -239,7 +239,7 @@ def test_a_program_that_goes_away_stops_its_answer(bench: Bench) -> None:
     stream = bench.stream()
     stream.leave()
     bench.wait(lambda: model.loading.phase is Phase.READY)
-    bench.wait(lambda: bool(pane.table.requests.rows) and pane.table.requests.rows[0].texts[7] == "client left")
+    bench.wait(lambda: bool(pane.table.requests.rows) and pane.table.requests.rows[0].texts[7] == "client disconnected")
 
 
 def test_a_model_that_is_not_loaded_is_loaded_in_the_window_beside_the_shown_one(bench: Bench) -> None:
@@ -479,7 +479,7 @@ def test_texts_are_kept_only_while_the_switch_is_on(bench: Bench) -> None:
     bench.say_hello("ada")
     bench.wait(lambda: len(pane.table.requests.rows) == 2)
     pane.table.selectRow(1)
-    assert pane.text_edit.toPlainText() == "The text of this request was not kept."
+    assert pane.text_edit.toPlainText() == "The text of this request was not saved."
     pane.table.selectRow(0)
     bench.wait(lambda: '"Hello"' in pane.text_edit.toPlainText())
     number = pane.table.chosen

@@ -120,7 +120,7 @@ def test_a_file_is_read_to_the_limit(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_writes_to_runs_into_the_limit(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(TimeoutError, match="end did not arrive in time"):
+    with pytest.raises(TimeoutError, match="the input did not end in time"):
         read_at_most(pipe, 100, timeout_s=0.1)
 
 
@@ -142,7 +142,7 @@ def test_a_pipe_that_stays_open_runs_into_the_limit(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     keeps_open = os.open(pipe, os.O_RDWR)
-    with pytest.raises(TimeoutError, match="end did not arrive in time"):
+    with pytest.raises(TimeoutError, match="the input did not end in time"):
         read_at_most(pipe, 100, timeout_s=0.1)
     os.close(keeps_open)
 

@@ -89,7 +89,7 @@ def test_offline_nodes_are_left_out_and_numbers_may_have_gaps(tmp_path: Path) ->
 
 def test_a_system_without_nodes_says_so(tmp_path: Path) -> None:
     assert read(tmp_path / "nothing") == ()
-    assert numa_sentence(()) == "This system describes no NUMA nodes; there is nothing to split."
+    assert numa_sentence(()) == "This system reports no NUMA nodes, so there is nothing to split."
     assert "one NUMA node" in numa_sentence([NumaNode(0, frozenset({0}), GIB)])
 
 

@@ -273,7 +273,7 @@ def test_a_shifted_context_is_told_at_once_and_below_the_answer() -> None:
     run.token("Well")
     (notice,) = run.shifted(Shifted(kept_tokens=12, dropped_tokens=100))
     assert isinstance(notice, Notice)
-    assert "first 12 tokens" in notice.sentence
+    assert "the oldest tokens after the first 12" in notice.sentence
     *_, finish = run.done(done())
     assert isinstance(finish, Finish)
     assert (finish.message.state, finish.message.note) == ("done", notice.sentence)
@@ -292,7 +292,7 @@ def test_it_can_be_stopped_before_the_model_is_asked_and_while_it_answers() -> N
     assert isinstance(count, Count)
     (finish,) = run.stop()
     assert isinstance(finish, Finish)
-    assert "before the model was asked" in finish.failure
+    assert "before the model began to answer" in finish.failure
     assert run.counted(counted(count, 1)) == ()
     run, _ = begin()
     assert run.stop() == (StopAnswer(),)
@@ -313,7 +313,7 @@ def test_files_are_read_before_the_model_is_asked() -> None:
         (read,) = run.counted(counted(read, 9))
     (finish,) = run.files_read({})
     assert isinstance(finish, Finish)
-    assert "not stored any more" in finish.failure
+    assert "no longer saved" in finish.failure
 
 
 INPUTS = ("restored", "counted", "overflow", "files", "token", "flush", "stop", "answer_now", "done", "fail")

@@ -212,7 +212,7 @@ def test_a_write_that_cannot_be_done_says_so_and_spoils_no_other(store: ChatStor
     begin(store, *talk())
     lost = store.append("nobody", content="x")
     other = store.save(Conversation(id="d"))
-    with pytest.raises(ChatError, match="cannot be stored"):
+    with pytest.raises(ChatError, match="cannot be saved"):
         lost.result(DEADLINE_S)
     other.result(DEADLINE_S)
     assert store.conversation("d") is not None

@@ -83,13 +83,13 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("device", "place", "words"),
     [
-        ({**CUDA, "total_bytes": -5}, "devices[0].total_bytes", "not negative"),
+        ({**CUDA, "total_bytes": -5}, "devices[0].total_bytes", "not be negative"),
         ({**CUDA, "total_bytes": "-5GiB"}, "devices[0].total_bytes", "is not a size"),
         ({**CUDA, "total_bytes": "24 QB"}, "devices[0].total_bytes", "is not a size"),
         ({**CUDA, "total_bytes": 1.5}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": True}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": 10**30}, "devices[0].total_bytes", "larger than any device"),
-        ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "no memory"),
+        ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "without memory"),
         ({**CUDA, "total_bytes": None}, "devices[0].total_bytes", "whole bytes"),
         ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "missing"),
         ({"id": "A", "total_bytes": 1}, "devices[0].backend", "missing"),
@@ -102,7 +102,7 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
         ({**CUDA, "kind": "toaster"}, "devices[0].kind", "gpu, igpu, accel, cpu"),
         ({**CUDA, "free_bytes": "25GiB"}, "devices[0].free_bytes", "more than the device's"),
         ({**CUDA, "speed": 3}, "devices[0]", 'unknown key "speed"'),
-        ({**CUDA, "endpoint": "a:1"}, "devices[0].endpoint", "belongs to backend RPC"),
+        ({**CUDA, "endpoint": "a:1"}, "devices[0].endpoint", "only devices of backend RPC"),
         ({**CUDA, "capabilities": {"row": True}}, "devices[0].capabilities", 'unknown key "row"'),
         ({**CUDA, "capabilities": {"row_split": 1}}, "devices[0].capabilities.row_split", "true or false"),
         ({**CUDA, "pci_bus_id": 7}, "devices[0].pci_bus_id", "text in quotes"),
@@ -176,11 +176,11 @@ def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        ([{**CUDA, "fingerprint": "0af1" * 16}], "belongs to backend RPC"),
+        ([{**CUDA, "fingerprint": "0af1" * 16}], "only devices of backend RPC"),
         ([{**RPC, "fingerprint": "0AF1" * 16}], "64 digits from 0-9 and a-f"),
         ([{**RPC, "fingerprint": "0af1"}], "64 digits"),
         ([RPC, {**RPC, "id": "RPC1", "endpoint_device": 1, "fingerprint": "0af1" * 16}], "has one certificate"),
-        ([{**RPC, "endpoint": "192.0.2.7:50052/CUDA0"}], "only a paired machine lends devices by name"),
+        ([{**RPC, "endpoint": "192.0.2.7:50052/CUDA0"}], "only a paired computer lends devices by name"),
         ([{**RPC, "endpoint": "192.0.2.7:50052/", "fingerprint": "0af1" * 16}], "names no device"),
         ([{**CUDA, "remote": {"backend": "CUDA"}}], "only devices of backend RPC are remote"),
         ([{**RPC, "remote": {"op_s": -1}}], "a speed must be above 0"),
@@ -207,9 +207,9 @@ def test_unified_memory_and_swap_are_kept_where_they_are_known() -> None:
 
 
 def test_a_worker_has_no_unified_memory() -> None:
-    with pytest.raises(RigError, match="a worker's memory is not that of this host"):
+    with pytest.raises(RigError, match="this worker does not use the memory of this host"):
         parse({**RPC, "unified_memory": True})
-    with pytest.raises(RigError, match="a worker's memory is not that of this host"):
+    with pytest.raises(RigError, match="this worker does not use the memory of this host"):
         parse({**RPC, "endpoint": "127.0.0.1:50052", "fingerprint": "ab" * 32, "unified_memory": True})
 
 

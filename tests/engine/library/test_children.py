@@ -66,14 +66,14 @@ def test_files_that_break_the_child_are_found_and_told(tmp_path: Path) -> None:
     found = read([deadly[0], *wanted, deadly[1]], [sys.executable, "-c", _DIES])
     assert {paths[0]: found[paths[0]] for paths in wanted} == {paths[0]: read_facts(paths) for paths in wanted}
     for (path,) in deadly:
-        assert found[path].error == "broke the process that read it"
+        assert found[path].error == "crashed the process that read it"
         assert found[path].fingerprint
 
 
 def test_no_process_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(LibraryError, match="No process can be started"):
+    with pytest.raises(LibraryError, match="cannot be started"):
         read(contents(tmp_path, 1), ["/no/such/program"])
-    with pytest.raises(LibraryError, match="end before their time"):
+    with pytest.raises(LibraryError, match="keep crashing"):
         read(contents(tmp_path, 20), [sys.executable, "-S", "-c", ""])
 
 

@@ -154,7 +154,7 @@ def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
         assert [(old.path.name, new.path.parent.name) for old, new in changes.moved] == [("moved.gguf", "sub")]
         sentence = changes.sentence()
         assert all(
-            word in sentence for word in ("moved.gguf was moved to", "gone.gguf is gone (LM Studio)", "lost.gguf")
+            word in sentence for word in ("moved.gguf was moved to", "gone.gguf was removed (LM Studio)", "lost.gguf")
         )
         assert [(file.name, file.is_missing) for file in census.files] == [("moved.gguf", False), ("lost.gguf", True)]
         census, changes = rescan(index, [own, foreign])

@@ -54,7 +54,7 @@ def test_a_call_is_folded_and_shows_arguments_and_id_when_it_is_opened(qtbot: Qt
     assert not first.view.isVisible()
     QTest.mouseClick(first.fold_button, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: first.view.isVisible() and '"town": "Bonn"' in first.view.document().toPlainText())
-    assert first._id.text() == "Id: c1"
+    assert first._id.text() == "ID: c1"
     qtbot.waitUntil(lambda: second.y() >= first.height() > 60)
     assert not second.is_unfolded
 

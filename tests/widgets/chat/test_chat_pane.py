@@ -215,8 +215,8 @@ def test_a_button_is_there_only_if_there_is_something_to_do(phase: Phase) -> Non
 
 
 def test_a_load_that_waits_says_what_for(pane: ChatPane) -> None:
-    pane.set_status(replace(STOPPED, waits="Waiting until memory on CUDA0 is free again"))
-    assert pane.empty.hint_label.text() == "Waiting until memory on CUDA0 is free again"
+    pane.set_status(replace(STOPPED, waits="Waiting until the memory of CUDA0 is free again"))
+    assert pane.empty.hint_label.text() == "Waiting until the memory of CUDA0 is free again"
     assert not pane.empty.button.isVisible()
 
 

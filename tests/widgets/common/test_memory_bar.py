@@ -58,13 +58,13 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
         ("pipeline", 2 * GIB),
     ]
     assert bar.used_bytes - (bar.other_bytes or 0) == row.need_bytes
-    assert "copies for a pipeline: 2.00 GiB" in bar_tooltip(row)
+    assert "copies for pipeline parallelism: 2.00 GiB" in bar_tooltip(row)
     assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
 
 
 def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() -> None:
     row = row_of(GIB, compute_bytes=3 * MIB, projector_bytes=2 * MIB)
-    assert "compute buffer: 3.0 MiB\nof that, for the projector's largest image: 2.0 MiB" in bar_tooltip(row)
+    assert "compute buffer: 3.0 MiB\nincluding the projector's largest image: 2.0 MiB" in bar_tooltip(row)
     assert bar_of_row(row).used_bytes - (bar_of_row(row).other_bytes or 0) == row.need_bytes == GIB + 3 * MIB
     assert "projector" not in bar_tooltip(row_of(GIB, compute_bytes=3 * MIB))
 
@@ -72,7 +72,7 @@ def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() 
 def test_experts_are_a_part_of_their_own_in_the_colour_of_the_legend(qtbot: QtBot) -> None:
     bar = bar_of_row(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
     assert [(part.role, part.size_bytes) for part in bar.parts] == [("weights", GIB), ("experts", 3 * GIB)]
-    assert "of that, experts: 3.00 GiB" in bar_tooltip(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
+    assert "including experts: 3.00 GiB" in bar_tooltip(row_of(4 * GIB), placed=PlacedWeights(4 * GIB, 3 * GIB))
     assert parts_texts(bar)[0] == "weights 1.0 · experts 3.0 GiB"
     image = QImage(800, 20, QImage.Format.Format_RGB32)
     painter = QPainter(image)
@@ -95,8 +95,8 @@ def test_a_mapped_file_counts_as_far_as_the_layout_reads_it() -> None:
     bar = bar_of_row(row, placed=placed)
     assert (bar.mapped_bytes, bar.mapped_expert_bytes) == (5 * GIB, 4 * GIB)
     assert parts_texts(bar)[0] == "mapped 5.0 GiB"
-    assert "read from the mapped file, reclaimable: 5.00 GiB" in bar_tooltip(row, placed=placed)
-    assert "mapped range of the file: 59.00 GiB" in bar_tooltip(row, placed=placed)
+    assert "memory-mapped weights in use (reclaimable): 5.00 GiB" in bar_tooltip(row, placed=placed)
+    assert "memory-mapped part of the file: 59.00 GiB" in bar_tooltip(row, placed=placed)
     assert bar_of_row(row).mapped_bytes == 59 * GIB
 
 

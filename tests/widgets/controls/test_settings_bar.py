@@ -306,7 +306,7 @@ def test_the_context_is_that_of_each_request(qtbot: QtBot, bar: SettingsBar) -> 
     bar.set_context(ContextSettings(n_ctx=16384, n_seq_max=4), 32768)
     editor = bar.context_editor
     assert plain(editor.n_ctx_box.text()) == "4 096"
-    assert editor.context_label.text() == "Context, 4 ×"
+    assert editor.context_label.text() == "Context per request (×4)"
     assert "each of 4 parallel requests" in plain(editor.n_ctx_box.toolTip())
     editor.n_ctx_box.selectAll()
     with qtbot.waitSignal(bar.context_changed) as changed:

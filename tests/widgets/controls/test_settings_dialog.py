@@ -24,7 +24,7 @@ from widgets.controls.values import AdapterName, SideFileNames
 DECISIONS = (
     Decision("n_ctx", 32768, "What 24 GiB on devices suggest; more can be chosen."),
     Decision("flash_attn", "on", "Needed by the q8_0 V cache."),
-    Decision("load_mode", "none", "Chosen: weights are read.", True),
+    Decision("load_mode", "none", "Set explicitly: weights are read.", True),
     Decision("op_offload", True, "CUDA0 computes prompts."),
     Decision("threads", 8, "One thread on each of 8 cores."),
 )
@@ -73,7 +73,7 @@ def choose(box: QComboBox, text: str) -> None:
 
 def test_each_setting_says_what_is_used_and_why(dialog: SettingsDialog) -> None:
     assert dialog.rows.line("flash_attn") == "on: Needed by the q8_0 V cache."
-    assert dialog.rows.line("load_mode") == "Chosen: weights are read."
+    assert dialog.rows.line("load_mode") == "Set explicitly: weights are read."
     assert dialog.rows.line("op_offload") == "on: CUDA0 computes prompts."
     assert dialog.rows.line("n_ctx") == "32\u202f768: What 24 GiB on devices suggest; more can be chosen."
     assert dialog.rows.line("type_k") == ""
@@ -146,9 +146,9 @@ def test_files_beside_the_model(qtbot: QtBot, dialog: SettingsDialog) -> None:
     assert form.projector_label.text() == "none"
     assert form.device_box.isHidden()
     names = SideFileNames("/a/mmproj.gguf", "CUDA1", (AdapterName("/a/x.gguf", 0.5), AdapterName("/a/y.gguf", 1.0)))
-    dialog.set_side_files(names, ("CUDA0", "CUDA1", "CPU"), (Decision("projector", "CUDA1", "Chosen.", True),))
+    dialog.set_side_files(names, ("CUDA0", "CUDA1", "CPU"), (Decision("projector", "CUDA1", "Set explicitly.", True),))
     assert form.projector_label.text() == "mmproj.gguf"
-    assert form.projector_line.text() == "Chosen."
+    assert form.projector_line.text() == "Set explicitly."
     assert form.device_box.currentText() == "CUDA1"
     assert [row.name_label.text() for row in form.adapter_rows] == ["x.gguf", "y.gguf"]
     with qtbot.waitSignal(form.projector_device_chosen) as placed:

@@ -33,13 +33,13 @@ def details(qtbot: QtBot) -> DeviceDetails:
 def test_all_readings_of_a_card_are_named_with_their_units() -> None:
     assert dict(reading_lines(GPU, sample(1.0))) == {
         "Memory": "5.00 GiB of 24.00 GiB",
-        "Held by Layerdeck": "1.00 GiB",
+        "Used by Layerdeck": "1.00 GiB",
         "Utilisation": "87 %",
         "Temperature": "64 °C",
         "Power": "200 W / 350 W",
         "Clocks (core, memory)": "1695 MHz, 9751 MHz",
         "PCIe": "generation 4, 16 lanes",
-        "Clocks lowered by": "power limit",
+        "Clocks reduced because of": "power limit",
     }
 
 

@@ -258,7 +258,7 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
 
     assert "needs 3.50 GiB on this device (probed)" in card_of(strip, "CUDA0").toolTip()
     assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
-    assert "The layout puts nothing here." in card_of(strip, "CPU").toolTip()
+    assert "The layout places nothing on this device." in card_of(strip, "CPU").toolTip()
     assert "layout" not in card_of(strip, "RPC0").toolTip()
 
 
@@ -359,7 +359,7 @@ def test_a_device_that_is_away_is_greyed_and_says_so(qtbot: QtBot) -> None:
     strip = make_strip(qtbot, replace(lent, away="used by garden"))
     card = card_of(strip, "attic-CPU")
     assert card.status_text == "used by garden"
-    assert "returns automatically" in card.toolTip()
+    assert "checks it again automatically" in card.toolTip()
     assert card._id_label.property("role") == "dim"
     assert "Remove attic-CPU from the rig" in actions_of(card.context_menu())
     strip.set_devices((lent,))

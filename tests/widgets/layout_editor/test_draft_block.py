@@ -107,6 +107,4 @@ def test_the_head_of_the_model_is_a_block_too(make_hand: MakeHand) -> None:
     assert hand.said == [DraftMove("CUDA0"), "finished"]
     told = tooltip_of(hand.shown, DraftTarget(hand.shown.lane_of["CUDA1"]))
     assert told.startswith("MTP head on CUDA1, the last layer of the model\nKV cache and buffers: 30")
-    assert "MTP head drafts on CUDA1." in accessible_summary(
-        preview, lane_contents(preview), loaded_words(preview, None)
-    )
+    assert "MTP head on CUDA1." in accessible_summary(preview, lane_contents(preview), loaded_words(preview, None))

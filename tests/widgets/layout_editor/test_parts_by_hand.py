@@ -172,7 +172,7 @@ def test_the_menu_says_what_moving_all_experts_would_change(make_hand: MakeHand)
     assert asked == ["asked"]
     hand.editor.show_expert_outcomes({"to_cpu": "12.0 GiB, does not fit", "back": ""})
     to_cpu, back = hand.editor.view.expert_actions.values()
-    assert to_cpu.text().replace("&", "") == "All Experts to the CPU  (12.0 GiB, does not fit)"
+    assert to_cpu.text().replace("&", "") == "Move All Experts to the CPU  (12.0 GiB, does not fit)"
     assert not back.isEnabled(), "nothing would come back"
     to_cpu.trigger()
     assert wanted == ["to_cpu"]
@@ -195,7 +195,7 @@ def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand
         "experts of layer 42 on CPU",
         "weights: 300.0 MiB",
         "The layer and its KV cache are on CUDA1.",
-        "Drag to another lane to move it; a selection moves as one.",
+        "Drag this part to another lane to move it. Selected layers move together.",
         "Pinned to CPU: automatic layouts leave it there.",
     ]
     free = make_hand(replace(moe_preview(), embedding_moves=True))
@@ -225,9 +225,9 @@ def test_boundaries_and_parts_say_what_they_cost_a_token(make_hand: MakeHand) ->
     report = replace(preview.report, advice=(Advice("override_stops_pipeline", "m", "r"),))
     hand = make_hand(replace(preview, hops=hops, speed=speed, report=report))
     boundary = tooltip_of(hand.shown, HandleTarget(0))
-    assert "Each token sends 8.0 KiB from CUDA0 to CUDA1: about 0.05 ms." in boundary
+    assert "Each token sends 8.0 KiB from CUDA0 to CUDA1, which takes about 0.05 ms." in boundary
     part = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"))
-    assert "Each token goes there and back: 16.0 KiB, about 0.06 ms." in part
-    assert "without them a long prompt could be read up to 1.5 times as fast." in part
+    assert "Each token sends 16.0 KiB there and back, which takes about 0.06 ms." in part
+    assert "Without them a long prompt could be processed up to 1.5 times as fast." in part
     no_pipeline = make_hand(replace(preview, hops=hops, speed=speed))
     assert "pipeline" not in tooltip_of(no_pipeline.shown, PartTarget(42, LANES[CPU_ID], "experts"))

@@ -16,7 +16,7 @@ from engine.library.stores import Store
 
 STORE = Store("folder", Path("/models"))
 ON_CARD = Fit("devices", "fewest", 8192, (("CUDA0", 28),), 30.0, 40.0, layout="CUDA0", source="measured")
-TOO_LARGE = Fit("no", "fewest", 2048, reason="3.0 GiB too little on CUDA0.")
+TOO_LARGE = Fit("no", "fewest", 2048, reason="3.0 GiB missing on CUDA0.")
 
 
 def found(name: str, *, size_bytes: int = GIB, is_missing: bool = False, role: Role | None = None) -> FoundFile:

@@ -53,7 +53,7 @@ def test_a_choice_stays_while_more_is_learnt_of_the_model(details: EntryDetails)
     assert details.quantisation is not None
     assert details.quantisation.label == "Q8_0"
     assert details.fit_badge.text() == "does not fit"
-    assert "3.0 GiB too little" in details.fit_label.text()
+    assert "3.0 GiB missing" in details.fit_label.text()
     details.show_model(model("bob", "Q4_K_M", "Q8_0"))
     assert details.quantisation.label == "Q4_K_M"
 
@@ -94,7 +94,7 @@ def test_a_model_that_is_gone_can_only_be_forgotten(details: EntryDetails) -> No
     details.trash_button.click()
     details.show_model(model("bob", is_missing=True))
     assert not details.open_button.isEnabled()
-    assert "is no longer at" in details.fault_label.text()
+    assert "no longer exists at" in details.fault_label.text()
     assert details.open_request is None
     details.trash_button.click()
     assert gone == [(Path("/models/bob-Q4_K_M.gguf"),)]

@@ -16,7 +16,7 @@ from widgets.library.loaded_models import KEEP_ALIVES, MAX_SHOWN, KeepAliveChoic
 ADA = LoadedEntry(0, "ada", "230.0 MiB · RPC0, CPU", "answering", inf, is_current=True, tool_tip="ada\nRPC0: 230.0 MiB")
 BOB = LoadedEntry(3, "bob", "1.20 GiB · CUDA0", "idle for 3 min", 300.0)
 QUESTION = LoadQuestion(
-    "bob does not fit.", "Unload ada and load", "Unload ada and load bob", "Load anyway", True, "Change that and load"
+    "bob does not fit.", "Unload ada and load", "Unload ada and load bob", "Load anyway", True, "Apply and load"
 )
 
 

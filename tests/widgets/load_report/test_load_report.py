@@ -114,9 +114,9 @@ def test_each_ending_replaces_the_one_before(qtbot: QtBot, report: LoadReport) -
 
 
 def test_a_proposal_is_chosen_by_its_button(qtbot: QtBot, report: LoadReport) -> None:
-    words = (ProposalWords("Move layer 3", "CUDA0 1.0 MiB less"), ProposalWords("Lower the ubatch"))
+    words = (ProposalWords("Move layer 3", "CUDA0 1.0 MiB less"), ProposalWords("Lower the micro batch size"))
     report.show_out_of_memory(OUT_OF_MEMORY, proposals=words)
-    assert {"Move layer 3", "CUDA0 1.0 MiB less", "Lower the ubatch"} <= visible_texts(report)
+    assert {"Move layer 3", "CUDA0 1.0 MiB less", "Lower the micro batch size"} <= visible_texts(report)
     assert report.proposal_list is not None
     first, second = report.proposal_list.buttons
     assert first.accessibleName() == "Apply: Move layer 3"
@@ -124,7 +124,7 @@ def test_a_proposal_is_chosen_by_its_button(qtbot: QtBot, report: LoadReport) ->
         with qtbot.waitSignal(report.proposal_chosen) as chosen:
             QTest.mouseClick(button, Qt.MouseButton.LeftButton)
         assert chosen.args == [index]
-    assert "Move layer 3 (CUDA0 1.0 MiB less)\nLower the ubatch\n" in report.plain_text()
+    assert "Move layer 3 (CUDA0 1.0 MiB less)\nLower the micro batch size\n" in report.plain_text()
 
 
 def test_the_report_is_copied(report: LoadReport) -> None:

@@ -102,7 +102,7 @@ def out_of_memory(*, free_bytes: int | None) -> OutOfMemory:
     [
         (
             1536 * MIB,
-            "RPC0 (attic) needed 2.00 GiB and had 1.50 GiB free: 512.0 MiB missing.",
+            "RPC0 (attic) needed 2.00 GiB, but had only 1.50 GiB free: 512.0 MiB missing.",
         ),
         (None, "RPC0 (attic) could not allocate 2.00 GiB."),
         (
@@ -152,7 +152,7 @@ def test_failures_and_crashes_keep_their_message() -> None:
     assert (crashed.badge, crashed.tone) == ("CRASHED", "bad")
     assert crashed.sentence == "The engine process was ended by SIGKILL."
     assert "again" not in crashed.detail
-    assert "Check This Machine finds" in crashed.detail
+    assert "Check This Computer finds" in crashed.detail
 
 
 @pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (5 * MIB, "+5.0 MiB"), (-5 * MIB, "-5.0 MiB")])

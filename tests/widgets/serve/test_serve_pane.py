@@ -107,7 +107,7 @@ def test_a_key_that_cannot_be_read_is_not_copied_later(pane: ServePane) -> None:
 def test_the_risk_of_requests_without_encryption_is_told_before_the_first_start(pane: ServePane) -> None:
     assert "can read the requests" in pane.plain_box.toolTip()
     pane.show_status(ServeStatus(is_on=True, url=URL))
-    assert pane.plain_box.toolTip() == "Stop the server to change this."
+    assert pane.plain_box.toolTip() == "Stop the server to change this setting."
     pane.show_status(ServeStatus())
     assert "can read the requests" in pane.plain_box.toolTip()
 
@@ -158,10 +158,10 @@ def test_snippets_hold_any_name_of_a_model() -> None:
 
 def test_the_table_keeps_its_choice_while_requests_come_and_end(pane: ServePane) -> None:
     assert pane.empty_label.isVisible()
-    pane.show_requests([row(2, "under way"), row(1)])
+    pane.show_requests([row(2, "in progress"), row(1)])
     assert pane.table.isVisible()
     pane.table.selectRow(1)
-    pane.show_requests([row(3, "under way"), row(2), row(1)])
+    pane.show_requests([row(3, "in progress"), row(2), row(1)])
     assert pane.table.chosen == 1
     pane.show_requests([row(4), row(3), row(2)])
     assert pane.table.chosen != 1
@@ -174,8 +174,8 @@ def test_rows_that_stay_the_same_are_not_painted_again(qtbot: QtBot) -> None:
     resets: list[bool] = []
     model.dataChanged.connect(lambda first, _last: changed.append(first.row()))
     model.modelReset.connect(lambda: resets.append(True))
-    model.set_rows([row(2, "under way"), row(1)])
-    model.set_rows([row(2, "under way"), row(1)])
+    model.set_rows([row(2, "in progress"), row(1)])
+    model.set_rows([row(2, "in progress"), row(1)])
     assert changed == []
     model.set_rows([row(3), row(2), row(1)])
     assert changed == [1]

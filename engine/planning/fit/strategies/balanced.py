@@ -37,9 +37,9 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     elif bench.holds_all(layout):
         left = _headroom(bench, layout).values()
         least, most = format_bytes(min(left)), format_bytes(max(left))
-        keeping = tr("each have {least} to {most} free besides the margin", least=least, most=most)
+        keeping = tr("each have {least} to {most} free in addition to the margin", least=least, most=most)
         if len(used) == 1:
-            keeping = tr("has {least} free besides the margin", least=least)
+            keeping = tr("has {least} free in addition to the margin", least=least)
         yield Candidate(
             layout,
             tr(
@@ -50,7 +50,9 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
             ),
         )
     else:
-        why = tr("Besides pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+        why = (
+            tr("Apart from pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+        )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
 

@@ -54,9 +54,9 @@ def all_on_cpu(bench: Workbench) -> str:
     layers = tr("all {count_layers}", count_layers=count_layers(bench.n_layers))
     ids = {device.id for device in bench.rig.devices}
     if not ids:
-        return tr("There is no device but the CPU, which holds {layers}.", layers=layers)
+        return tr("The CPU is the only device, so it holds {layers}.", layers=layers)
     if ids <= bench.constraints.off:
-        return tr("Every device is switched off, so {layers} stay on the CPU.", layers=layers)
+        return tr("Every device is excluded, so {layers} stay on the CPU.", layers=layers)
     if len(bench.pinned) == bench.n_layers:
         return tr("Layers are pinned to the CPU: {layers}.", layers=layers)
     return tr("No other device can hold even one layer, so {layers} stay on the CPU.", layers=layers)
@@ -75,7 +75,9 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
     if not parts:
         return ""
     if bench.pinned:
-        return tr(" On the CPU remain {parts}: besides pinned layers no device has room.", parts=name_list(parts))
+        return tr(
+            " On the CPU remain {parts}: apart from pinned layers no device has room for more.", parts=name_list(parts)
+        )
     return tr(" On the CPU remain {parts}: no device has room for more.", parts=name_list(parts))
 
 

@@ -170,7 +170,7 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
                 names=", ".join(rig.ids),
             )
     if CPU_ID in constraints.off:
-        yield tr("The CPU cannot be switched off: it holds the layers that fit on no device.")
+        yield tr("The CPU cannot be excluded: it holds the layers that fit on no device.")
     if CPU_ID in constraints.order:
         yield tr("The CPU cannot be in the order: it gets the layers that fit on no device. Leave it out.")
     for device_id, count in Counter(constraints.order).items():
@@ -182,7 +182,7 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
     for device_id in pinned_to:
         if device_id in constraints.off:
             yield tr(
-                "{device_id} is switched off but has pinned layers; switch the device on or unpin the layers.",
+                "{device_id} is excluded but has pinned layers; allow the device or unpin the layers.",
                 device_id=device_id,
             )
     backends = pinned_backends(constraints, rig)

@@ -131,7 +131,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            tr("Besides pinned layers nothing more fits on devices")
+            tr("Apart from pinned layers nothing more fits on devices")
             if bench.pinned
             else tr("All devices together are too small")
         )

@@ -59,7 +59,7 @@ def decide_flash_attention(
         )
         return Decision("flash_attn", "off", reason)
     if used.flash_attn == "off":
-        return Decision("flash_attn", "off", tr("Chosen."), True)
+        return Decision("flash_attn", "off", tr("Set explicitly."), True)
     if without_flash_attention(model, used):
         return Decision(
             "flash_attn",
@@ -72,7 +72,10 @@ def decide_flash_attention(
     # llama.cpp does not check the devices then: the scheduler gives unsupported operations to the CPU.
     if used.flash_attn == "on":
         return Decision(
-            "flash_attn", "on", tr("Chosen. If a device does not support flash attention, the CPU computes it."), True
+            "flash_attn",
+            "on",
+            tr("Set explicitly. If a device does not support flash attention, the CPU computes it."),
+            True,
         )
     if layout.split_mode == "tensor":
         return Decision("flash_attn", "on", tr("Split mode tensor needs flash attention."))
@@ -82,7 +85,7 @@ def decide_flash_attention(
     can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
     uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
     if uses is None:
-        return Decision("flash_attn", "auto", tr("Decided during the load, when llama.cpp asks the devices."))
+        return Decision("flash_attn", "auto", tr("llama.cpp decides this during the load, depending on the devices."))
     if uses:
         return Decision(
             "flash_attn", "on", tr("All devices of the layout support flash attention, which saves memory and time.")
@@ -101,7 +104,7 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
         refused = _refusal(model, used, letter)
         chosen = cache_type != _USUAL_TYPE
         usual = (
-            tr("Chosen: {compared}.", compared=_compared(cache_type))
+            tr("Set explicitly: {compared}.", compared=_compared(cache_type))
             if chosen
             else tr("Full quality; q8_0 takes about half the memory.")
         )

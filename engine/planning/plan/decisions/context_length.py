@@ -102,7 +102,7 @@ def decide_context(
         yield Decision(
             "n_seq_max",
             used.n_seq_max,
-            tr("Chosen: {n_seq_max} conversations {shares}.", n_seq_max=used.n_seq_max, shares=shares),
+            tr("Set explicitly: {n_seq_max} conversations {shares}.", n_seq_max=used.n_seq_max, shares=shares),
             True,
         )
 
@@ -130,8 +130,10 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
         )
     if _is_chosen(model, asked):
         if trained is not None and each > trained:
-            return tr("Chosen. It is longer than the trained length of {trained} tokens.", trained=trained)
-        return tr("Chosen.")
+            return tr(
+                "Set explicitly. The context is longer than the trained length of {trained} tokens.", trained=trained
+            )
+        return tr("Set explicitly.")
     if trained == each:
         return tr("The trained length, {trained} tokens; you can choose a longer context.", trained=trained)
     return tr("The default length.")
@@ -155,4 +157,4 @@ def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
         elif whole:
             yield Decision(setting, value, tr("As long as the context: this model needs a text in one batch."))
         elif value != default:
-            yield Decision(setting, value, tr("Chosen."), True)
+            yield Decision(setting, value, tr("Set explicitly."), True)

@@ -94,7 +94,7 @@ def decide_draft(
             # The model has no MTP head that drafts: a violation says so.
             return
         size, device = format_bytes(draft_bytes), layout.device_of(layout.n_layers - 1)
-        reason = tr("The MTP head of the model proposes tokens; it takes {size} besides its weights.", size=size)
+        reason = tr("The MTP head of the model proposes tokens. In addition to its weights it takes {size}.", size=size)
         yield Decision("draft", device, reason, True)
         return
     if placed is None:

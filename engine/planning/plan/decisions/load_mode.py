@@ -24,11 +24,11 @@ from engine.planning.settings.context_settings import LoadMode
 
 _METAL = ("Metal", "MTL")
 _CHOSEN: dict[LoadMode, str] = {
-    "mmap": tr("Chosen: the CPU's weights are memory-mapped from the file."),
-    "none": tr("Chosen: the CPU's weights are read into memory."),
-    "mlock": tr("Chosen: the CPU's weights are read into memory and locked, so they are never swapped out."),
-    "mmap_mlock": tr("Chosen: the CPU's weights are memory-mapped from the file and locked in memory."),
-    "direct_io": tr("Chosen: the file is read directly, without the system's page cache."),
+    "mmap": tr("Set explicitly: the CPU's weights are memory-mapped from the file."),
+    "none": tr("Set explicitly: the CPU's weights are read into memory."),
+    "mlock": tr("Set explicitly: the CPU's weights are read into memory and locked, so they are never swapped out."),
+    "mmap_mlock": tr("Set explicitly: the CPU's weights are memory-mapped from the file and locked in memory."),
+    "direct_io": tr("Set explicitly: the file is read directly, without the system's page cache."),
 }
 
 

@@ -55,7 +55,9 @@ def decide_op_offload(
     reason = (
         tr("Measured with prompts: {gain}.", gain=gain_words(measured))
         if measured is not None
-        else tr("Chosen; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        else tr(
+            "Set explicitly; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH
+        )
         if chosen
         else tr("The engine's default.")
     )
@@ -65,14 +67,14 @@ def decide_op_offload(
 def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> str:
     device, tokens = borrowing_device(rig, layout), used.offload_batch
     if asked is False:
-        return tr("Chosen: the CPU computes its layers for prompts too.")
+        return tr("Set explicitly: the CPU computes its layers for prompts too.")
     if not used.op_offload:
         return tr(
-            "{device} has no room for copies of the CPU's weights; with such copies it could speed up long prompts.",
+            "{device} could speed up long prompts, but has no room for copies of the CPU's weights.",
             device=device,
         )
     if device is None:
-        return tr("Nothing to gain: {why_nothing}.", why_nothing=_why_nothing(layout))
+        return tr("No effect: {reason}.", reason=_why_nothing(layout))
     if used.n_ubatch < tokens:
         return tr(
             "No effect: the micro batch size of {n_ubatch} tokens is below the threshold of {tokens}.",
@@ -80,8 +82,8 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
             tokens=tokens,
         )
     return tr(
-        "{device} computes the CPU's layers too for prompts of {tokens} tokens and more; for answers the CPU "
-        "computes them.",
+        "For prompts of at least {tokens} tokens {device} also computes the CPU's layers; for answers the CPU computes "
+        "them.",
         device=device,
         tokens=tokens,
     )

@@ -35,7 +35,7 @@ def decide_pipeline(
     """Return the decision on pipeline parallelism; its reason includes the bytes of tensor copies in `estimate`."""
     is_open = asked.pipeline == "auto"
     reason = _reason(layout, used, estimate, is_open=is_open)
-    text = reason if is_open else tr("Chosen. {reason}", reason=reason)
+    text = reason if is_open else tr("Set explicitly. {reason}", reason=reason)
     return Decision("pipeline", used.pipeline, text, overridden=not is_open)
 
 
@@ -56,16 +56,17 @@ def _reason(layout: Layout, used: ContextSettings, estimate: MemoryEstimate, *, 
         if not copies_bytes:
             return tr("Devices compute parts of a long prompt at the same time.")
         return tr(
-            "Devices compute parts of a long prompt at the same time; copies for that take {copies}.",
+            "Devices compute parts of a long prompt at the same time; the copies for this take {copies}.",
             copies=format_bytes(copies_bytes),
         )
     if not _gains(used):
-        return tr(
-            "Nothing to gain: a prompt is computed in one piece of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch
-        )
+        return tr("No effect: a prompt is computed in one piece of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch)
     if is_open:
-        return tr("There is no room for the copies; devices compute a long prompt one after the other.")
-    return tr("Devices compute a long prompt one after the other, without copies.")
+        return tr(
+            "There is no room for the copies that pipeline parallelism needs, so devices compute a long prompt one "
+            "after the other."
+        )
+    return tr("Devices compute a long prompt one after the other, which needs no copies.")
 
 
 def _obstacle(layout: Layout, context: ContextSettings) -> str:

@@ -54,7 +54,7 @@ def _reason(projector: Projector, rig: Rig, device_id: str) -> str:
     device = rig.device(device_id)
     size = format_bytes(_size_bytes(projector, device or rig.host))
     if projector.device is not None:
-        return tr("Chosen; the projector's weights take {size}.", size=size)
+        return tr("Set explicitly; the projector's weights take {size}.", size=size)
     if device_id != CPU_ID:
         passed = [each.id for each in _candidates(rig)]
         without_room = passed[: passed.index(device_id)]
@@ -137,5 +137,5 @@ def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Vi
         message = tr(
             "The smallest image ({least} tokens) is larger than the largest ({most} tokens).", least=least, most=most
         )
-        remedy = tr("Set one of them to auto, or raise the largest image.")
+        remedy = tr("Set the smallest or the largest image to auto, or raise the largest image.")
     yield Violation("image_limit", message, remedy)

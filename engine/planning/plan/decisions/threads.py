@@ -98,7 +98,7 @@ def _reason(processor: Processor) -> str:
 
 def _measured(choice: MeasuredChoice, processor: Processor) -> str:
     return tr(
-        "{threads} on {cores}: measured, {gain}.",
+        "{threads} on {cores}, as measured: {gain}.",
         threads=tr_count("{count} thread", "{count} threads", choice.value),
         cores=_cores(processor.cores),
         gain=gain_words(choice),
@@ -108,10 +108,10 @@ def _measured(choice: MeasuredChoice, processor: Processor) -> str:
 def _chosen(threads: int, processor: Processor) -> str:
     if threads > processor.cores:
         return tr(
-            "Chosen. There are more threads than cores ({cores}), so threads wait for each other.",
+            "Set explicitly. There are more threads than cores ({cores}), so threads wait for each other.",
             cores=processor.cores,
         )
-    return tr("Chosen.")
+    return tr("Set explicitly.")
 
 
 def _cores(count: int) -> str:

@@ -97,7 +97,7 @@ class TemplateProcess:
         except WorkerStalledError:
             raise TemplateError(f"it takes longer than {RENDER_SECONDS:g} s") from None
         except EngineError:
-            raise TemplateError("the process that renders it broke down or could not be started") from None
+            raise TemplateError("the process that renders it crashed or could not be started") from None
         if answer.fault:
             raise TemplateError(answer.fault, answer.for_log)
         return answer.text

@@ -142,7 +142,7 @@ class DecodeLoop:
         """
         try:
             if any(task.id == request.id for task in self._tasks()):
-                raise failure("internal", f"A request with the number {request.id} is under way already.")
+                raise failure("internal", f"A request with the number {request.id} is already in progress.")
             begun = begin(self._loaded, self._slots, request)
         except RequestError as end:
             self._outbox.send(end.message_for(request.id))
@@ -379,7 +379,9 @@ class DecodeLoop:
             return
         if len(self._running) == 1:
             task = shares[0].task
-            refused = failure("argument", "The context is full. Clear the conversation or load with a longer context.")
+            refused = failure(
+                "argument", "The context is full. Start a new conversation, or load with a longer context."
+            )
             self._end(task, refused.message_for(task.id))
             return
         youngest = max(self._running, key=lambda task: task.slot.used if task.slot is not None else 0)

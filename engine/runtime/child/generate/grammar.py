@@ -50,9 +50,9 @@ def grammar_fault(grammar: str) -> str:
             case "count", _:
                 least, most = token["least"], token["most"] if token["comma"] else token["least"]
                 if max(len(least), len(most)) > _MAX_DIGITS:
-                    return "it repeats something too often"
+                    return "it has too many repetitions"
                 if least and most and int(least) > int(most):
-                    return f"{token[0][:40]} asks for more than it allows"
+                    return f"{token[0][:40]} has a minimum above its maximum"
                 times = max(1, int(least or 0), int(most or 0))
                 sums[-1] += last * (times - 1)
                 last *= times
@@ -62,7 +62,7 @@ def grammar_fault(grammar: str) -> str:
         if len(sums) > MAX_DEPTH:
             return "its brackets are nested too deeply"
         if sums[-1] > MAX_ELEMENTS:
-            return "written out it is too long"
+            return "it is too long when its repetitions are expanded"
     return ""
 
 
@@ -90,24 +90,26 @@ def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
     """
     if settings.grammar and settings.json_schema:
         raise failure(
-            "argument", "A grammar and a JSON schema are set, but only one of them can be used. Empty the other."
+            "argument", "A grammar and a JSON schema are set, but only one of them can be used. Clear the other one."
         )
     if len(settings.grammar) > MAX_GRAMMAR_CHARACTERS or len(settings.json_schema) > MAX_SCHEMA_CHARACTERS:
-        raise failure("argument", "The grammar or JSON schema is too long to be one; shorten it.")
+        raise failure("argument", "The grammar or JSON schema is too long; shorten it.")
     if not settings.json_schema.strip():
         if fault := grammar_fault(settings.grammar):
-            raise failure("argument", f"The grammar cannot be used ({fault}); correct it or empty it.")
+            raise failure("argument", f"The grammar cannot be used ({fault}); correct or clear it.")
         return settings.grammar if settings.grammar.strip() else ""
     text = _converted(settings.json_schema, say)
-    if fault := "it grows too long" if len(text) > MAX_CONVERTED_CHARACTERS else grammar_fault(text):
-        raise failure("argument", f"The JSON schema cannot be used: as a grammar {fault}. Make it simpler or empty it.")
+    if fault := "it becomes too long" if len(text) > MAX_CONVERTED_CHARACTERS else grammar_fault(text):
+        raise failure("argument", f"The JSON schema cannot be used: as a grammar {fault}. Simplify or clear it.")
     return text
 
 
 def _converted(schema: str, say: Callable[[str], None]) -> str:
     if any(len(count) > 9 or int(count) > MAX_COUNT for counts in _COUNT.findall(schema) for count in counts if count):
         raise failure(
-            "argument", f"The JSON schema counts to more than {MAX_COUNT}, which no answer does; lower it or empty it."
+            "argument",
+            f"The JSON schema has a count above {MAX_COUNT}, which no answer reaches; lower the count, or "
+            "clear the schema.",
         )
     # Imported with the first schema: most children never need it.
     from llama_cpp.llama_grammar import json_schema_to_gbnf
@@ -120,7 +122,7 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
     except Exception as error:
         # The converter raises all kinds of errors on invalid schemas.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise failure("argument", f"The JSON schema cannot be used: {reason}. Correct it or empty it.") from None
+        raise failure("argument", f"The JSON schema cannot be used: {reason}. Correct or clear it.") from None
 
 
 class Grammar:
@@ -139,8 +141,8 @@ class Grammar:
             reason = loaded.log.facts.reason()
             raise failure(
                 "argument",
-                f"The grammar cannot be used{f' ({reason})' if reason else ''}. It has to be GBNF with a rule root;"
-                " correct it or empty it.",
+                f"The grammar cannot be used{f' ({reason})' if reason else ''}. It must be GBNF with a rule named root;"
+                " correct or clear it.",
             )
         # The array of candidates is filled through memoryviews: a Python loop over 150,000 tokens would take longer
         # than the computation of a token.
@@ -174,7 +176,10 @@ class Grammar:
                 raise failure("argument", "No token of this model continues the answer as the grammar requires.")
             token = self._chosen(chain, candidates)
             if not self._allows(token):
-                raise failure("argument", "The samplers leave no token that the grammar allows; relax either of them.")
+                raise failure(
+                    "argument",
+                    "The samplers leave no token that the grammar allows; relax the samplers or the grammar.",
+                )
         self._low.llama_sampler_accept(self._sampler, token)
         self._low.llama_sampler_accept(chain, token)
         return token

@@ -96,7 +96,7 @@ def _decoded(media: Media, part: MediaPart, stop: StopFlag) -> bytes | None:
     file = part.file
     if not file.data:
         raise failure(
-            "internal", "An image or a sound did not come with the question; load the model again, and ask again."
+            "internal", "An image or a sound was not sent with the question; load the model again, then ask again."
         )
     try:
         if isinstance(file, SoundFile):

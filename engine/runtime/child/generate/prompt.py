@@ -81,11 +81,13 @@ def read_prompt(
     if count >= room:
         raise failure(
             "argument",
-            f"The conversation takes {count} tokens and the context holds {room}, one of them for the answer."
-            " Shorten or clear the conversation, or load with a longer context.",
+            f"The conversation takes {count} tokens, but the context holds {room}, including one for the answer."
+            " Shorten the conversation, or load with a longer context.",
         )
     if found.tokens[-1] < 0:
-        raise failure("argument", "The chat template writes nothing after an image or a sound; write a question to it.")
+        raise failure(
+            "argument", "The chat template adds nothing after an image or a sound; write a question about it."
+        )
     _check_batches(loaded, found)
     return found, replaced, checkpoint_positions(loaded, text.text, messages, len(found.tokens))
 
@@ -143,7 +145,7 @@ def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
     if whole > most:
         raise failure(
             "argument",
-            f"This model reads an image or a sound of {whole} tokens at once, and was loaded with batches of {most}."
+            f"This model reads an image or a sound of {whole} tokens at once, but was loaded with batches of {most}."
             f" Load with n_batch and n_ubatch of {whole} at least.",
         )
 
@@ -192,7 +194,7 @@ def chat_text(
             return render_shielded(special, messages, template_input, render), NOT_REPLACED
         except (TemplateError, GuessedMarkError) as error:
             whose = "The model's chat template" if owner == "model" else "The template that was set for this chat"
-            instead = f"{whose} is not used; a plain format that many models know replaces it"
+            instead = f"{whose} is not used; a common plain format replaces it"
             for_log = error.for_log if isinstance(error, TemplateError) else str(error)
             replaced = Replaced(f"{instead}: {error}.", f"{instead}: {for_log}.")
     return render_shielded(special, messages, template_input, render_plain), replaced
@@ -233,7 +235,7 @@ def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPromp
     if count >= loaded.context_tokens:
         raise failure(
             "argument",
-            f"With its beginning the answer takes {count} tokens and the context holds"
+            f"The conversation and the beginning of the answer take {count} tokens, but the context holds"
             f" {loaded.context_tokens}. Load with a longer context to go on.",
         )
     return tokens, ""

@@ -202,7 +202,7 @@ def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
         raise failure("argument", f"Logits need 1 to {limit} tokens, not {len(request.tokens)}.")
     size = loaded.vocabulary_size
     if any(not 0 <= token < size for token in request.tokens):
-        raise failure("argument", f"Tokens of this model are 0 to {size - 1}.")
+        raise failure("argument", f"Token IDs of this model are 0 to {size - 1}.")
     loaded.clear()
     status = loaded.decode(request.tokens)
     if status != DECODED:

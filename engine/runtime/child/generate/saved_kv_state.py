@@ -147,7 +147,7 @@ class SequenceReader:
         with self._open() as file:
             header, begin = self._read_header(file)
             if file.seek(0, os.SEEK_END) != begin + header.content_bytes:
-                raise self._damaged("its length is not what it says")
+                raise self._damaged("its length does not match its header")
         return header
 
     def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
@@ -167,7 +167,7 @@ class SequenceReader:
         if len(token_bytes) + len(state) + sum(map(len, checkpoints)) != header.content_bytes:
             raise self._damaged("it ends too early")
         if _digest(token_bytes, [state, *checkpoints]) != header.digest:
-            raise self._damaged("its content is not what was written")
+            raise self._damaged("its checksum is wrong")
         places = [each.tokens for each in header.checkpoints]
         return _tokens(token_bytes), state, list(zip(places, checkpoints, strict=True))
 
@@ -183,11 +183,11 @@ class SequenceReader:
     def _read_header(self, file: BinaryIO) -> tuple[SequenceHeader, int]:
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-            raise DamagedSequenceError(f"{self._path.name} is not a saved sequence.")
+            raise DamagedSequenceError(f"{self._path.name} is not a saved KV state.")
         _, version, length = _PREFIX.unpack(prefix)
         if version not in VERSIONS:
             raise DamagedSequenceError(
-                f"{self._path.name} is of version {version} and this program reads up to version {VERSIONS[-1]}."
+                f"{self._path.name} has version {version}, but this program reads up to version {VERSIONS[-1]}."
             )
         if length > MAX_HEADER_BYTES:
             raise self._damaged("its header is too long")
@@ -196,7 +196,7 @@ class SequenceReader:
         except UNREADABLE:
             raise self._damaged("its header cannot be read") from None
         if not header.is_possible:
-            raise self._damaged("its numbers cannot be")
+            raise self._damaged("the numbers in its header cannot be read")
         return header, file.tell()
 
     def _damaged(self, reason: str) -> DamagedSequenceError:
@@ -277,30 +277,34 @@ def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
     """Return why a saved KV state does not fit the loaded context, as sentences; None if it fits."""
     ours = header_of(loaded, header.tokens, header.state_bytes, header.digest)
     if header.model != ours.model:
-        return f"It is of another model: {_one_line(header.model.description)}; loaded is {ours.model.description}."
+        return (
+            f"It belongs to another model: {_one_line(header.model.description)}; loaded is {ours.model.description}."
+        )
     if (header.type_k, header.type_v) != (ours.type_k, ours.type_v):
         return (
-            f"Its cache is {_one_line(header.type_k)} and {_one_line(header.type_v)}, the loaded one {ours.type_k} and "
-            f"{ours.type_v}. Load with the same KV types."
+            f"Its cache types are {_one_line(header.type_k)} and {_one_line(header.type_v)}, those of the loaded "
+            f"model {ours.type_k} and {ours.type_v}. Load with the same KV types."
         )
     if header.swa_full != ours.swa_full:
         return "It was saved with another setting of swa_full. Load with the same one."
     if header.streams != ours.streams:
         return (
-            f"It was saved with {header.streams} sequences kept apart and the loaded model has {ours.streams}. "
+            f"It was saved with {header.streams} separate sequences, but the loaded model has {ours.streams}. "
             "Load with the same n_seq_max and kv_unified."
         )
     if header.flash_attention != ours.flash_attention:
         return "It was saved with another setting of flash attention. Load with the same one."
     if header.images and (loaded.media is None or not all(map(loaded.media.was_made_here, header.images))):
-        return "It holds images or sounds that another projector read. Load with the same projector."
+        return "It contains images or sounds that another projector read. Load with the same projector."
     if header.tokens >= loaded.context_tokens:
-        return f"It holds {header.tokens} tokens and the context {loaded.context_tokens}. Load with a longer context."
+        return (
+            f"It has {header.tokens} tokens, but the context has {loaded.context_tokens}. Load with a longer context."
+        )
     # With M-RoPE an image takes more KV cells than positions, so that the tokens give no bound for its state.
     cells = loaded.context_tokens if header.images else header.tokens
     largest_bytes = max([header.state_bytes, *(each.size_bytes for each in header.checkpoints)])
     if len(header.checkpoints) > MOST or largest_bytes > _most_bytes(loaded, cells):
-        return "It is larger than all of the loaded model's cache."
+        return "It is larger than the whole cache of the loaded model."
     return None
 
 

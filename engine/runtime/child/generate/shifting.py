@@ -44,15 +44,15 @@ def kept_tokens(
         return None
     reason = _refusal(loaded, prompt, replaced)
     if reason:
-        raise failure("argument", f"{reason} Choose to end the answer when the context is full, then ask again.")
+        raise failure("argument", f"{reason} Set “Context overflow” to end, then ask again.")
     kept, room = settings.keep_tokens, loaded.context_tokens
     if kept is None:
         kept = _beginning(loaded, request, prompt.tokens)
     if kept > room * KEPT_SHARE:
         raise failure(
             "argument",
-            f"A full context cannot be shifted: {kept} first tokens would stay of {room}. Let at most "
-            f"{int(room * KEPT_SHARE)} stay, shorten the system prompt, or load with a longer context.",
+            f"A full context cannot be shifted: {kept} of {room} tokens would be kept. Keep at most "
+            f"{int(room * KEPT_SHARE)}, shorten the system prompt, or load with a longer context.",
         )
     return kept
 
@@ -103,7 +103,7 @@ def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) 
     if replaced.sentence:
         raise failure(
             "argument",
-            "A full context cannot be shifted: the chat template does not show where the first message begins. Choose "
-            "how many first tokens stay, or to end the answer when the context is full.",
+            "A full context cannot be shifted: the chat template does not show where the first message begins. Set "
+            "how many first tokens are kept, or end answers when the context is full.",
         )
     return common_prefix(tokens, prompt_of(loaded, text).tokens)

@@ -40,8 +40,8 @@ def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:
         if len(tokens) > longest:
             raise failure(
                 "argument",
-                f"Text {number} takes {len(tokens)} tokens and one text may take {longest}: it is read at once, so "
-                "micro batch, batch and context limit it, and the length that the model was trained with.",
+                f"Text {number} takes {len(tokens)} tokens, but a text may take at most {longest}: "
+                "micro batch, batch, context and trained length limit it.",
             )
     return Embedding(loaded, request, texts) if texts else Embedded(request=request.id, vectors=())
 

@@ -49,13 +49,13 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
     """
     slot = slots.holding(request.of)
     if slot is None:
-        raise failure("argument", f"Nothing of request {request.of} is cached any more; ask again and save then.")
+        raise failure("argument", f"Nothing of request {request.of} is cached any more; repeat the request, then save.")
     if slot.taken:
-        raise failure("argument", f"Request {request.of} is still under way; save it when it has ended.")
+        raise failure("argument", f"Request {request.of} is still in progress; save it when it has ended.")
     if slot.exact is not None:
         raise failure(
             "argument",
-            f"The context was shifted during request {request.of}, so that its KV state is not that of its text; it is "
+            f"The context was shifted during request {request.of}, so its KV state does not match its text and is "
             "not saved.",
         )
     low, context = loaded.engine.low, loaded.context
@@ -151,13 +151,13 @@ class RestoreTask(StandaloneTask):
             raise _failure_of(error) from None
         size = self._loaded.vocabulary_size
         if not all(-len(self._images) <= token < size for token in tokens):
-            raise failure("model_file", f"{self._name} is damaged: it holds tokens that the model does not have.")
+            raise failure("model_file", f"{self._name} is damaged: it contains tokens that the model does not have.")
         (slot,) = self.slots
         if not self._restore(slot, state, len(tokens)):
             # llama_state_seq_set_data may have changed cells before it failed, and does not say which.
             slots.empty_all()
             reason = self._loaded.log.facts.reason() or "no reason was given"
-            raise failure("model_file", f"llama.cpp does not take the state in {self._name}: {reason}.")
+            raise failure("model_file", f"llama.cpp rejects the state in {self._name}: {reason}.")
         numbered = with_numbers(self._loaded.media, tokens, self._images)
         slots.adopt(slot, numbered, [Checkpoint(count, memoryview(kept)) for count, kept in checkpoints])
         return SequenceRestored(request=self.id, tokens=len(tokens))

@@ -37,7 +37,7 @@ def detokenise(loaded: LoadedContext, request: Detokenise) -> Detokenised:
         raise failure("argument", "This model's file has no vocabulary, so it has no text for tokens.")
     # llama.cpp does not check a token before it looks it up.
     if any(not 0 <= token < loaded.vocabulary_size for token in request.tokens):
-        raise failure("argument", f"Tokens of this model are 0 to {loaded.vocabulary_size - 1}.")
+        raise failure("argument", f"Token IDs of this model are 0 to {loaded.vocabulary_size - 1}.")
     return Detokenised(request=request.id, text=joined_text(loaded, request.tokens))
 
 

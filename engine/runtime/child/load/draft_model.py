@@ -72,19 +72,19 @@ def check_vocabulary(low: Any, model: int, draft: int, name: str) -> None:
 def _difference(low: Any, ours: Any, theirs: Any) -> str:
     """Return how two vocabularies differ, as words; empty if they match."""
     if low.llama_vocab_type(ours) != low.llama_vocab_type(theirs):
-        return "its tokenizer is of another type"
+        return "its tokenizer has another type"
     for adds, token, word in (
         (low.llama_vocab_get_add_bos, low.llama_vocab_bos, "first"),
         (low.llama_vocab_get_add_eos, low.llama_vocab_eos, "last"),
     ):
         if adds(ours) != adds(theirs) or (adds(ours) and token(ours) != token(theirs)):
-            return f"its {word} token of a text (BOS, EOS) is another one"
+            return f"its {word} token of a text (BOS, EOS) differs"
     sizes = [int(low.llama_vocab_n_tokens(each)) for each in (ours, theirs)]
     if abs(sizes[0] - sizes[1]) > MOST_SURPLUS:
         return f"it has {sizes[1]} tokens, not {sizes[0]}"
     text = low.llama_vocab_get_text
     number = next((each for each in range(FIRST_COMPARED, min(sizes)) if text(ours, each) != text(theirs, each)), None)
-    return "" if number is None else f"token {number} is another one"
+    return "" if number is None else f"token {number} differs"
 
 
 def context_without_rope(low: Any, model: int) -> int | None:

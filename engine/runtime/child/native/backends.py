@@ -53,7 +53,7 @@ def _load(engine: Bindings, library: PackLibrary) -> PackLoad:
     # A second backend for the same devices would list each of them twice.
     if doubled := sorted(before.intersection(devices)):
         engine.unload_backend(registry)
-        return PackLoad(name=library.pack, reason=f"The engine has {', '.join(doubled)} already.")
+        return PackLoad(name=library.pack, reason=f"The engine already has {', '.join(doubled)}.")
     return PackLoad(name=library.pack, devices=devices)
 
 

@@ -194,12 +194,12 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
     if ref.endpoint is not None:
         address = ref.endpoint if ref.address is None else ref.address
         if not address:
-            raise failure("unreachable", f"{ref.id}: there is no tunnel to {ref.endpoint}; pair with that machine.")
+            raise failure("unreachable", f"{ref.id}: there is no tunnel to {ref.endpoint}; pair with that computer.")
         devices = _endpoint_devices(engine, address)
         if ref.endpoint_device >= len(devices):
             raise failure(
                 "unreachable",
-                f"{ref.id}: the server at {ref.endpoint} has {len(devices)} devices and none with the number "
+                f"{ref.id}: the server at {ref.endpoint} has {len(devices)} devices, but none with the number "
                 f"{ref.endpoint_device}. List the devices again.",
             )
         return devices[ref.endpoint_device]
@@ -217,7 +217,7 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
                 return device
     raise failure(
         "unreachable",
-        f"{ref.id} ({ref.backend}) is not there any more: this machine has "
+        f"{ref.id} ({ref.backend}) no longer exists: this computer has "
         f"{', '.join(engine.device_name(device) for device in local)}. List the devices again.",
     )
 

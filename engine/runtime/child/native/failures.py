@@ -42,7 +42,7 @@ def failure(kind: str, sentence: str) -> RequestError:
 STEP_SECONDS = 10.0
 """Default limit of processor time, in seconds. Time that other processes use on a busy machine does not count."""
 STEP_BYTES = 1 << 30
-SIMPLER = "Make it simpler or empty it, then load the model again."
+SIMPLER = "Simplify or clear it, then load the model again."
 _LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 5
 
@@ -142,7 +142,7 @@ _watch = _Watch()
 
 def use_another(kind: str) -> str:
     """Return the advice about a file that makes a step endless. `kind`: "model" or "projector"."""
-    return f"The {kind} file is damaged, or made to do so; use another file of this {kind}."
+    return f"The {kind} file is damaged or manipulated; use another file of this {kind}."
 
 
 NODE_SECONDS = 15.0

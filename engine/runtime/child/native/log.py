@@ -324,7 +324,7 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
     if failure is not None:
         return failure
     if _is_about_layout(reason):
-        return Failure(kind="layout", message=f"llama.cpp cannot do this layout: {_sentence(reason)}")
+        return Failure(kind="layout", message=f"llama.cpp does not support this layout: {_sentence(reason)}")
     if not reason:
         return Failure(kind="model_file", message=f"{name}: llama.cpp did not load it and gave no reason.")
     return Failure(kind="model_file", message=f"{name}: llama.cpp cannot load it: {_sentence(reason)}")

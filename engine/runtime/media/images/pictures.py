@@ -149,7 +149,7 @@ def read_image(data: bytes, *, small: bool) -> DecodedImage:
         return DecodedImage(fault="it takes too much memory")
     except Exception:
         # Pillow's plugins raise all kinds of errors on damaged files.
-        return DecodedImage(fault="it is damaged, or no JPEG, PNG, BMP, GIF or WebP image")
+        return DecodedImage(fault="it is damaged, or not a JPEG, PNG, BMP, GIF or WebP image")
 
 
 def _read(data: bytes, *, small: bool) -> DecodedImage:
@@ -161,7 +161,7 @@ def _read(data: bytes, *, small: bool) -> DecodedImage:
         width, height = image.size
         if width < 1 or height < 1 or width * height > MAX_PIXELS:
             most = MAX_PIXELS // 1_000_000
-            return DecodedImage(fault=f"it has {width} x {height} pixels, and {most} million are the most")
+            return DecodedImage(fault=f"it has {width} x {height} pixels; at most {most} million are allowed")
         mime = FORMATS[image.format or ""]
         # libjpeg can decode to a half, a quarter or an eighth of the size, in much less time and memory.
         image.draft("RGB", (MAX_SIDE_PX, MAX_SIDE_PX))

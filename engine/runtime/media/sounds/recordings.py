@@ -157,7 +157,7 @@ def read_sound(data: bytes, rate: int) -> DecodedSound:
     if length_ms > MAX_LENGTH_MS:
         return DecodedSound(fault=f"it is longer than {MAX_LENGTH_MS // 60_000} minutes; cut it")
     if not length_ms:
-        return DecodedSound(fault="it is damaged or empty, or no WAV, MP3 or FLAC file")
+        return DecodedSound(fault="it is damaged or empty, or not a WAV, MP3 or FLAC file")
     return DecodedSound(mime=MIMES[kind], length_ms=length_ms, samples=samples)
 
 

@@ -60,7 +60,7 @@ def reading(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch
 
 
 def shown(window: WindowParts) -> Callable[[], bool]:
-    return lambda: window.main.status_line.text().startswith("Reading the prompt: ")
+    return lambda: window.main.status_line.text().startswith("Processing the prompt: ")
 
 
 def test_how_much_is_read_is_told_until_the_first_word(
@@ -80,7 +80,7 @@ def test_how_much_is_read_is_told_until_the_first_word(
     model.conversation.send(QUESTION)
     qtbot.waitUntil(lambda: bool(seen))
     qtbot.waitUntil(lambda: not shown(reading)())
-    assert any(text.startswith("Reading the prompt: ") and " of " in text for text in seen)
+    assert any(text.startswith("Processing the prompt: ") and " of " in text for text in seen)
     for texts in (seen, in_chat):
         assert any(" s left" in text for text in texts)
     model.loading.stop_answer()
@@ -344,7 +344,7 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     pane.send_button.click()
     assert not model.conversation.is_answering
     assert pane.prompt_edit.toPlainText() == "Where?"
-    assert "They are in the settings of this conversation." in reading.main.status_line.text()
+    assert "Edit the tools in the settings of this conversation." in reading.main.status_line.text()
     field.text_edit.setPlainText(TOOLS)
     field.flush()
     assert field.fault_label.isHidden()

@@ -1,4 +1,4 @@
-"""Help > Check This Machine: rows as checks end, summary, cancel and file; the window never blocks."""
+"""Help > Check This Computer: rows as checks end, summary, cancel and file; the window never blocks."""
 
 from __future__ import annotations
 

@@ -73,12 +73,12 @@ def test_it_is_lent_paired_used_and_stopped(
 ) -> None:
     (row,) = dialog.rows
     assert row.device.id == "CPU"
-    assert dialog.text == "Nothing is lent."
+    assert dialog.text == "No devices are lent."
     row.cap_line.setText("64MiB")
     click(dialog, "lend")
     qtbot.waitUntil(lambda: bool(lender.state.place))
     place = f"127.0.0.1:{lender.choice.port}"
-    assert dialog.text == f"Lent at {place}."
+    assert dialog.text == f"Devices are lent at {place}."
     assert row.user.text() == "free"
     assert not row.cap_line.isEnabled()
     before = lender.state.code
@@ -94,7 +94,7 @@ def test_it_is_lent_paired_used_and_stopped(
     session = Session(place, pairing.der, laptop.identity, device="CPU")
     qtbot.waitUntil(lambda: row.user.text() == "used by laptop")
     click(dialog, "stop")
-    assert dialog.text == "Nothing is lent."
+    assert dialog.text == "No devices are lent."
     assert row.user.text() == ""
     lender.close()
     session.close()
@@ -115,7 +115,7 @@ def test_a_port_in_use_is_told_and_can_be_changed(qtbot: QtBot, dialog: LendDial
 
 def test_a_limit_that_is_none_or_too_large_is_told(dialog: LendDialog, lender: Lender) -> None:
     (row,) = dialog.rows
-    for text, words in (("much", "CPU: "), ("9999GiB", "lend at most that")):
+    for text, words in (("much", "CPU: "), ("9999GiB", "Enter at most that size")):
         row.cap_line.setText(text)
         click(dialog, "lend")
         assert words in dialog.text
@@ -140,7 +140,7 @@ def test_it_is_lent_again_right_after_a_stop(
     click(dialog, "stop")
     click(dialog, "lend")
     qtbot.waitUntil(lambda: bool(lender.state.place or lender.state.problem))
-    assert dialog.text == f"Lent at {lender.state.place}."
+    assert dialog.text == f"Devices are lent at {lender.state.place}."
 
 
 def test_cards_that_are_not_here_are_not_offered(lender: Lender, window: QWidget) -> None:

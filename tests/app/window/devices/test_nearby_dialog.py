@@ -1,4 +1,4 @@
-"""Devices > Find Machines Nearby: a machine is found, paired by its code, added as a device, and removed."""
+"""Devices > Find Computers Nearby: a machine is found, paired by its code, added as a device, and removed."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def test_a_machine_is_found_paired_added_and_forgotten(
     click(dialog, "use")
     qtbot.waitUntil(lambda: "is already among the devices" in dialog.text)
     # It announces itself no more, but is there: it is asked at the address of its pairing.
-    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, answers at its address")
+    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, reachable at its address")
     click(dialog, "forget")
     qtbot.waitUntil(lambda: not rows(dialog, served))
-    assert "is forgotten on this computer" in dialog.text
+    assert "was deleted on this computer" in dialog.text
     click(dialog, "close")
     assert presenter.dialog is None
 
@@ -148,7 +148,7 @@ def test_a_machine_paired_by_its_address_is_selected_and_can_be_added(
     assert dialog.selected.endpoint == served.endpoint
     assert dialog.use_button.isEnabled()
     assert dialog.use_button.isDefault()
-    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, answers at its address")
+    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, reachable at its address")
     click(dialog, "close")
 
 

@@ -58,6 +58,6 @@ def test_the_workers_of_the_nodes_become_devices(
     assert "NUMA nodes of this computer" in " ".join(notice.text for notice in told)
     # A second split, or a lab, would start workers nobody sees.
     lab.start_nodes(TWO)
-    assert told[-1].text == "Stop the lab rig first (Devices > Stop Lab Rig)"
+    assert told[-1].text == "First stop the lab rig (Devices > Stop Lab Rig)"
     lab.stop()
     assert not lab.has_nodes

@@ -34,11 +34,11 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     presenter = KeptWeightsPresenter(Background(window), notices, window)
     box = open_box(presenter, window, qtbot)
     assert "3.0 MiB" in box.text()
-    remove = next(button for button in box.buttons() if "Empty" in button.text())
+    remove = next(button for button in box.buttons() if "Clear Cache" in button.text())
     with qtbot.waitSignal(notices.given) as told:
         remove.click()
     assert told.args is not None
-    assert "3.0 MiB of cached weights removed" in told.args[0].text
+    assert "Removed 3.0 MiB of cached weights." in told.args[0].text
     assert not file.exists()
     last = open_box(presenter, window, qtbot)
     assert [button.text() for button in last.buttons()] == ["Close"]

@@ -159,7 +159,7 @@ def test_another_rig_has_a_layout_of_its_own_and_is_shown_when_it_is_taken(
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: tmp_path / "big.json")
     dialog = opened_dialog(window, qtbot)
     choose(dialog, 1, "Another rig…")
-    qtbot.waitUntil(lambda: dialog.state_labels[1].text() == "On the devices of the rig file.")
+    qtbot.waitUntil(lambda: dialog.state_labels[1].text() == "Forecast for the devices of the rig file.")
     assert {lane.id for lane in dialog.lanes.lanes} == {"CUDA0", "CUDA1", "CPU", "CUDA5"}
     dialog.take_buttons[1].click()
     assert window.desk.rig.live.rig.ids == ("CUDA5", "CPU")

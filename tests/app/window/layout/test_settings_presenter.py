@@ -78,7 +78,7 @@ def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts
     assert preview is not None
     assert preview.report.context is not None
     assert preview.report.context.load_mode == "none"
-    assert dialog.rows.line("load_mode").startswith("Chosen")
+    assert dialog.rows.line("load_mode").startswith("Set explicitly")
     window.actions["undo"].trigger()
     assert box.currentText() == "auto"
 
@@ -123,7 +123,7 @@ def test_files_are_chosen_counted_undone_and_kept(
     assert document.preview is not None
     after = [row.need_bytes for row in document.preview.report.rows]
     assert [more > less for more, less in zip(after, before, strict=True)][1]
-    assert dialog.side_files.projector_line.text().startswith("Chosen")
+    assert dialog.side_files.projector_line.text().startswith("Set explicitly")
     assert window.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles(
         str(folder / "mmproj.gguf"), "CUDA1", (AdapterName(str(folder / "lora.gguf"), 0.5),)
     )

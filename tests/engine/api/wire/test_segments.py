@@ -102,7 +102,7 @@ def test_an_endless_repetition_is_an_answer_that_was_cut_with_a_warning() -> Non
     assert finish_reason(repeated, has_calls=False) == "length"
     assert stop_reason(repeated, has_calls=False) == "max_tokens"
     (warning,) = warnings_of([repeated, DONE, repeated])["warnings"]
-    assert "repeats itself" in warning
+    assert "repeating itself" in warning
     assert warnings_of([DONE]) == {}
     document = ResponseWriter("1", "m", 0, QUESTION, ResponsesRequest(input="Hi")).whole(
         [Answer(content="ha ha", done=repeated)]

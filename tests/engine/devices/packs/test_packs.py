@@ -59,7 +59,7 @@ def test_a_pack_takes_the_place_of_one_of_its_name_and_a_bad_one_does_not(store:
     install(store, tmp_path, data=b"newer")
     assert library.read_bytes() == b"newer"
     bad = write_pack(tmp_path / "bad.tar.gz", "vulkan", b"bad", engine="llama-cpp-python 0.0.1")
-    with pytest.raises(PackError, match=r"It is for llama-cpp-python 0\.0\.1, and this is llama-cpp-python"):
+    with pytest.raises(PackError, match=r"It is for llama-cpp-python 0\.0\.1, but this program has llama-cpp-python"):
         store.install(bad, engine_version())
     assert library.read_bytes() == b"newer"
     assert [path.name for path in store.user.iterdir()] == ["vulkan"]
@@ -82,12 +82,12 @@ def test_a_folder_that_is_no_pack_is_told_with_its_fault(store: PackStore, tmp_p
     (store.user / "empty").mkdir()
     (store.user / ".hidden").mkdir()
     faults = {pack.name: pack.fault for pack in store.packs()}
-    assert "lies in a folder of another name" in faults["other"]
+    assert "but its folder has another name" in faults["other"]
     assert "manifest.json cannot be read" in faults["empty"]
     assert set(faults) == {"other", "empty"}
     states = {pack.name: (pack.state, pack.reason) for pack in list_packs(store, PackBook(), BUILD)}
     assert states["empty"] == ("broken", faults["empty"])
-    with pytest.raises(PackError, match="No engine pack is called cuda; there are: empty, other"):
+    with pytest.raises(PackError, match="There is no engine pack cuda; there are: empty, other"):
         store.pack("cuda")
 
 
@@ -147,17 +147,17 @@ def manifest(**changed: object) -> Manifest:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"version": 2}, "version 2, and version 1 is understood"),
-        ({"name": "../x"}, "no name of a pack"),
-        ({"name": "X"}, "no name of a pack"),
+        ({"version": 2}, "version 2, but this program reads version 1"),
+        ({"name": "../x"}, "not a valid pack name"),
+        ({"name": "X"}, "not a valid pack name"),
         ({"files": {}}, "lists 0 files"),
-        ({"files": {"../l.so": PackFile(1, "0" * 64)}}, "no name of a file"),
-        ({"files": {"manifest.json": PackFile(1, "0" * 64)}}, "no name of a file"),
-        ({"files": {"l.so": PackFile(-1, "0" * 64)}}, "no size or no sum"),
-        ({"files": {"l.so": PackFile(1, "zz")}}, "no size or no sum"),
-        ({"files": {"l.so": PackFile(5 << 30, "0" * 64)}}, "a pack at most 4.00 GiB"),
+        ({"files": {"../l.so": PackFile(1, "0" * 64)}}, "not a valid name of a file"),
+        ({"files": {"manifest.json": PackFile(1, "0" * 64)}}, "not a valid name of a file"),
+        ({"files": {"l.so": PackFile(-1, "0" * 64)}}, "no size or no checksum"),
+        ({"files": {"l.so": PackFile(1, "zz")}}, "no size or no checksum"),
+        ({"files": {"l.so": PackFile(5 << 30, "0" * 64)}}, "a pack may take at most 4.00 GiB"),
         ({"library": "other.so"}, "not among its files"),
-        ({"needs": Needs(glibc="2.x")}, "no version of glibc"),
+        ({"needs": Needs(glibc="2.x")}, "not a version of glibc"),
         ({"backend": "b" * 300}, "longer than 200 characters"),
     ],
 )
@@ -171,11 +171,11 @@ def test_what_a_pack_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     assert manifest(needs=Needs(glibc="2.36")).misfit(engine_version()) == ""
-    assert "It needs glibc 2.38 or later, and this system has 2.36" in manifest(needs=Needs(glibc="2.38")).misfit(
+    assert "It needs glibc 2.38 or later, but this system has 2.36" in manifest(needs=Needs(glibc="2.38")).misfit(
         engine_version()
     )
     assert "It is for win32 x86_64" in manifest(system="win32").misfit(engine_version())
-    assert "this is engine 3" in manifest().misfit("engine 3")
+    assert "this program has engine 3" in manifest().misfit("engine 3")
 
 
 def test_the_old_pack_is_kept_if_the_new_one_cannot_take_its_place(

@@ -96,10 +96,10 @@ def test_an_unsigned_pack_says_so_for_as_long_as_it_is_on(store: PackStore, keys
         Verdict("vulkan", str(pack.folder), "engine", "libggml-vulkan.so", states, ok=True, devices=("Vulkan0",))
     )
     (used,) = list_packs(store, book, "engine")
-    assert used.words == "In use: Vulkan0. It is unsigned: nobody can tell who made it."
+    assert used.words == "In use: Vulkan0. It is unsigned, so its publisher is unknown."
     assert used.document()["maker"] == {"kind": "unsigned", "key": "", "name": ""}
     (off,) = list_packs(store, book.switched("vulkan", on=False), "engine")
-    assert off.words == "Switched off."
+    assert off.words == "Turned off."
     beside = replace(store, user=tmp_path / "none", beside=(store.user,))
     (came,) = list_packs(beside, book, "engine")
     assert came.words == "In use: Vulkan0."

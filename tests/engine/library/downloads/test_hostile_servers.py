@@ -128,7 +128,7 @@ def test_a_file_that_changed_asks(server: HubServer, tmp_path: Path) -> None:
     server.repos["org/m"].files["m.gguf"] = OTHER
     file = hub_file(server, "org/m", "m.gguf", tmp_path)
     end = fetch(order_of(file))
-    assert (end.kind, "begin it anew" in end.message) == ("changed", True)
+    assert (end.kind, "start the download over" in end.message) == ("changed", True)
     assert (tmp_path / "m.gguf.part").stat().st_size == 200 * KIB
     assert _is_placed(fetch(order_of(file, restart=True)), tmp_path, OTHER)
 
@@ -180,7 +180,7 @@ def test_a_full_disk_keeps_what_is_here(server: HubServer, tmp_path: Path) -> No
     later = replace(hub_file(server, "org/m", "p.gguf", tmp_path), size_bytes=1 << 60)
     for order in (order_of(file, reserve_bytes=1 << 60), order_of(file, later)):
         end = fetch(order)
-        assert (end.kind, "Make room" in end.message) == ("storage", True)
+        assert (end.kind, "Free some space" in end.message) == ("storage", True)
     assert server.sent == [], "neither one file nor a part of several was begun"
     assert _is_placed(fetch(order_of(file)), tmp_path)
 

@@ -181,7 +181,7 @@ def test_another_file_asks_before_anything_is_thrown_away(tmp_path: Path) -> Non
     part.write(0, b"x" * 40)
     part.close()
     other = Origin(url=ORIGIN.url, etag="two", sha256="b" * 64, size_bytes=100)
-    with pytest.raises(ChangedError, match="begin it anew"):
+    with pytest.raises(ChangedError, match="start the download over"):
         _open(tmp_path / "m.gguf", other)
     assert _done(_journal(tmp_path / "m.gguf")) == ((0, 40),)
     again = _open(tmp_path / "m.gguf", other, restart=True)

@@ -62,7 +62,7 @@ def test_no_name_leads_out_of_its_folder(tmp_path: Path, path: str) -> None:
     hub = HubSettings()
     listing = make_listing("org/m", "c" * 40, [])
     file = HubFile(path, 1, "../../etag")
-    with pytest.raises(ArgumentError, match="nothing was placed"):
+    with pytest.raises(ArgumentError, match="nothing was saved"):
         in_cache(listing, [file], hub, tmp_path)
     placed = [] if "/" not in path else in_folder(listing, [file], hub, tmp_path)
     assert all(Path(each.target).parent == tmp_path for each in placed)
@@ -72,7 +72,7 @@ def test_no_name_leads_out_of_its_folder(tmp_path: Path, path: str) -> None:
 
 def test_two_files_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
     listing = make_listing("org/m", "c" * 40, [])
-    with pytest.raises(ArgumentError, match="one name"):
+    with pytest.raises(ArgumentError, match="the same name"):
         in_folder(listing, [HubFile("a/m.gguf", 1, "x"), HubFile("b/m.gguf", 1, "y")], HubSettings(), tmp_path)
 
 

@@ -95,7 +95,7 @@ def test_results_survive_a_file(tmp_path: Path) -> None:
         ('{"version": 1, "runs": []}', "has no results of a speed comparison"),
         (
             '{"format": "layerdeck-bench", "version": 9, "unknown": 1}',
-            "of version 9, and this Layerdeck reads version 1",
+            "of version 9, but this program reads version 1",
         ),
         ('{"format": "layerdeck-bench", "version": 1}', "r.json is damaged"),
     ],

@@ -108,7 +108,7 @@ def test_a_sleep_leaves_its_sample_out(plans: dict[str, Plan]) -> None:
     watch = FakeWatch([Window(), Window(slept_s=3600.0)])
     results = bench_of(by_device(CUDA0=50.0), watch).run([candidate("first", plans["CUDA0"])])
     assert [each.round for each in results.layouts[0].samples] == [1, 2, 3, 4]
-    assert results.notes == ("The machine slept for 3600 s; what was measured meanwhile is left out.",)
+    assert results.notes == ("The computer slept for 3600 s; measurements from that time are left out.",)
 
 
 def test_readings_stand_beside(plans: dict[str, Plan]) -> None:

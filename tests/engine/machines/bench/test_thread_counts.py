@@ -154,7 +154,7 @@ def test_a_busy_machine_is_told_and_keeps_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Quiet, "check", busy)
     book, lines = with_threads(EMPTY_BOOK, HOST)
     assert book == EMPTY_BOOK
-    assert lines == ("Numbers of threads were not measured: other programs used 43 % of the processors.",)
+    assert lines == ("The thread counts were not measured: other programs used 43 % of the processors.",)
 
 
 def test_other_programs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_a_child_that_fails_leaves_the_book(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(thread_counts, "measured_threads", fail)
     book, lines = with_threads(EMPTY_BOOK.with_choices([known]), HOST)
     assert book.choices == (known,)
-    assert lines == ("Numbers of threads were not measured: It crashed.",)
+    assert lines == ("The thread counts were not measured: It crashed.",)
 
 
 def test_one_number_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:

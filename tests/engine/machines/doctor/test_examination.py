@@ -140,11 +140,11 @@ def test_cards_are_found_on_the_bus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("maker", "driver", "backends", "reason"),
     [
-        ("NVIDIA", "", ("CPU", "CUDA"), "no driver has taken it. Install NVIDIA's driver."),
+        ("NVIDIA", "", ("CPU", "CUDA"), "no driver uses it. Install NVIDIA's driver."),
         ("NVIDIA", "nvidia", ("CPU", "RPC"), "built without CUDA and Vulkan"),
         ("AMD", "amdgpu", ("CPU",), "LAYERDECK_BACKEND=vulkan python3 make.py setup"),
-        ("NVIDIA", "nouveau", ("CUDA",), "nouveau has it"),
-        ("NVIDIA", "vfio-pci", ("CUDA",), "given to a virtual machine"),
+        ("NVIDIA", "nouveau", ("CUDA",), "uses the driver nouveau"),
+        ("NVIDIA", "vfio-pci", ("CUDA",), "assigned to a virtual machine"),
         ("AMD", "amdgpu", ("Vulkan",), "does not list it"),
     ],
 )
@@ -165,9 +165,9 @@ def listed_pack(name: str, backend: str, state: PackState, reason: str = "") -> 
 @pytest.mark.parametrize(
     ("state", "reason", "said"),
     [
-        ("used", "No device for it was found.", "driver and toolkit may not belong together"),
-        ("broken", "It dies (SIGSEGV).", "the engine pack cuda is there for it. Not used. It dies (SIGSEGV)."),
-        ("off", "", "the engine pack cuda is there for it. Switched off."),
+        ("used", "No device for it was found.", "the driver may not match the toolkit"),
+        ("broken", "It dies (SIGSEGV).", "the engine pack cuda supports it. Not used. It dies (SIGSEGV)."),
+        ("off", "", "the engine pack cuda supports it. Turned off."),
     ],
 )
 def test_a_card_is_told_what_keeps_its_pack_from_it(state: PackState, reason: str, said: str) -> None:

@@ -64,7 +64,7 @@ def test_what_was_changed_behind_our_back_is_checked_anew_and_refused(keeper: Pa
     (verdict,) = keeper.check_new()
     assert (verdict.ok, verdict.reason) == (
         False,
-        "libggml-x.so is not the file that the pack was made with. Install the pack again.",
+        "libggml-x.so was changed after the pack was made. Install the pack again.",
     )
     (pack.folder / "libggml-x.so").unlink()
     (verdict,) = keeper.check_new()

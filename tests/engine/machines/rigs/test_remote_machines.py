@@ -92,7 +92,7 @@ def test_two_machines_of_one_name_have_devices_of_two_names() -> None:
 
 
 def test_a_known_device_follows_the_offer() -> None:
-    device = replace(device_of(described("CUDA0"), MACHINE), away="away", cap_bytes=5 * MIB)
+    device = replace(device_of(described("CUDA0"), MACHINE), away="not reachable", cap_bytes=5 * MIB)
     offered = msgspec.structs.replace(
         described("CUDA0"), total_bytes=32 * MIB, free_bytes=16 * MIB, largest_tensor_bytes=8 * MIB, mixes_streams=False
     )
@@ -102,7 +102,7 @@ def test_a_known_device_follows_the_offer() -> None:
     used = with_offer(back, msgspec.structs.replace(offered, user="garden"))
     assert (used.away, used.available_bytes) == ("used by garden", 0)
     assert with_offer(back, msgspec.structs.replace(offered, user="laptop", is_yours=True)).away == ""
-    assert with_offer(back, None).away == "not offered now"
+    assert with_offer(back, None).away == "not lent now"
 
 
 def machines_of(home: Home, tunnels: Tunnels) -> RemoteMachines:

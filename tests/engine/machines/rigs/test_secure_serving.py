@@ -302,7 +302,7 @@ def test_a_machine_that_comes_back_with_less_memory_and_without_a_device_is_aske
             offer = machines.ask(Machine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
             now = {each.name: each for each in offer.devices}
             assert with_offer(before, now.get("CPU")).total_bytes == CAP_BYTES // 4 < before.total_bytes
-            assert with_offer(replace(before, id="attic-CUDA0"), now.get("CUDA0")).away == "not offered now"
+            assert with_offer(replace(before, id="attic-CUDA0"), now.get("CUDA0")).away == "not lent now"
 
 
 def test_a_worker_that_ended_for_good_is_not_offered() -> None:
@@ -323,7 +323,7 @@ def test_a_worker_that_ended_for_good_is_not_offered() -> None:
     with Key() as key:
         ended, running = Ended(card, key, None, ""), Running(host, key, None, "")
         _supervise([ended, running], until, told.append)
-    assert told == ["CUDA0 is lent no more. It ended."]
+    assert told == ["CUDA0 is no longer lent. It ended."]
     assert ended.describe() is None
     assert running.describe() is not None
 

@@ -90,7 +90,7 @@ def test_a_device_that_is_gone_is_told_beside_the_others(monkeypatch: pytest.Mon
     assert set(measured.speeds) == {CPU_ID}
     (problem,) = measured.problems
     assert problem.startswith("CUDA7: ")
-    assert "not there any more" in problem
+    assert "no longer exists" in problem
 
 
 def test_a_busy_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

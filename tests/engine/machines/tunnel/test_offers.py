@@ -89,7 +89,7 @@ def test_a_device_whose_worker_has_ended_for_good_is_offered_no_more(
 
 def test_a_device_that_is_not_offered_is_told(served: Attic, laptop: Home) -> None:
     served.pair(laptop)
-    with pytest.raises(TunnelError, match="is not offered there"):
+    with pytest.raises(TunnelError, match="is not lent there"):
         served.open(laptop, "CUDA7")
 
 

@@ -106,7 +106,9 @@ def test_who_is_refused_is_told_how_long_and_others_go_on(served: Attic, worker:
         wait_for_end(session)
         served.listener.refusals.count(taken(served).fingerprint)
     for device in ("CUDA0", "CPU", ""):
-        words = "does not run" if not device else r"refuses this computer for 5 min, because models from here have"
+        words = (
+            "does not run" if not device else r"refuses this computer for 5 min, because models from this computer keep"
+        )
         with pytest.raises(TunnelError, match=words):
             served.open(laptop, device)
     told = [offered_devices(served, home, pairing.der) for home in (laptop, garden)]

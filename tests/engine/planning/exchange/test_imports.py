@@ -144,7 +144,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("-ot (=CPU", "was not imported: the pattern"),
         ("-ot a=Nobody[1]", "no device here has the buffer type"),
         ("-dev CUDA0,CPU", '"CPU" cannot hold layers'),
-        ("-dev CUDA0,CUDA5", "The layout uses devices that are not here: CUDA5"),
+        ("-dev CUDA0,CUDA5", "The layout uses devices that this computer does not have: CUDA5"),
         ("&& rm -rf /", "Only the first command was read"),
         ("LLAMA_ARG_FIT=1", "the context length"),
     ],

@@ -147,7 +147,7 @@ def test_a_ubatch_is_proposed_where_buffers_are_what_is_missing() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
     large = msgspec.structs.replace(CONTEXT, n_ubatch=2048)
     found = propose(plan_of(memory_of("dense"), TWO_CARDS, layout, large), {"CUDA0": 64 * MIB})
-    assert "Lower the ubatch to 1024" in texts(found)
+    assert "Lower the micro batch size to 1024" in texts(found)
 
 
 def test_what_misses_by_far_gets_a_short_context_and_a_small_cache() -> None:

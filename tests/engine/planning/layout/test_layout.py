@@ -115,7 +115,7 @@ def test_modes_inside_layers_start_with_shares_by_layer_count_and_drop_them_agai
     ("runs", "place", "words"),
     [
         ([], "runs", "no runs"),
-        ([Run("A", 1, 9)], "runs[0].layers", "has to start at layer 0"),
+        ([Run("A", 1, 9)], "runs[0].layers", "must start at layer 0"),
         ([Run("A", 0, 3), Run("B", 5, 9)], "runs[1].layers", "layer 4 is on no device"),
         ([Run("A", 0, 3), Run("B", 6, 9)], "runs[1].layers", "layers 4-5 are on no device"),
         ([Run("A", 0, 5), Run("B", 5, 9)], "runs[1].layers", "overlaps"),
@@ -123,7 +123,7 @@ def test_modes_inside_layers_start_with_shares_by_layer_count_and_drop_them_agai
         ([Run("A", 0, 8)], "runs[0].layers", "layers 0-9"),
         ([Run("A", 0, 10)], "runs[0].layers", "layers 0-9"),
         ([Run("A", 0, 3), Run("A", 4, 9)], "runs", "both on A"),
-        ([Run("A", 3, 0)], "runs[0].layers", "wrong way round"),
+        ([Run("A", 3, 0)], "runs[0].layers", "in reverse order"),
     ],
 )
 def test_layouts_that_are_not_whole_are_refused_with_the_place(runs: list[Run], place: str, words: str) -> None:
@@ -160,7 +160,7 @@ def test_asking_for_what_is_not_there_is_refused() -> None:
         FOUR.move_boundary(3, 5)
     with pytest.raises(LayoutError, match="no layer 10"):
         FOUR.move_range(8, 10, "B")
-    with pytest.raises(LayoutError, match="wrong way round"):
+    with pytest.raises(LayoutError, match="in reverse order"):
         FOUR.move_range(8, 7, "B")
     with pytest.raises(LayoutError, match="3 devices were given for 4 layers"):
         make_layout(4, ["A"] * 3)

@@ -134,7 +134,7 @@ def test_a_draft_that_is_gone_is_named_at_the_load(model: ModelFile, tmp_path: P
     path = write_tiny_llama(tmp_path / "gone.gguf", n_layers=1)
     plan = plan_with(model, on(read_draft(path, model), "CUDA0"))
     path.unlink()
-    with pytest.raises(ModelFileError, match="the draft model is gone"):
+    with pytest.raises(ModelFileError, match="the draft model no longer exists"):
         load_request(plan)
 
 
@@ -150,7 +150,9 @@ def test_a_draft_that_has_changed_since_it_was_chosen_is_refused(
     with pytest.raises(ModelFileError, match=r"small.gguf: the draft model has changed .* Choose it again"):
         of(plan)
     path.unlink()
-    with pytest.raises(ModelFileError, match=r"small.gguf: the draft model is gone. Choose another one"):
+    with pytest.raises(
+        ModelFileError, match=r"small.gguf: the file of the draft model no longer exists. Choose another one"
+    ):
         of(plan)
 
 

@@ -75,9 +75,9 @@ def test_what_cannot_draft_is_said(model: ModelFile, tmp_path: Path) -> None:
     bare = replace(model, blocks=(*model.blocks[:-1], replace(model.blocks[-1], tensors=())))
     cases = {
         "has no MTP heads": read_model(write_tiny_llama(tmp_path / "llama.gguf", n_layers=5)),
-        "has 2 MTP heads, and llama.cpp drafts with one only": several,
+        "has 2 MTP heads, but llama.cpp can use only one for drafts": several,
         'MTP heads of the architecture "llama" are not supported yet': foreign,
-        "was written without the weights of its MTP heads": bare,
+        "does not contain the weights of its MTP heads": bare,
     }
     for words, each in cases.items():
         assert words in mtp_fault(each)

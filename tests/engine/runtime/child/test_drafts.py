@@ -321,7 +321,7 @@ def test_draft_models_that_cannot_be_used_are_refused_with_a_reason(model: Path,
         (larger, "larger.gguf has another vocabulary than the model: it has 1024 tokens, not "),
         (
             other,
-            "other.gguf has another vocabulary than the model: its first token of a text (BOS, EOS) is another one",
+            "other.gguf has another vocabulary than the model: its first token of a text (BOS, EOS) differs",
         ),
         (recurrent, "recurrent.gguf has recurrent state, from which rejected tokens cannot be removed"),
         (tmp_path / "gone.gguf", "gone.gguf: No such file or directory."),

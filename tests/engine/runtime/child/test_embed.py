@@ -111,7 +111,7 @@ def test_what_cannot_be_embedded_is_said_plainly(tmp_path: Path) -> None:
             words.append(answer.message)
     assert "how to pool" in words[0]
     assert "ranks texts" in words[1]
-    assert "Text 2 takes 62 tokens and one text may take 32" in words[2]
+    assert "Text 2 takes 62 tokens, but a text may take at most 32" in words[2]
 
 
 @pytest.mark.parametrize(

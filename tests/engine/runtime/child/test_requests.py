@@ -271,7 +271,7 @@ def test_quick_requests_and_readings_come_between_batches(child: RawChild) -> No
     messages = []
     while not isinstance(message := child.message(), Failure):
         messages.append(message)
-    assert "under way" in message.message
+    assert "in progress" in message.message
     assert any(isinstance(message, DeviceMemoryReadings) for message in [*child.heard, *messages])
     child.send(Stop(request=1))
     child.last_words(1)

@@ -159,7 +159,7 @@ def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, t
     for path, context, words in (
         (other, CONTEXT, "another model"),
         (model, msgspec.structs.replace(CONTEXT, type_k="f32", type_v="f32"), "Load with the same KV types"),
-        (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "kept apart"),
+        (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "separate sequences"),
         (model, msgspec.structs.replace(CONTEXT, flash_attn="off"), "flash attention"),
         (model, msgspec.structs.replace(CONTEXT, swa_full=True), "swa_full"),
     ):
@@ -191,8 +191,8 @@ def test_damaged_files_are_refused_and_the_model_stays(model: Path, saved: Path,
     flipped = bytearray(whole)
     flipped[-100] ^= 1
     cases = {
-        "empty": (b"", "not a saved sequence"),
-        "garbage": (b"GGUF" + bytes(5000), "not a saved sequence"),
+        "empty": (b"", "not a saved KV state"),
+        "garbage": (b"GGUF" + bytes(5000), "not a saved KV state"),
         "short": (whole[: len(whole) // 2], "damaged"),
         "long": (whole + b"x", "damaged"),
         "flipped": (bytes(flipped), "damaged"),
@@ -236,7 +236,7 @@ def test_a_state_that_the_engine_does_not_take_costs_nobody_an_answer(model: Pat
         child.send(RestoreSequence(id=3, path=str(path)))
         said = child.last_words(2, 3)
         assert isinstance(said[3][-1], Failure)
-        assert "does not take the state" in said[3][-1].message
+        assert "rejects the state" in said[3][-1].message
         assert "".join(message.text for message in said[2] if isinstance(message, Piece)) == text
 
 

@@ -160,7 +160,7 @@ def test_too_many_tokens_to_keep(tmp_path: Path) -> None:
         sampling = SamplingSettings(full_context="shift", keep_tokens=250)
         failed = child.ask(Generate(id=1, prompt="Hi", sampling=sampling))
     assert isinstance(failed, Failure)
-    assert "250 first tokens would stay of 256" in failed.message
+    assert "250 of 256 tokens would be kept" in failed.message
 
 
 def test_a_conversation_with_images(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_sentences(outcome: ProcessOutcome, error: type[EngineError], words: str
 def test_every_unwanted_end_says_what_to_do() -> None:
     reasons = [reason for reason in EndReason if reason is not EndReason.STOPPED]
     sentences = [ProcessOutcome(reason, exit_code=1, detail="x").sentence for reason in reasons]
-    remedies = ("try again", "install", "check this machine")
+    remedies = ("try again", "install", "check this computer")
     assert all(any(remedy in sentence.lower() for remedy in remedies) for sentence in sentences)
 
 
@@ -114,7 +114,7 @@ def test_what_is_known_is_told_only_where_the_engine_is_at_fault() -> None:
     for outcome in (ProcessOutcome(EndReason.ITSELF, signal=11), ProcessOutcome(EndReason.ITSELF, exit_code=3)):
         message = crash_event(outcome, known).message
         assert message.endswith(known)
-        assert "Check This Machine" in message
+        assert "Check This Computer" in message
         assert "try again" not in message.lower()
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS):
         assert known not in crash_event(ProcessOutcome(EndReason.ITSELF, signal=number), known).message
@@ -161,7 +161,7 @@ def test_a_stall_blames_a_server_only_when_one_does_not_answer() -> None:
     blamed = lost_event(stalled, "read", DEVICES, silent)
     assert isinstance(blamed, Failed)
     assert blamed.kind == "unreachable"
-    assert blamed.message.startswith("attic (attic:1) did not go on")
+    assert blamed.message.startswith("attic (attic:1) made no progress")
     fine = greeting("10.0.0.1:50052", GreetingStatus.OK) | greeting("attic:1", GreetingStatus.OK)
     unblamed = lost_event(stalled, "read", DEVICES, fine)
     assert isinstance(unblamed, Failed)
@@ -209,7 +209,7 @@ def test_a_death_names_the_file_that_may_have_caused_it() -> None:
         ProcessOutcome(EndReason.ITSELF, signal=6, abort_text="llama-vocab.cpp:3207: fatal error"),
     )
     for outcome in aborts:
-        assert crash_event(outcome, model="ada.gguf").message.endswith("It was running ada.gguf.")
+        assert crash_event(outcome, model="ada.gguf").message.endswith("The process was running ada.gguf.")
         assert "running" not in crash_event(outcome).message
     for outcome in (ProcessOutcome(EndReason.ITSELF, signal=9), ProcessOutcome(EndReason.STOPPED)):
         assert "ada.gguf" not in crash_event(outcome, model="ada.gguf").message
@@ -229,4 +229,4 @@ def test_a_token_that_the_vocabulary_lacks_is_the_files_fault(lines: tuple[str, 
     outcome = ProcessOutcome(EndReason.ITSELF, signal=6, stderr_tail=lines)
     assert "The model file is damaged" in outcome.sentence
     assert not outcome.is_fault_of_engine
-    assert crash_event(outcome, model="ada.gguf").message.endswith("It was running ada.gguf.")
+    assert crash_event(outcome, model="ada.gguf").message.endswith("The process was running ada.gguf.")

@@ -215,7 +215,7 @@ def test_a_crash_names_what_is_known_and_offers_the_check(
     assert isinstance(crashed, Crashed), crashed
     assert crashed.signal == signal.SIGSEGV
     assert known in crashed.message
-    assert "Run Help > Check This Machine (or `layerdeck-cli doctor`)" in crashed.message
+    assert "Run Help > Check This Computer (or `layerdeck-cli doctor`)" in crashed.message
 
 
 def answers_once() -> AbstractContextManager[str]:

@@ -127,7 +127,7 @@ def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() 
 
 def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() -> None:
     stalled = ProcessOutcome(EndReason.STALLED, detail="90 s")
-    for fraction, words in ((0.4, "reading the weights: 40 % done"), (None, "reading the weights.")):
+    for fraction, words in ((0.4, "reading the weights (40 % done)"), (None, "reading the weights.")):
         story = Story()
         order = replace(make_order(), stall_limit_s=90)
         story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
@@ -143,7 +143,7 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
     story = Story().loaded()
     story.put(inputs.Ask(Generate(prompt="a")))
     story.ended(stalled)
-    assert "got as far" not in story.endings[-1].message  # type: ignore[union-attr]
+    assert "had reached this stage" not in story.endings[-1].message  # type: ignore[union-attr]
 
 
 def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Pat
         story.ended(ProcessOutcome(EndReason.ITSELF, signal=11))
         (ending,) = story.endings
         assert isinstance(ending, Crashed)
-        assert ("It was running small.gguf." in ending.message) == is_draft
+        assert ("The process was running small.gguf." in ending.message) == is_draft
 
 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:
@@ -477,4 +477,6 @@ def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> N
     story.put(inputs.Chosen(story.ticket, NextLayout(single_device(N_LAYERS, "CPU"), 1, "all layers to CPU")))
     attempt = next(each for each in reversed(story.events) if isinstance(each, Attempt))
     assert attempt.number == 2
-    assert attempt.reason.startswith("attic refused 7 B with 5 B free while it read the prompt. Moved: all layers")
+    assert attempt.reason.startswith(
+        "attic refused 7 B with 5 B free while it read the prompt. Change for the next attempt: all layers"
+    )

@@ -185,7 +185,7 @@ def test_the_limit_of_an_order_goes_before_that_of_the_session() -> None:
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert "for 1 s" in ending.message
-        assert "The load had got as far as" in ending.message
+        assert "The load had reached this stage" in ending.message
 
 
 def test_progress_renews_the_stall_timeout() -> None:

@@ -88,10 +88,10 @@ TABLE = {
     "a file larger than what is free, half of it on the CPU": Case("mmap", "no room", on_cpu=3, free_share=0.4),
     "the same on Windows": Case("mmap", "memory-mapped", platform="win32", devices=(("HIP", "gpu"),), free_share=0.9),
     "an adapter": Case("none", "adapter", side_files=ADAPTER),
-    "chosen mmap": Case("mmap", "Chosen", asked="mmap", devices=(), on_cpu=N_LAYERS),
-    "chosen mmap with an adapter": Case("mmap", "Chosen", asked="mmap", side_files=ADAPTER),
-    "chosen none": Case("none", "Chosen", asked="none"),
-    "chosen direct I/O": Case("direct_io", "Chosen", asked="direct_io", devices=(("Vulkan", "gpu"),)),
+    "chosen mmap": Case("mmap", "Set explicitly", asked="mmap", devices=(), on_cpu=N_LAYERS),
+    "chosen mmap with an adapter": Case("mmap", "Set explicitly", asked="mmap", side_files=ADAPTER),
+    "chosen none": Case("none", "Set explicitly", asked="none"),
+    "chosen direct I/O": Case("direct_io", "Set explicitly", asked="direct_io", devices=(("Vulkan", "gpu"),)),
 }
 
 

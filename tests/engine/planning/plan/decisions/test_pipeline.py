@@ -96,9 +96,7 @@ def test_a_longer_context_goes_first(memory: ModelMemory) -> None:
 def test_one_micro_batch_at_a_time_gains_nothing(memory: ModelMemory, changes: dict[str, int], value: str) -> None:
     found = decided(resolve(memory, LARGE, TWO, msgspec.structs.replace(ASKED, **changes)))
     assert found.value == value
-    assert (found.reason == "Nothing to gain: a prompt is computed in one piece of at most 512 tokens.") == (
-        value == "off"
-    )
+    assert (found.reason == "No effect: a prompt is computed in one piece of at most 512 tokens.") == (value == "off")
 
 
 @pytest.mark.parametrize("pipeline", ["on", "off"])
@@ -106,7 +104,7 @@ def test_what_was_chosen_is_kept(memory: ModelMemory, pipeline: Pipeline) -> Non
     for devices in (LARGE, rig(GIB, GIB)):
         found = decided(resolve(memory, devices, TWO, chosen(pipeline)))
         assert (found.value, found.overridden) == (pipeline, True)
-        assert found.reason.startswith("Chosen. ")
+        assert found.reason.startswith("Set explicitly. ")
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_length_that_is_found_fits_and_twice_as_much_does_not(memory: ModelMem
     ("n_ctx", "says", "overridden"),
     [
         (8192, "The default length", False),
-        (16384, "Chosen.", True),
+        (16384, "Set explicitly.", True),
         (262144, "longer than the trained length of 131072 tokens", True),
     ],
 )
@@ -176,8 +176,8 @@ def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> No
         (Processor(14, 6), {}, 6, 6, "per performance core (6 cores)"),
         (Processor(16, 8, 2), {}, 2, 2, "(cgroup) allows 2 cores"),
         (Processor(16, 8, 12), {}, 8, 8, "per performance core (8 cores)"),
-        (Processor(8, 8), {"threads": 3}, 3, 3, "Chosen."),
-        (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Chosen."),
+        (Processor(8, 8), {"threads": 3}, 3, 3, "Set explicitly."),
+        (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Set explicitly."),
         (Processor(8, 8), {"threads_batch": 4}, 8, 4, "One thread on each of 8 cores"),
         (Processor(8, 8), {"threads": 64}, 64, 64, "more threads than cores (8)"),
     ],
@@ -204,12 +204,14 @@ def test_measured_threads(memory: ModelMemory) -> None:
     host = HostFacts("linux", Processor(16, 16))
     found = decisions(memory, rig, layout(), ContextSettings(), host)
     assert (found["threads"].value, found["threads_batch"].value) == (8, 16)
-    assert found["threads"].reason == ("8 threads on 16 cores: measured, 1.25 times as fast as with 16 (1.20 to 1.30).")
-    assert found["threads_batch"].reason == "16 threads on 16 cores: measured, no other value was clearly faster."
+    assert found["threads"].reason == (
+        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (1.20 to 1.30)."
+    )
+    assert found["threads_batch"].reason == "16 threads on 16 cores, as measured: no other value was clearly faster."
     assert not found["threads"].overridden
     chosen = decisions(memory, rig, layout(), ContextSettings(threads=3), host)
     assert (chosen["threads"].value, chosen["threads_batch"].value) == (3, 3)
-    assert chosen["threads"].reason == "Chosen."
+    assert chosen["threads"].reason == "Set explicitly."
     prompts = decisions(memory, rig, layout(), ContextSettings(threads_batch=4), host)
     assert (prompts["threads"].value, prompts["threads_batch"].value) == (8, 4)
 
@@ -222,8 +224,8 @@ def test_measured_threads(memory: ModelMemory) -> None:
     [
         ({}, "on", "All devices", False),
         ({"type_v": "q8_0"}, "on", "Needed by the q8_0 V cache", False),
-        ({"flash_attn": "off"}, "off", "Chosen", True),
-        ({"flash_attn": "on"}, "on", "Chosen", True),
+        ({"flash_attn": "off"}, "off", "Set explicitly", True),
+        ({"flash_attn": "on"}, "on", "Set explicitly", True),
     ],
 )
 def test_flash_attention(memory: ModelMemory, asked: dict[str, str], value: str, says: str, overridden: bool) -> None:
@@ -271,15 +273,15 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
 @pytest.mark.parametrize(
     ("backend", "on_cpu", "behind", "asked", "value", "says"),
     [
-        ("CUDA", 8, False, {}, True, "D0 computes the CPU's layers too for prompts of 32 tokens"),
-        ("Vulkan", 8, False, {}, True, "D0 computes the CPU's layers too"),
+        ("CUDA", 8, False, {}, True, "For prompts of at least 32 tokens D0 also computes the CPU's layers"),
+        ("Vulkan", 8, False, {}, True, "D0 also computes the CPU's layers"),
         ("CUDA", 0, False, {}, True, "no layer's weights are in host memory"),
         ("CUDA", 8, True, {}, True, "placed after a GPU cannot use op offload"),
         ("RPC", 8, False, {}, True, "no device here computes"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),
-        ("CUDA", 8, False, {"op_offload": False}, False, "Chosen"),
-        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 computes the CPU's layers too"),
+        ("CUDA", 8, False, {"op_offload": False}, False, "Set explicitly"),
+        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 also computes the CPU's layers"),
     ],
 )
 def test_op_offload(

@@ -138,9 +138,9 @@ def test_a_schema_gives_json_of_that_form(child: RawChild) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"grammar": "root ::= ("}, "It has to be GBNF"),
-        ({"grammar": 'other ::= "a"'}, "It has to be GBNF"),
-        ({"grammar": "root ::= root"}, "It has to be GBNF"),
+        ({"grammar": "root ::= ("}, "It must be GBNF"),
+        ({"grammar": 'other ::= "a"'}, "It must be GBNF"),
+        ({"grammar": "root ::= root"}, "It must be GBNF"),
         ({"grammar": 'root ::= "a"', "json_schema": "{}"}, "only one of them can be used"),
         ({"grammar": "a" * (1 << 17)}, "too long"),
         ({"json_schema": "{"}, "JSON schema cannot be used"),

@@ -78,7 +78,11 @@ class PacksDialog(StatusDialog):
         self.machine_button.setVisible(bool(packs.fresh))
         self.say(
             said
-            or (tr("At least one pack is not in use. The reason is in its row.") if broken else tr("All engine packs work.")),
+            or (
+                tr("At least one pack is not in use. The reason is in its row.")
+                if broken
+                else tr("All engine packs work.")
+            ),
             bad=broken and not packs.under_way and not packs.fresh,
         )
         self._show_buttons()

@@ -77,7 +77,7 @@ def test_the_same_layout_has_no_difference(capsys: pytest.CaptureFixture[str], f
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--against", "three.json"), "the layout is for a model of 9 layers and this one has 8"),
+        (("--against", "three.json"), "the layout is for a model of 9 layers, but this model has 8"),
         (("--against", "none.json"), "none.json"),
         (("--against", "one.json", "--with", "RTX 3090"), "--with and --against exclude each other"),
     ],

@@ -161,7 +161,7 @@ def test_a_layout_for_another_number_of_layers_is_refused_in_a_sentence_and_stay
     window.actions["use_last_layout"].trigger()
     assert window.desk.document.edit == before
     assert len(said) == 1
-    assert "the layout is for a model of 4 layers and this one has 6" in said[0]
+    assert "the layout is for a model of 4 layers, but this model has 6" in said[0]
     assert window.actions["use_last_layout"].isEnabled(), "it is not lost"
 
 

@@ -176,7 +176,9 @@ def test_what_cannot_be_read_is_one_sentence_and_the_other_side_stays(
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: tmp_path / "nine.json")
     dialog, before = opened_dialog(window, qtbot), edit_of(window)
     choose(dialog, 1, "Layout file…")
-    qtbot.waitUntil(lambda: "the layout is for a model of 9 layers and this one has 4" in dialog.state_labels[1].text())
+    qtbot.waitUntil(
+        lambda: "the layout is for a model of 9 layers, but this model has 4" in dialog.state_labels[1].text()
+    )
     assert dialog.take_buttons[0].isEnabled()
     assert not dialog.take_buttons[1].isEnabled()
     assert edit_of(window) == before

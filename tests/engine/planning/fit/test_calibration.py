@@ -114,7 +114,7 @@ def test_the_file_is_bounded_and_comes_back(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_way_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PlacedError, match="cannot be made"):
+    with pytest.raises(PlacedError, match="cannot be created"):
         write_calibration(tmp_path / "file" / "calibration.json", NO_CALIBRATION)
 
 

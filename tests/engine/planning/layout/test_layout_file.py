@@ -185,7 +185,7 @@ def test_any_value_anywhere_gives_a_layout_or_a_layout_error(
 
 
 def test_a_layout_for_another_model_is_refused() -> None:
-    with pytest.raises(LayoutError, match="for a model of 10 layers and this one has 32") as raised:
+    with pytest.raises(LayoutError, match="for a model of 10 layers, but this model has 32") as raised:
         parse_layout(json.dumps(document()), n_layers=32)
     assert raised.value.place == "model.layers"
 

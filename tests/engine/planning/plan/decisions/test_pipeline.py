@@ -58,7 +58,7 @@ def test_there_is_one_where_there_is_room(memory: ModelMemory) -> None:
     resolved = resolve(memory, LARGE, TWO, ASKED)
     found = decided(resolved)
     assert (found.value, found.overridden) == ("on", False)
-    assert found.reason.startswith("Devices compute parts of a long prompt at the same time; copies for that take ")
+    assert found.reason.startswith("Devices compute parts of a long prompt at the same time; the copies for this take ")
     copies = {device_id: each.pipeline_bytes for device_id, each in resolved.estimate.devices.items()}
     assert copies["D0"] > MIB < copies["D1"]
 

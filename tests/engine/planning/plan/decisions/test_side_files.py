@@ -157,7 +157,7 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
         (
             {"image_min_tokens": 9, "image_max_tokens": 8},
             "(9 tokens) is larger than the largest (8 tokens)",
-            "Set one",
+            "Set the smallest or the largest",
         ),
         ({"image_max_tokens": 8}, "", ""),
         ({"image_min_tokens": 4096}, "", ""),

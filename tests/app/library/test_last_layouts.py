@@ -139,7 +139,7 @@ def test_a_file_that_has_changed_on_disk_keeps_its_layout(open_window: WindowOpe
     said = said_of(window)
     opened(window, model, qtbot)
     qtbot.waitUntil(window.actions["use_last_layout"].isEnabled)
-    assert said[-1].startswith("The file has changed since. Layout > Use Last Layout")
+    assert said[-1].startswith("The model file has changed since its last use. Layout > Use Last Layout")
     window.actions["use_last_layout"].trigger()
     edit = window.desk.document.edit
     assert edit is not None

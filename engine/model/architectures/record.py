@@ -100,12 +100,13 @@ class Style(msgspec.Struct, frozen=True):
     """Whether queries without RoPE are scaled by the token's position (`inp_attn_scale`)."""
 
     shapes_queries: bool = False
-    """Whether the query tensor is reshaped into heads and then split by views; if not, views of the flat tensor do
-    both.
+    """Whether the query tensor is reshaped into heads before views of its two parts, with and without RoPE, are made.
+
+    If not, the views are of the flat tensor.
     """
 
     projections: Literal["full", "scaled", "bare"] = "full"
-    """Values that the file may have for the projections to queries, keys and values, besides their matrices.
+    """Tensors that the file may have besides the matrices of the query, key and value projections.
 
     `full`: scales and biases. `scaled`: scales only. `bare`: neither.
     """
@@ -165,7 +166,10 @@ class Style(msgspec.Struct, frozen=True):
     """Whether the result is the last layer's output, without an output matrix, as in embedding models."""
 
     reads_embedding: bool = False
-    """Whether logits are computed with the token embedding in host memory, without a copy on the output's device."""
+    """Whether logits are computed with the token embedding in host memory.
+
+    If not, a copy of the token embedding is on the device of the output layer.
+    """
 
 
 Builder = str
@@ -310,7 +314,8 @@ feed-forward part. `interval`: all but the last layer of each period (`full_atte
 RecurrentState = Literal["scan", "grouped_scan", "wkv", "short_convolution", "kda", "linear"]
 """Formula for the size of the recurrent state (`llama_hparams::n_embd_r` and `n_embd_s`).
 
-`scan` and `grouped_scan` are for Mamba, `linear` is for lightning attention.
+`scan`: Mamba. `grouped_scan`: Mamba with groups (`ssm.group_count`), and gated delta nets. `wkv`: RWKV.
+`short_convolution`: LFM2. `kda`: Kimi delta attention. `linear`: lightning attention.
 """
 
 
@@ -406,7 +411,7 @@ class Architecture(msgspec.Struct, frozen=True):
     indexer: Indexer | None = None
 
     latent: bool = False
-    """Whether keys and values are one compressed vector (MLA), if the file has its length."""
+    """Whether keys and values are one compressed vector (MLA), if the file has the length of this vector."""
 
     n_kv_layers: int | None = None
     """Number of leading layers that have a KV cache of their own. Later layers read one of these caches.
@@ -415,8 +420,9 @@ class Architecture(msgspec.Struct, frozen=True):
     """
 
     shares_kv: bool = False
-    """Whether the last layers read the KV cache of earlier ones, by the number in the file
-    (`attention.shared_kv_layers`).
+    """Whether the last layers read the KV cache of earlier layers.
+
+    The file has the number of these last layers (`attention.shared_kv_layers`).
     """
 
     compressed: bool = False

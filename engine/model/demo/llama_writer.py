@@ -165,6 +165,9 @@ def write_llama(
 ) -> None:
     """Write one model file.
 
+    `name`: the model's name in the file (`general.name`).
+    `matrix_type`: tensor type of the matrices.
+    `extra_metadata`: further metadata values by key; None for none.
     `weights`: function that returns the values of a tensor; None: the file has its full size, but the tensor data is a
     hole (sparse file).
 

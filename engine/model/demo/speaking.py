@@ -14,7 +14,9 @@ from engine.model.gguf.model_file import ModelFile
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
-"""Size of the file in bytes. `resources/setup/demo_model.py` has the same number, because it cannot import this module.
+"""Size of the demo model's file in bytes.
+
+`resources/setup/demo_model.py` has the same number, because it cannot import this module.
 """
 N_LAYERS = 30
 
@@ -54,7 +56,10 @@ def sample_questions(model: ModelFile) -> tuple[str, ...]:
 
 
 def recommended_sampling(model: ModelFile | None) -> Mapping[str, object]:
-    """Return the recommended sampling settings of the demo model, which its file lacks; none for other models."""
+    """Return the recommended sampling settings of the demo model, which its file lacks.
+
+    Empty for other models, and if `model` is None.
+    """
     return _SAMPLING if model is not None and _is_demo(model) else {}
 
 

@@ -56,11 +56,14 @@ MAX_KEPT_ELEMENTS = 4096
 _NEXT_KEY = bytes(7) + b"tokenizer."
 """Bytes with which the metadata key after a vocabulary begins.
 
-These are the upper 7 bytes of the key's length, which are 0, and the begin of its text.
+These are the upper 7 bytes of the key's length, which are 0, and the beginning of its text.
 """
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
-"""Assumed largest average length of a token's text in bytes, to guess where a vocabulary ends. Most have 6 to 10."""
+"""Assumed upper limit of a vocabulary's average token length, in bytes, to guess where the vocabulary ends.
+
+The average of most vocabularies is 6 to 10 bytes.
+"""
 
 _U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7

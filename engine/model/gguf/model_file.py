@@ -141,9 +141,9 @@ PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
     ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),
     ("attention", r"(cross_|vis_|post_)?attn|post_attention|layer_output_norm|indexer|hc_attn|ssm|time_mix|shortconv"),
 )
-"""Patterns for the tensor name after `blk.N.`; the first match is used.
+"""(Part of a layer, regex for the beginning of its tensors' names after `blk.N.`); the first match decides.
 
-Their syntax is common to Python and ECMAScript.
+The regexes use only syntax that Python and ECMAScript (`std::regex`) have in common.
 """
 _PART_RULES = tuple((part, re.compile(pattern)) for part, pattern in PART_PATTERNS)
 

@@ -49,7 +49,10 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation for each use of a device that crashed or computed wrong results in the self-test."""
+    """Yield a violation for each feature that the layout needs on a device on which it crashes or gives wrong results.
+
+    This is known from the self-test of the device. For a lent (RPC) device it is also known from its backend's kernels.
+    """
     # In modes tensor and row each member has a part of the output matrix.
     with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
     for device in _used(layout, rig):
@@ -224,9 +227,10 @@ def _output_matrix(model: ModelFile) -> TensorInfo | None:
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
-    """Return the first device of the layout with a known fault in flash attention for these cache types; None if none.
+    """Return the first device of the layout on which flash attention has a fault with the cache types in `context`.
 
-    A lent (RPC) device without a kernel for these cache types counts too, because its worker would abort.
+    None if no fault is known. A lent (RPC) device without a kernel for these cache types also has a fault, because its
+    worker would abort.
     """
     # Without `offload_kqv` the CPU computes attention for all layers.
     has_flash = context.offload_kqv and not without_flash_attention(model, context)
@@ -429,7 +433,10 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
 
 
 def _missing(mode: str, device: Device | None) -> str:
-    """Return the reason why a device cannot have a share, as the end of a sentence; empty if unknown."""
+    """Return the reason why a device cannot have a share in split mode `mode`, as the end of a sentence.
+
+    Empty if the reason is unknown. `device`: None if the rig lacks the device.
+    """
     if device is None or device.is_host:
         return ""
     fault = device.fault("tensor_split") if mode == "tensor" else None

@@ -138,8 +138,8 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
 def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
     """Yield a violation if a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
 
-    llama.cpp rotates the rounding of the shares from layer to layer. If a share is not a whole number of heads, the Q
-    heads of such a layer are on other devices than the K heads that they read, and llama.cpp aborts
+    llama.cpp rounds the shares, and begins at another device in each layer. If a share is not a whole number of heads,
+    the Q heads of such a layer are on other devices than the K heads that they read, and llama.cpp aborts
     (ggml-backend-meta.cpp: "Assert that ratio is consistent").
     """
     shares_kv = architecture_rules(model.architecture).shares_kv
@@ -230,8 +230,8 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
 def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
     """Return the name of a weight that overrides must not move in mode tensor, but do; None if there is none.
 
-    Such weights are those of attention and recurrent layers except `_MIRRORED` ones. Of the feed-forward weights,
-    `ffn_gate`, `ffn_up` and `ffn_gate_up` must not move while others of the same kind stay.
+    Such weights are those of attention and recurrent layers, except norms and `attn_output` (`_MIRRORED`). Of the
+    feed-forward weights, `ffn_gate`, `ffn_up` and `ffn_gate_up` must not move while others of the same kind stay.
     """
     finders = [pattern_finder(override.pattern) for override in overrides]
     # All weights of the layer are needed first: a later tensor may be the one that stayed.

@@ -38,9 +38,9 @@ _MULTIPROCESSORS = 192
 _TILE_ELEMENTS = 128 * 128
 """Elements of the largest tile of partial sums in a matrix product (`launch_mul_mat_q`, stream-k)."""
 _FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
-"""Launch sizes of flash attention (`launch_fattn`): columns of a tile, CUDA blocks on a multiprocessor, largest head.
+"""Launch sizes of flash attention (`launch_fattn`).
 
-Heads above the largest size (in elements) have half as many blocks.
+(Columns of a tile, CUDA blocks on a multiprocessor, elements of a head above which there are half as many blocks).
 """
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _FLOAT_CACHES = ("f32", "f16", "bf16")
@@ -48,7 +48,7 @@ _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
 """Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
 _MOST_TOKENS_OF_MMF = 16
 _SORTED_BYTES = 64 * MIB
-"""Most bytes of rows that one call sorts (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
+"""Largest size, in bytes, of the rows that one call sorts (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
 _SORT_BUFFERS = 6
 """Number of buffers for sorting: unsorted and sorted keys, unsorted and sorted indices, the result, and one for CUB."""
 _SCAN_CHUNK = 256
@@ -147,7 +147,10 @@ class CudaPools:
         return [layer for layer in found if layer < n_layers]
 
     def _slices(self, members: MemberTables) -> list[list[int]]:
-        """Return the temporary bytes of matrix products on each device of split mode tensor, by layer."""
+        """Return the temporary bytes of matrix products in split mode tensor: for each device a list with each layer.
+
+        `members`: slices of the weights on the devices.
+        """
         if self._sliced is None or self._sliced[0] is not members:
             n_tokens = self._shape.n_ubatch
             found: list[list[int]] = []
@@ -185,7 +188,10 @@ class CudaPools:
         return _cublas_bytes(tensor.type_name, math.ceil(tensor.n_elements * part), n_in, n_out, n_tokens)
 
     def _experts_bytes(self, tensor: TensorInfo, n_tokens: int, part: float) -> int:
-        """Return the temporary bytes of a product with experts (`ggml_cuda_mul_mat_id`)."""
+        """Return the temporary bytes of the product of experts' weights with tokens (`ggml_cuda_mul_mat_id`).
+
+        `part`: share of the weights on the device.
+        """
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         n_rows = n_tokens * self._n_used
         # `ids_src1`, `ids_dst` and `expert_bounds`, three int32 arrays of `ggml_cuda_mul_mat_q`.
@@ -293,14 +299,21 @@ def _has_mmq(tensor: TensorInfo) -> bool:
 
 
 def _mmq_bytes(n_in: int, n_rows: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input in Q8_1, and tiles of partial sums."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input in Q8_1, and tiles of partial sums.
+
+    `n_rows`, `n_in`: number of rows of the input, and elements of a row.
+    """
     # A `block_q8_1_mmq` has 144 bytes for 128 elements; up to 128 further ones pad the last tile
     # (`get_mmq_x_max_host`). Stream-k adds an F32 tile of partial sums for each multiprocessor.
     return n_rows * pad(n_in, ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
 
 
 def _cublas_bytes(type_name: str, n_weights: int, n_in: int, n_out: int, n_tokens: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result in F16."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result in F16.
+
+    `type_name`, `n_weights`: tensor type and number of elements of the weight.
+    `n_in`, `n_out`: elements of a token's input and result.
+    """
     if type_name == "F32":
         return 0
     weight_bytes = 0 if type_name in _FLOATS else 2 * n_weights

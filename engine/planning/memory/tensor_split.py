@@ -1,8 +1,8 @@
 """Slices of every tensor on the devices of split mode tensor, exact to the element.
 
 Follows `llama_meta_device_get_split_state` in llama-model.cpp. Some tensors are sliced along one dimension, at
-multiples of a granularity that keeps heads and quantisation blocks whole. The rounding is rotated from layer to layer.
-All other tensors are on every device as a whole.
+multiples of a granularity that keeps heads and quantisation blocks whole. They are rounded down, and the last device
+gets the rest. In each layer the count begins at another device. All other tensors are on every device as a whole.
 """
 
 from __future__ import annotations
@@ -183,9 +183,14 @@ class TensorSplit:
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
 
     def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:
-        """Return the number of elements of the sliced dimension on each device.
+        """Return the number of elements of a tensor's sliced dimension on each device.
 
         Results are cached for layers with equal slices.
+
+        `kind`: kind of tensor, which determines granularity and segments.
+        `extent`: elements of the whole dimension.
+        `layer`: index of the tensor's layer; None for the output layer.
+        `block_elements`: elements of a quantisation block, of which slices consist.
         """
         key = (kind, extent, block_elements, None if layer is None else self._likenesses[layer])
         found = self._known.get(key)
@@ -194,7 +199,10 @@ class TensorSplit:
         return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
-        """Return the number of elements of the sliced dimension on each device, computed from the shares in float32."""
+        """Return the number of elements of a sliced dimension on each device, computed from the shares in float32.
+
+        `layer`: index of the tensor's layer; None for the output layer.
+        """
         n = len(self._shares)
         rotation = self._hyper.n_trunk_layers % n if layer is None else self._rotations[layer]
         # llama.cpp computes shares in float32, and rounding decides about whole slices, so each step is rounded here
@@ -295,6 +303,10 @@ class TensorSplit:
         """Return the granularity of each segment of an attention tensor, in elements.
 
         It keeps groups of query heads on the device of their key head, and contains whole quantisation blocks.
+
+        `kind`: kind of tensor. `extent`: elements of the sliced dimension.
+        `block_elements`: elements of a quantisation block.
+        `n_segments`: number of segments, the parts of the tensor that are sliced separately.
         """
         hyper = self._hyper
         if kind.startswith("group"):

@@ -30,12 +30,13 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Name of the place of host weights that llama.cpp puts in pinned or repacked memory if it can (`make_cpu_buft_list`).
+"""Name that stands, in place of a device id, for host memory which is pinned or repacked if possible.
 
-Weights of a CPU entry of the device list are always in plain memory.
+llama.cpp puts input tensors and the CPU layers at the front there (`make_cpu_buft_list`). Weights of a CPU entry of the
+device list are always in plain memory.
 """
 _SPLIT = "all members of a tensor split"
-"""Name of the place of tensors that are sliced over the devices of split mode tensor."""
+"""Name that stands, in place of a device id, for all devices with a share in split mode tensor."""
 _ROWS = "split rows"
 """Name of the buffer for tensors whose rows are split in mode row."""
 _MOST_RANGES = 4096
@@ -200,9 +201,11 @@ class WeightTables:
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the sums of layer `index`, whose weights are at the place `home` unless an override moves them.
+        """Return the sums of the bytes of layer `index`. Weights that overrides move are counted on their new device.
 
-        `home`: device id, `_REPACKABLE` or `_SPLIT`. Moved weights are counted where the override puts them.
+        `home`: where the other weights are: a device id, `_REPACKABLE` (host memory that may be pinned or repacked) or
+        `_SPLIT` (all devices with a share).
+        `members`: slices of weights in split mode tensor; None in other modes.
         """
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
@@ -220,7 +223,11 @@ class WeightTables:
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 
     def _outside_of_layers(self, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
-        """Yield (tensor, device id or other place, whether it is an input) for each tensor outside of layers."""
+        """Yield (tensor, where it is, whether it is an input tensor) for each tensor outside of layers.
+
+        Where it is: a device id, `_REPACKABLE` (host memory that may be pinned or repacked) or `_SPLIT` (all devices
+        with a share).
+        """
         for tensor in self._inputs:
             yield tensor, _REPACKABLE, True
         ranges = _ranges(placement, len(self._with_rope_factors))
@@ -246,9 +253,12 @@ class WeightTables:
         *,
         is_input: bool = False,
     ) -> None:
-        """Add a tensor to `tally`. It is at the place `natural` unless an override moves it.
+        """Add the bytes of a tensor to `tally`.
 
-        `natural`: device id, `_REPACKABLE` or `_SPLIT`.
+        `natural`: where the tensor is unless an override moves it: a device id, `_REPACKABLE` (host memory that may be
+        pinned or repacked) or `_SPLIT` (all devices with a share).
+        `members`: slices of weights in split mode tensor; None in other modes.
+        `is_input`: whether it is an input tensor, which is never repacked.
         """
         # Per-layer embeddings of this size are read from the file when tokens need them, so no buffer has them.
         if tensor is self._lazy and placement.can_map:
@@ -290,9 +300,9 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return (place, first layer, last layer + 1) for each range of layers on one device.
+    """Return (where the layers are, first layer, last layer + 1) for each range of layers on one device.
 
-    A place is a device id, `_REPACKABLE` or `_SPLIT`.
+    Where they are: a device id, `_REPACKABLE` (CPU layers at the front) or `_SPLIT` (all devices with a share).
     """
     found = [(_REPACKABLE, 0, placement.leading)]
     found += [(run.device, run.first, run.last + 1) for run in placement.runs]

@@ -213,7 +213,12 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return the backend properties of a merged device: largest alignment of the members, row padding if one has it."""
+    """Return the backend properties of one device that stands for several.
+
+    It has the largest alignment of these devices, and pads rows or converts KV caches if one of them does.
+
+    `members`: backend properties of the devices.
+    """
     return BackendTraits(
         SizeRule(
             alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),

@@ -35,7 +35,7 @@ a constant in llama.cpp: `GGML_OP_OFFLOAD_MIN_BATCH` does not change it.
 """
 _MOST_REMEMBERED = 1024
 _MOST_LAYOUT_GRAPHS = 64
-"""Largest number of layout graphs that are cached.
+"""Largest number of cached `LayoutGraph` objects, one for each combination of scheduler settings and batch.
 
 It is above the number of combinations of batch, pipeline and op offload. Only a search over many values of op offload's
 threshold needs more.
@@ -214,7 +214,7 @@ class ComputeForecast:
         return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()
 
     def _has_odd_heads(self) -> bool:
-        """Return whether CUDA has no flash attention kernels for these head sizes."""
+        """Return whether CUDA has no flash attention kernels for the model's head sizes; False for compressed keys."""
         hyper = self._tables.hyper
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 

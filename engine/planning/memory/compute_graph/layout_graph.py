@@ -379,8 +379,11 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _GroupBackends, number: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section `number` if it has layers on several devices, or is on another device than the section
-        before.
+        """Return the section with the index `number`, at a border between devices.
+
+        It has layers on several devices, or is on another device than the section before it.
+
+        `parts`: layers of each device.
         """
         start = self._firsts[number - 1] if number else 0
         places = tuple(backends.places[device] for device in _devices(parts, start, self._lasts[number]))

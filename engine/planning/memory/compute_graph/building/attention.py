@@ -96,7 +96,10 @@ def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = Fals
 
 
 def stored_keys(ctx: GraphContext, width: int, cells: int) -> Tensor:
-    """Return a new K cache tensor for the current layer, in addition to the layer's own K cache; an indexer uses it."""
+    """Return a new K cache tensor for the indexer of the current layer, in addition to the layer's own K cache.
+
+    `width`: elements of a key. `cells`: number of cells in one stream.
+    """
     buft = ctx.layer.buft if ctx.batch.offload_kqv else "host"
     return ctx.graph.cache_tensor(buft, ctx.batch.type_k, width, cells, ctx.batch.n_streams)
 
@@ -146,8 +149,11 @@ def build_attn(
 ) -> Tensor:
     """Store keys and values in the KV cache, attend to all its cells, and return the result times the matrix `out`.
 
-    `sliding`: whether keys are expanded before values, as in llama.cpp's overload for caches with sliding windows
-    (`llm_graph_input_attn_kv_iswa`).
+    `sliding`: whether keys are added to the graph before values, as in llama.cpp's overload for caches with sliding
+    windows (`llm_graph_input_attn_kv_iswa`).
+    `sinks`: attention sinks; None if there are none.
+    `bias`: tensor `kq_b` that is added to QK; None if there is none.
+    `out`: short name of the output matrix; None for no multiplication.
     `place`: number of the layer that owns the cache; None for the current layer.
     """
     graph = ctx.graph
@@ -172,7 +178,8 @@ def store(
 ) -> tuple[Tensor, Tensor]:
     """Write keys and values to the layer's cache, and return views of the whole K and V cache.
 
-    `k`, `v`: None if the layer reads the cache of another layer and computes none.
+    `k`, `v`: keys and values; None if the layer reads the cache of another layer.
+    `place`: number of the layer that owns the cache; None for the current layer.
     """
     k_cache, v_cache = cache_of(ctx, place)
     assert v_cache is not None

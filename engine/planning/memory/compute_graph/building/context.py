@@ -255,7 +255,11 @@ class GraphContext:
         self._given = inputs
 
     def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
-        """Begin the layer at `place` in the graph; from now on weights are those of this layer."""
+        """Make `layer` the current layer, whose weights the methods of this object return.
+
+        `place`: number of the layer in the graph.
+        `mixer`: builder of the layer's attention or recurrent scan.
+        """
         self.place, self._layer, self._mixer = place, layer, mixer
 
     @property
@@ -272,7 +276,7 @@ class GraphContext:
 
     @property
     def inp_attn(self) -> AttnInput:
-        """Return the inputs of the current layer's attention, which is to a sliding window or to all cells."""
+        """Return the input tensors of the current layer's attention to its KV cache (full or sliding window)."""
         sliding = self.inputs.inp_attn_swa
         return sliding if self.layer.hparams.is_swa and sliding is not None else self.inputs.inp_attn
 
@@ -304,7 +308,10 @@ class GraphContext:
         return self.weight(stem) if self.has(stem) else None
 
     def outer_weight(self, facts: WeightFacts, buft: str) -> Tensor:
-        """Return the tensor of a weight outside of blocks, such as the output matrix."""
+        """Return the tensor of a weight outside of blocks, such as the output matrix.
+
+        `buft`: buffer type of the weight, unless an override moves it or the device has no kernel for it.
+        """
         return self._new_weight(facts, buft, facts.ne)
 
     def _new_weight(self, facts: WeightFacts, buft: str, ne: Sequence[int]) -> Tensor:

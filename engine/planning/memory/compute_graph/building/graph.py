@@ -35,6 +35,8 @@ def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tenso
     """Return the input of the first layer: token embeddings, scaled and normalised as the architecture does.
 
     Mirrors `llm_graph_context::build_inp_embd` and the beginning of the graphs in src/models.
+
+    `first`: the first layer. `positions`: input tensor with the positions of the tokens.
     """
     graph, outer = ctx.graph, ctx.outer
     tokens = Tokens(graph.new_input("i32", ctx.batch.n_tokens))
@@ -68,6 +70,9 @@ def outer_norm(ctx: GraphContext, name: str, buft: str, current: Tensor, backend
     """Return `current` normalised, then multiplied by the norm weights `name` if the file has them.
 
     These weights belong to no layer, such as `output_norm`.
+
+    `buft`: buffer type of the weights.
+    `backend`: index of the backend to which the node is pinned; -1 for none.
     """
     graph, outer = ctx.graph, ctx.outer
     current = ctx.raw_norm(current, layer_norm=ctx.style.layer_norm)
@@ -237,7 +242,11 @@ def _make_inputs(
     sliding: bool,
     has_states: bool,
 ) -> GraphInputs:
-    """Return the input tensors of all layers, made in llama.cpp's order."""
+    """Return the input tensors of all layers, made in llama.cpp's order.
+
+    `last`: the last layer. `output`: buffer type of the output layer.
+    `sliding`, `has_states`: whether the model has sliding windows, and whether it has recurrent states.
+    """
     graph, batch = ctx.graph, ctx.batch
     if not ctx.has_cache:
         in_window = build_attn_inp_no_cache(ctx) if sliding else None

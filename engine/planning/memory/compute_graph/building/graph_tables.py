@@ -51,7 +51,7 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 from engine.planning.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
-"""Weights whose sizes must be equal in layers of one variant: none, those that overrides move, or all."""
+"""Weights that must have equal sizes in all layers that share a graph: none, those that overrides move, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class GraphTables:
             for kind, weights in zip(self.kinds, self.weights, strict=True)
         ]
         self.forms: tuple[int, ...] = tuple(map(contents.index, contents))
-        """For each layer, the first layer with the same nodes and with weights of the same types and sizes."""
+        """For each layer, the index of the first layer with the same nodes, and weights of equal types and sizes."""
         self._try_graph(model)
         self._model = model
         self.architecture: Architecture = architecture
@@ -221,14 +221,18 @@ class GraphTables:
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
-        """Return the variant of the weights outside of blocks, as index in `variants`."""
+        """Return the index in `variants` of the entry for the weights outside of blocks; it is added if it is new.
+
+        Overrides that move the same of these weights to the same buffer types have one entry.
+        """
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
         return self._variant(tuple(here.values()), ("outer", *here), -1, here)
 
     def renamed(self, number: int, names: Mapping[str, str]) -> int:
-        """Return the variant that differs from variant `number` only in the names of buffer types, as index in
-        `variants`.
+        """Return the variant that differs from variant `number` only in the names of buffer types.
+
+        A variant represents layers with the same graph, and is given as index in `variants`.
 
         `names`: new name of a buffer type by its old name.
         """
@@ -241,6 +245,8 @@ class GraphTables:
 
     def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
         """Return the variant with these properties, as index in `variants`; it is added if it is new.
+
+        A variant represents layers with the same graph, and with weights in the same buffer types.
 
         `places`: buffer type of each weight that overrides move; "" for other weights.
         `rest`: all other properties by which variants differ.
@@ -262,8 +268,11 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of layer `index`: those of block `source`, except `.scale` tensors, which are of block
-    `index`.
+    """Return the weights of layer `index` in the graph, by short name.
+
+    They are those of block `source`, except `.scale` tensors, which are those of block `index` if there is one.
+
+    `part`: "enc" or "dec" for the weights of encoder or decoder only; empty for all.
     """
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
@@ -306,9 +315,10 @@ In a drag each change may need another graph, if devices lack kernels for differ
 
 
 class _WholeGraph:
-    """A graph that was built once without overrides; it returns its sections for any overrides of weights in blocks.
+    """A graph that is built once, without overrides. `with_moved` returns its sections for layouts with overrides.
 
-    A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights.
+    A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights. Those
+    of weights outside of blocks are not supported.
     Sections with the same weights in the same buffer types are one object in all graphs, so that cached results for
     them are valid.
 
@@ -382,9 +392,9 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return the weights whose sizes must be equal in layers that share a section on a device with this buffer
-        type.
+        """Return the weights that must have equal sizes in layers that share a section of the graph.
 
+        `buft`: buffer type of the device on which the layers are.
         `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
         """
         if not self._op_offload:
@@ -459,8 +469,10 @@ class SectionMaker:
 
         `kind`: "layers", or "end" for the section with the output matrix.
         `variants`: the variant of each layer, first the layers of the previous section, then those of this one.
-        `n_before`: how many of them belong to the previous section.
+        `n_before`: number of layers in the previous section; 0 for the first section.
         `bufts`: buffer type of each layer's device, and last of the output layer's device.
+        `select_buft`: function that chooses the buffer type of a weight.
+        `is_last`: whether the last of the layers is the model's last one.
         """
         ctx = self._context(select_buft)
         placed = [

@@ -24,7 +24,10 @@ class Stacks:
     low_cycles: int
 
     def place(self, index: int) -> tuple[bool, int]:
-        """Return whether layer `index` of the graph belongs to the high stack, and its index within its stack."""
+        """Return (whether layer `index` of the graph belongs to the high stack, index of the layer within its stack).
+
+        The low stack and the high stack are the two groups of layers that the model runs in turn.
+        """
         run, place = divmod(index, self.layers)
         return run % (self.low_cycles + 1) == self.low_cycles, place
 
@@ -109,8 +112,8 @@ class IndexerHparams:
     All are 0 if the model has no indexers.
 
     `top_k`: number of selected cells, or of blocks of `block_size` cells.
-    `kpool`: number of tokens whose keys are scored together.
-    `kpool_select_tail`: whether tokens that do not fill a pool are always selected.
+    `kpool`: number of tokens in a pool, whose keys are scored together.
+    `kpool_select_tail`: whether the last tokens, which do not fill a pool, are always selected.
     """
 
     n_head: int = 0

@@ -116,8 +116,8 @@ def variant_weight_bufts(
 
     Unlike with `weight_bufts`, each layer can have overrides of its own.
 
-    `variants`: for each layer's buffer type, the buffer types to which overrides move weights, by full name of the
-    weight.
+    `variants`: overrides of each layer, by the layer's buffer type. A layer's overrides are the new buffer type of each
+    moved weight, by full name of the weight.
     `outer`: buffer type of each moved weight outside of blocks, by full name of the weight.
     `unsupported`: full names of the weights for which a device has no kernel, by buffer type of the device.
     """

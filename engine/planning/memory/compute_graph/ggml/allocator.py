@@ -156,7 +156,10 @@ class LiveOut:
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return the `LiveOut` at the start of a section, computed from `live_out`, which is the one at its end."""
+    """Return the tensors that must stay allocated before a section, because this section or a later one reads them.
+
+    `live_out`: tensors that must stay allocated after the section.
+    """
     begins, section = len(split_section.parts) > 1, split_section.section
     passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.indices)]
     bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]
@@ -425,6 +428,10 @@ class _SectionAlloc:
         """Let a node reuse the memory of a parent that nothing else reads; return whether there is such a parent.
 
         Mirrors the loop over parents in `ggml_gallocr_allocate_node`, with `ggml_gallocr_free_extra_space`.
+
+        `number`, `size`: index and bytes of the node's result.
+        `buft`: buffer type in which the result is allocated otherwise.
+        `reusable`: indices of the parents whose memory the operation may reuse.
         """
         for index in reusable:
             block = self._blocks[index]

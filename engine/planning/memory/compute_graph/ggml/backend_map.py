@@ -123,10 +123,11 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation from one list of backends to another; both lists belong to the sections of one device.
+    """Return the translation from the list of backends of one device's sections to the list of another device's.
 
-    `names`, `to_names`: names of the buffer types in the first and in the other list, one for each backend.
-    `bufts`, `to`: real buffer types of the backends in the first and in the other list, in the same order.
+    `names`: name that the first device's sections use for the buffer type of each backend in their list.
+    `bufts`: real buffer type of each of these backends.
+    `to_names`, `to`: the same for the other device's sections.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(

@@ -26,8 +26,8 @@ _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
 _Kept = dict[int, dict[int, int]]
 """Tensors that must stay allocated until a node is computed, by the node's index.
 
-{index of the node: {number of a tensor: index of the tensor that owns its memory}}. The tensors are in the order in
-which ggml adds the dependencies.
+The value of a node is {index of a tensor: index of the tensor that owns its memory}. Copies have negative keys. The
+tensors are in the order in which ggml adds the dependencies.
 """
 
 
@@ -93,7 +93,7 @@ class _Matcher:
     def _sources(self, place: int) -> tuple[int, ...]:
         """Return the index in `Section.tensors` of each source of node `place`.
 
-        A source that is a copy from another backend has a negative number.
+        For a source that is a copy from another backend the number is negative.
         """
         node, indices = self._nodes[place], self._indices[place]
         return tuple(
@@ -104,7 +104,10 @@ class _Matcher:
         )
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
-        """Search the nodes `start` to `end` - 1 of one split; add the tensors that CUDA keeps allocated to `kept`."""
+        """Search the nodes `start` to `end` - 1 of one split for fused sequences.
+
+        The tensors that CUDA keeps allocated for them are added to `kept`.
+        """
         place = start
         while place < end:
             if self._ops[place] == "mul":
@@ -255,7 +258,11 @@ class _Matcher:
         return sources(at + 3) == (number(at), number(at + 2))
 
     def _has_kernel(self, place: int, last: int, ids: int) -> bool:
-        """Return whether CUDA has a kernel for this expert selection (`ggml_cuda_should_use_topk_moe`)."""
+        """Return whether CUDA has a kernel for an expert selection (`ggml_cuda_should_use_topk_moe`).
+
+        `place`, `last`: indices of its first and last node.
+        `ids`: index of the node whose result is the ids of the selected experts.
+        """
         gate, view = self._tensor(place), self._tensor(ids)
         n_experts = view.nb[1] // view.nb[0]
         is_power = n_experts & (n_experts - 1) == 0 and n_experts <= _LARGEST_POWER
@@ -273,7 +280,7 @@ class _Matcher:
     def _can_fuse(self, places: range, outputs: set[int]) -> bool:
         """Return whether the nodes `places` can be fused (`ggml_can_fuse_subgraph`).
 
-        They can if no other node reads their results, except those of the nodes `outputs`.
+        They can if no other node reads their results. The results of the nodes `outputs` may be read.
         """
         inside = Counter(source for place in places for source in self._sources(place))
         numbers = {self._number(place) for place in places}

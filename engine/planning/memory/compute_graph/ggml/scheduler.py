@@ -287,6 +287,11 @@ class Scheduler:
         -1 if neither the node nor a weight has a buffer type.
 
         Mirrors `ggml_backend_sched_backend_id_from_cur`.
+
+        `number`: index of the node's result in the section.
+        `weights`: indices of the weights that the node reads.
+        `bufts`: buffer type of each tensor in the section; None for tensors without one.
+        `unsupported`: bit mask of the backends that cannot compute the node.
         """
         buft = bufts[section.bases[number]]
         if buft is not None:
@@ -359,6 +364,9 @@ class Scheduler:
     def _assign_most_supported(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
         """Run pass 3 for a node without a backend: choose the one that can read most of the node's sources without a
         copy.
+
+        `number`, `sources`: indices of the node's result and of its sources.
+        `backends`: backend index of each tensor in the section, which is changed.
         """
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
@@ -376,6 +384,9 @@ class Scheduler:
         """Run pass 3 for a node with a backend: move it to a backend of higher priority that can do the same.
 
         Such a backend has the same buffer type, supports the node, and reads all its sources without a copy.
+
+        `number`, `sources`: indices of the node's result and of its sources.
+        `backends`: backend index of each tensor in the section, which is changed.
         """
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
@@ -386,7 +397,10 @@ class Scheduler:
                 return
 
     def _buffer_supported(self, number: int, backend: int, backends: Sequence[int], bound: Bound) -> bool:
-        """Return whether `backend` can read a tensor without a copy (`ggml_backend_sched_buffer_supported`)."""
+        """Return whether `backend` can read a tensor without a copy (`ggml_backend_sched_buffer_supported`).
+
+        `number`: index of the tensor in the section. `backends`: backend index of each tensor.
+        """
         base = bound.section.bases[number]
         buft = bound.bufts[base]
         if buft is not None:
@@ -490,7 +504,11 @@ class Scheduler:
         return found
 
     def _need_new_split(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
-        """Return whether a node reads a weight that must be copied to the backend `current` (`need_new_split`)."""
+        """Return whether one of these weights must be copied to the backend `current` (`need_new_split`).
+
+        `weights`: indices of the weights that a node reads.
+        `current`: index of the open split's backend.
+        """
         backends, bound = assigned.backends, assigned.bound
         return any(
             backends[weight] != current and not self._buffer_supported(weight, current, backends, bound)
@@ -527,13 +545,22 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, indices: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return (tensor index, name in the next section) of each tensor that the next section may read."""
+    """Return (tensor index, name in the next section) for those of the given tensors that the next section may read.
+
+    `indices`: (name in this section, index) of the tensors.
+    """
     behind = ((index, section.name_after(name)) for name, index in indices)
     return tuple([(index, name) for index, name in behind if name is not None])
 
 
 def _reusable(section: Section, node: Node, indices: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the sources whose memory the node's result may reuse: also of copies, but not of views."""
+    """Return the indices of the sources whose memory the node's result may reuse.
+
+    A source may be a copy from another backend, but not a view.
+
+    `indices`: index of each source as the allocator sees it: of its copy if the node reads one, else of its memory's
+    owner.
+    """
     tensors = section.tensors
     result = tensors[node.number]
     if not node.is_placed or result.op not in INPLACE_OPS:

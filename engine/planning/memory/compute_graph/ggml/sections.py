@@ -2,7 +2,7 @@
 
 Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
 layer before it), and used for all layers with this pair. A section contains several layers if a layer leaves nodes to
-the next one (ggml adds a tensor to the graph only when it is expanded). Buffer types and pinned backends are
+the next one (ggml adds a tensor to the graph only in `ggml_build_forward_expand`). Buffer types and pinned backends are
 placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
 read have a name (`Key`), which depends on the distance of the two sections.
 
@@ -273,12 +273,18 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the first section: the embeddings and the first layer, up to the second recorded start."""
+        """Return the first section: the embeddings and the first layer, up to the second recorded start.
+
+        `shared`: names of the tensors that all sections name alike, such as inputs.
+        `layers`: numbers of the layers for which the section has placeholders.
+        """
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
         """Return the section of the last layer.
 
+        `shared`: names of the tensors that all sections name alike, such as inputs.
+        `layers`: numbers of the layers for which the section has placeholders.
         `open_end`: whether nodes after the layer, such as the output matrix, are left out.
         """
         place = len(self.found) - 2 if open_end else len(self.found) - 1
@@ -286,9 +292,11 @@ class LayerRecorder:
         return self._cut(self.found[place].n_nodes, end, place, shared, layers)
 
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the nodes `start` to `end` - 1 as a section.
+        """Return the nodes `start` to `end` - 1 of the graph as a section.
 
-        `place`: index in `found` of the layer with which the section begins.
+        `place`: number of recorded layer starts (`found`) before the one at which the section begins.
+        `shared`: names of the tensors that all sections name alike, such as inputs.
+        `layers`: numbers of the layers for which the section has placeholders.
         """
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}

@@ -427,6 +427,9 @@ class PassCache:
     ) -> Sequence[TensorAlloc]:
         """Allocate the tensors of consecutive sections in `buffers`, and return those that later sections of the graph
         read.
+
+        `live_outs`: number of the `LiveOut` (tensors that must stay allocated) after each section.
+        `held`: tensors in `buffers` that earlier sections allocated.
         """
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             check_limits()
@@ -434,7 +437,10 @@ class PassCache:
         return held
 
     def copies(self, split_sections: Sequence[SplitSection], live_outs: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """Yield (buffer type, bytes) of each input of the splits that begin in these sections, in order."""
+        """Yield (buffer type, bytes) of each input of the splits that begin in these sections, in order.
+
+        `live_outs`: number of the `LiveOut` (tensors that must stay allocated) after each section.
+        """
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             for part in split_section.parts if split_section.parts else ():
                 behind = self._states[ahead].copies if part is split_section.parts[-1] else ()  # type: ignore[union-attr]
@@ -516,10 +522,12 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return `sizes` with buffers divided into chunks (backend buffers) if they would be larger than `largest`
-        allows.
+        """Return `sizes` with too large buffers divided into chunks (backend buffers).
 
         All tensors are allocated again without the cache, whose results are for buffers without a limit.
+
+        `largest`: largest possible buffer in bytes, by buffer type.
+        `assigned`, `split_sections`, `live_outs`: results of the passes for the sections of each group.
         """
         buffers = {buft: ChunkedTallocr(largest[buft]) if buft in largest else DynTallocr() for buft in sizes}
         leafs = tuple(self._groups[0].cache.placed_leafs([each for of_group in assigned for each in of_group]))

@@ -25,9 +25,9 @@ from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_ea
 from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
 
 _NUM_TO_CHECK = 20
-"""Number of nodes among which nodes are looked for that can run together (`NUM_TO_CHECK`).
+"""Number of nodes that are searched for nodes that can run together (`NUM_TO_CHECK`).
 
-They are the first unscheduled node and those after it.
+The search begins at the first unscheduled node.
 """
 _PULL_REACH = 15
 """A node is fused only with nodes that are less than this number of nodes after it."""
@@ -314,7 +314,12 @@ class _Reordering:
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
-        """Add a node's view and the `set_rows` that stores it in a cache to `taken`, if nothing else reads them."""
+        """If a node's result is only stored in a cache, add the nodes that do this to `taken`.
+
+        They are a view of the result, and a `set_rows` that writes the view to the cache.
+
+        `taken`: indices of the nodes that run together.
+        """
         nodes, view, stores = self._nodes, -1, -1
         for each in range(place + 1, min(place + _PULL_REACH, len(nodes))):
             if self._used[each]:
@@ -374,7 +379,7 @@ No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
 """
 
 _BITS = 32
-"""Bits of a tensor's number that hold its index in a section. The distance of that section is in the bits above."""
+"""How many low bits of a tensor's number hold its index in a section. The higher bits hold the section's distance."""
 NodePlace = tuple[int, int]
 """Place of a node: (number of sections from this one to the node's section, index of the node in its section)."""
 
@@ -471,7 +476,10 @@ class _Ordering:
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield the places of a split's nodes: those in this section, then those in the following sections."""
+        """Yield the places of a split's nodes: those in this section, then those in the following sections.
+
+        `part`: the nodes of the split in this section. `start`: index of the first of them in this section.
+        """
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
         if part is self._split_section.parts[-1]:
             for distance, split_section in enumerate(self._split_sections[1:], 1):

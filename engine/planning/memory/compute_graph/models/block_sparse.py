@@ -105,7 +105,10 @@ def _indexer_qk(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 def _one_stream(
     ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the output of attention to selected blocks, for the tokens of one sequence."""
+    """Return the output of attention to selected blocks, for the tokens of one sequence.
+
+    `idx_q`, `cache`: the indexer's queries, and its keys in the cache.
+    """
     graph, n_tokens = ctx.graph, ctx.batch.n_tokens // ctx.batch.n_streams
     row = blocks.forced.nb[1]
     forced = graph.view(blocks.forced, (blocks.forced.ne[0], 1, n_tokens), (0, row, row))
@@ -119,7 +122,10 @@ def _one_stream(
 def _single_tokens(
     ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the output of attention to copies of the selected blocks, for one token of each sequence."""
+    """Return the output of attention to copies of the selected blocks, for one token of each sequence.
+
+    `idx_q`, `cache`: the indexer's queries, and its keys in the cache.
+    """
     graph, hparams, (head, groups, n_cells, streams) = ctx.graph, ctx.hparams.indexer, keys.ne
     n_positions, n_blocks = blocks.visible.ne[0], blocks.forced.ne[0]
     known = graph.get_rows(graph.view(cache, (hparams.head_size, n_cells, streams), cache.nb[1:]), blocks.cells)
@@ -168,7 +174,11 @@ def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) 
 
 
 def _chosen_blocks(ctx: GraphContext, blocks: MsaInput, forced: Tensor, idx_q: Tensor, cache: Tensor) -> Tensor:
-    """Return the indices of the blocks with the highest scores, by head of the indexer and token."""
+    """Return the indices of the blocks with the highest scores, by head of the indexer and token.
+
+    `forced`: bias of blocks that are always selected.
+    `idx_q`, `cache`: the indexer's queries, and its keys in the cache.
+    """
     graph, (n_blocks, _, n_tokens, _), n_positions = ctx.graph, forced.ne, blocks.visible.ne[0]
     rows = graph.view(cache, (cache.ne[0], cache.ne[2]), cache.nb[1:])
     known = graph.get_rows(rows, graph.view(blocks.cells, (n_positions,)))
@@ -202,6 +212,10 @@ def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor
 class _QsaInput:
     """Input tensors of QSA (attention to blocks by their mean keys) that layers with the same block size share.
 
+    `size`: number of cells in a block.
+    `rows`: rows of the cache to which the batch's keys are written.
+    `of_cells`: block of each cell. `cells`: cells of each block.
+    `positions`: position of each block.
     `bias`: bias of each block for each token.
     """
 

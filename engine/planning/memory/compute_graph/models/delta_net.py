@@ -15,7 +15,7 @@ from engine.planning.memory.compute_graph.models.recurrent import RecurrentState
 
 
 def build_layer_attn_linear(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of a gated delta net with separate weights for beta and alpha.
+    """Return the output of a gated delta net with separate weights for beta (update strength) and alpha (decay).
 
     Mirrors `build_layer_attn_linear` in qwen35.cpp.
     """
@@ -38,7 +38,7 @@ def _layer_attn_linear(ctx: GraphContext, current: Tensor, *, copies: bool) -> T
 
 
 def build_layer_attn_linear_ba(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of a gated delta net with beta and alpha in one weight.
+    """Return the output of a gated delta net with one weight for beta (update strength) and alpha (decay).
 
     Mirrors `build_layer_attn_linear` in qwen3next.cpp.
     """
@@ -94,7 +94,8 @@ def _build_delta_net(
 ) -> Tensor:
     """Return the output of the delta rule (`build_conv_state`, `build_recurrent_attn`).
 
-    `mixed`: queries, keys and values in one tensor; `z`: output gate.
+    `mixed`: queries, keys and values in one tensor.
+    `z`: output gate. `beta`: strength of the state's update. `alpha`: input from which its decay is computed.
     `repeats`: whether queries and keys are repeated for each head of values.
     `copies`: whether the state of the convolution is copied before it is stored.
     """
@@ -196,7 +197,10 @@ def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
-    """Return the decay of each element of a key, for Kimi delta attention."""
+    """Return the decay of each element of a key, for Kimi delta attention.
+
+    `head`: elements of a head. `heads`: number of heads.
+    """
     graph, shape = ctx.graph, (head, heads, ctx.batch.n_tokens)
     found = graph.add(_through(ctx, current, "ssm_f_a", "ssm_f_b"), ctx.weight("ssm_dt.bias"))
     factors = graph.reshape(ctx.weight("ssm_a"), 1, heads)
@@ -217,7 +221,10 @@ def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
 
 
 def _sources(ctx: GraphContext, current: Tensor, inner: int) -> Sequence[Tensor]:
-    """Return queries, keys and values before their convolutions, for Kimi delta attention."""
+    """Return queries, keys and values before their convolutions, for Kimi delta attention.
+
+    `inner`: elements of the queries of one token; keys and values have as many.
+    """
     graph = ctx.graph
     if not ctx.has("attn_qkv"):
         return [_through(ctx, current, stem) for stem in ("attn_q", "attn_k", "attn_v")]
@@ -226,7 +233,10 @@ def _sources(ctx: GraphContext, current: Tensor, inner: int) -> Sequence[Tensor]
 
 
 def _convolved(ctx: GraphContext, states: RecurrentStates, seen: Tensor, source: Tensor, stem: str) -> Tensor:
-    """Return `source` after a convolution with the previous tokens, which are in the state `seen`."""
+    """Return `source` after a convolution with the previous tokens, which are in the state `seen`.
+
+    `stem`: short name of the convolution's weight.
+    """
     graph, batch, kept = ctx.graph, ctx.batch, ctx.hparams.ssm.kept
     tokens, sequences, inner = batch.sequence_tokens, batch.n_sequences, source.ne[0]
     rolling = graph.view(seen, (kept, inner, sequences), (0, 4 * kept, seen.nb[1]))

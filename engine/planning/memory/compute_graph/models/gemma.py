@@ -136,7 +136,10 @@ def _altup_embed(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _resized(ctx: GraphContext, name: str, output: str, current: Tensor, size: Tensor) -> Tensor:
-    """Return `current` multiplied by the weight `name`, scaled to the magnitude `size`."""
+    """Return `current` multiplied by the weight `name`, scaled to the magnitude `size`.
+
+    `output`: buffer type of the weight.
+    """
     graph = ctx.graph
     found = graph.mul_mat(ctx.outer_weight(ctx.outer[name], output), current)
     return graph.like("div", graph.mul(found, size), _calc_magnitude(ctx, found))

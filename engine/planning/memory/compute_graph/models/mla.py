@@ -158,7 +158,11 @@ def _dsa_attention(ctx: GraphContext, current: Tensor, *, ropes: bool) -> Tensor
 
 
 def _build_lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor, *, ropes: bool) -> Tensor:
-    """Return the cells with the highest scores of the lightning indexer, by token."""
+    """Return the cells with the highest scores of the lightning indexer, by token.
+
+    `narrow`: low-rank input of the query projection.
+    `ropes`: whether queries and keys of the indexer are multiplied by a Hadamard matrix.
+    """
     graph, hparams, inp_attn = ctx.graph, ctx.hparams.indexer, ctx.inputs.inp_indexer
     assert inp_attn is not None
     assert inp_attn.k_rot is not None
@@ -214,17 +218,22 @@ def build_top_k_mask(ctx: GraphContext, mask: Tensor, chosen: Tensor, zeros_type
 
 
 _POOL_PADDING = 64
-"""The number of pools is rounded up to a multiple of this (`build_inp_kpool` in glm5-next.cpp)."""
-_MOST_GATHERED = 16
-"""Largest number of tokens of a batch for which the selected rows are copied.
+"""The number of pools is rounded up to a multiple of this (`build_inp_kpool` in glm5-next.cpp).
 
-With more tokens, the other rows are masked instead (`build_dsa_layer`).
+A pool is a group of consecutive tokens whose keys the indexer compresses to one.
+"""
+_MOST_GATHERED = 16
+"""Largest batch, in tokens, for which attention reads copies of the selected keys.
+
+For larger batches it reads the whole cache, and a mask hides the other keys (`build_dsa_layer`).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _KpoolInput:
-    """Input tensors of the pooling indexer (`llm_graph_input_kpool`).
+    """Input tensors of an indexer that selects pools (`llm_graph_input_kpool`).
+
+    A pool is a group of consecutive tokens that have one compressed key.
 
     `cells`: cells of all pools. `members`: tokens in each pool.
     `mask`: mask of the pools that each token may attend to.
@@ -272,6 +281,7 @@ def build_inp_kpool(ctx: GraphContext, current: Tensor) -> Tensor:
 def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of attention to the cells of the selected pools (`build_dsa_layer` in glm5-next.cpp).
 
+    A pool is a group of consecutive tokens that have one compressed key. An indexer selects pools for each token.
     Layers with no indexer use the selection of the last layer that has one.
     """
     graph, inp_attn, batch = ctx.graph, ctx.inputs.inp_attn, ctx.batch
@@ -297,7 +307,10 @@ def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _n_full_pools(ctx: GraphContext) -> int:
-    """Return the number of complete pools in the worst case: each sequence has all cells of a unified cache."""
+    """Return the number of complete pools in the worst case: each sequence has all cells of a unified cache.
+
+    A pool is a group of consecutive tokens that have one compressed key.
+    """
     return ctx.batch.n_cells // ctx.hparams.indexer.kpool * ctx.batch.n_states
 
 
@@ -317,7 +330,12 @@ def _n_best(ctx: GraphContext) -> int:
 
 
 def _build_kpool_select(ctx: GraphContext, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return the cells of the pools with the highest scores, by token (`build_kpool_select`)."""
+    """Return the cells of the pools with the highest scores, by token (`build_kpool_select`).
+
+    A pool is a group of consecutive tokens that have one compressed key.
+
+    `narrow`: low-rank input of the query projection.
+    """
     graph, hparams, pools, n_tokens = ctx.graph, ctx.hparams.indexer, ctx.shared.get(_KpoolInput), current.ne[1]
     q = graph.mul_mat(ctx.weight("indexer.attn_q_b"), narrow)
     q = graph.reshape(q, hparams.head_size, hparams.n_head, n_tokens)

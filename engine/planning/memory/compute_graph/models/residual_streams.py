@@ -191,6 +191,7 @@ def _side_by_side(ctx: GraphContext, parts: list[Tensor]) -> Tensor:
 def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Tensor, count: int) -> Tensor:
     """Return the matrix that mixes the residual streams; each of its rows and columns sums to 1 (`build_hc_sinkhorn`).
 
+    `mixes`: values from which the matrix is computed. `scale`, `base`: weights that scale and shift these values.
     `count`: number of streams.
     """
     graph, n_tokens = ctx.graph, mixes.ne[1]
@@ -246,7 +247,7 @@ def build_inp_ple(ctx: GraphContext, current: Tensor) -> Tensor:
 def qwen4exp_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the residual streams after a layer of qwen4exp.cpp.
 
-    Attention and feed-forward each read the gated mean of the streams, and are added to all of them.
+    Attention and feed-forward each read the gated mean of the streams. Their outputs are added to all streams.
     """
     graph, streams = ctx.graph, previous
     if ctx.has("ple_key"):
@@ -340,7 +341,10 @@ def _normed(ctx: GraphContext, streams: Tensor, stem: str) -> Tensor:
 
 
 def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
-    """Return a dilated convolution of `source` over tokens, as a sum of shifted copies (`build_conv_state_at`)."""
+    """Return a dilated convolution of `source` over tokens, as a sum of shifted copies (`build_conv_state_at`).
+
+    `streams`: all residual streams, of which only the shape is used.
+    """
     graph, batch = ctx.graph, ctx.batch
     tokens, sequences, (wide, n_tokens) = batch.sequence_tokens, batch.n_sequences, source.ne[:2]
     normed = _normed(ctx, graph.reshape(source, *streams.ne[:3]), "conv")
@@ -361,7 +365,7 @@ def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
 
 
 def _tap(ctx: GraphContext, wide: int) -> Tensor:
-    """Return one tap of the convolution: a factor for each channel, in F32."""
+    """Return one tap of the convolution over n-grams: a factor for each of `wide` channels, in F32."""
     graph, half = ctx.graph, ctx.layer.weights["ple_conv1d"].type_name != "F32"
     column = graph.view(ctx.weight("ple_conv1d"), (1, wide))
     column = graph.reshape(graph.new("cont", column.ne, column, type_name="f16" if half else "f32"), wide)

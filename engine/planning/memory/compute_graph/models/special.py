@@ -99,7 +99,7 @@ def deepstack_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 _IMAGE_TOKENS = 8192
-"""Number of tokens in the vocabulary that stand for image parts; their ids are 4 to 8195."""
+"""Number of tokens in Chameleon's vocabulary that stand for image parts; their ids are 4 to 8195."""
 
 
 def chameleon_attention(ctx: GraphContext, current: Tensor) -> Tensor:
@@ -175,7 +175,10 @@ def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 _ROUTER = -1
-"""Key of the router's KV cache in `GraphContext.caches`. The caches of layers are stored by number of the layer."""
+"""Key in `GraphContext.caches` for the KV cache of Granite Switch's router, which selects LoRA adapters.
+
+The keys of other caches are numbers of layers.
+"""
 
 
 @dataclass(frozen=True, slots=True)

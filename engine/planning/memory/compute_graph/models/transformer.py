@@ -78,8 +78,9 @@ def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
 def weighted_sum(
     ctx: GraphContext, source: Tensor, chosen: Tensor, rows: Tensor | None, *, kind: str = "exps", activations: int = 1
 ) -> Tensor:
-    """Return the sum of the outputs of the `chosen` experts, weighted by `rows` unless it is None.
+    """Return the sum of the outputs of the experts `chosen`.
 
+    `rows`: weight of each chosen expert; None for a sum without weights.
     `kind`: suffix of the names of the experts' weights.
     `activations`: number of nodes of the activation if there is no gate.
     """
@@ -318,7 +319,10 @@ def _parallel_sum(ctx: GraphContext, attended: Tensor, normed: Tensor, residual:
 
 
 def _sum(ctx: GraphContext, residual_first: bool, current: Tensor, residual: Tensor) -> Tensor:
-    """Return the sum of both tensors. The result may reuse the memory of the first term, so their order matters."""
+    """Return the sum of `current` and `residual`. `residual_first`: whether the residual is the first operand.
+
+    The order matters, because the result may reuse the memory of the first operand.
+    """
     return ctx.graph.add(residual, current) if residual_first else ctx.graph.add(current, residual)
 
 

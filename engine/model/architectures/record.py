@@ -345,9 +345,9 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether layers have an indexer if the file has no list."""
 
     default_long: int | None = None
-    """Smallest training context, in tokens, with which only layers 0, 1 and every fourth from 2 on have an indexer.
+    """Training context, in tokens, from which on only layers 0, 1 and every fourth from 2 on have an indexer.
 
-    It matters only if the file has no list. None: the training context does not matter.
+    Used only if the file has no list of layers with an indexer. None: `default` is used for every training context.
     """
 
     any_length: bool = False

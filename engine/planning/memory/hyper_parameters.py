@@ -264,6 +264,8 @@ def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tup
     The first `n_owners` layers have their own cache. Later layers with full attention read the cache of the last owner;
     later layers with a sliding window read the cache of the owner before it. Such an owner must have the same kind of
     attention.
+
+    `sliding`: whether each layer has a sliding window.
     """
     found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
     for index, owner in enumerate(found):
@@ -291,7 +293,12 @@ def _caching_layers(
 def _window(
     model: ModelFile, rule: Window | None, recurrent: tuple[bool, ...], n_trunk: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return (length of the sliding window in tokens, whether each layer has it); (0, all False) without a window."""
+    """Return (length of the sliding window in tokens, whether each layer has it); (0, all False) without a window.
+
+    `rule`: sliding-window attention of the architecture; None if it has none.
+    `recurrent`: whether each layer has a recurrent state.
+    `n_trunk`: number of blocks before those for multi-token prediction.
+    """
     n_layers = model.n_layers
     nowhere = (False,) * n_layers
     if rule is None or (rule.only_with_layers is not None and n_trunk != rule.only_with_layers):

@@ -214,7 +214,7 @@ def build_attn_mla(
 def build_attn_no_cache(
     ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output"
 ) -> Tensor:
-    """Return the output of attention within the batch, for models with no KV cache.
+    """Return the output of attention within the batch times the matrix `out`, for models with no KV cache.
 
     Mirrors `build_attn` with `llm_graph_input_attn_no_cache`.
     """
@@ -296,6 +296,7 @@ def build_attn_mha(
 ) -> Tensor:
     """Return softmax(QK)V with shape (head x heads, tokens) (`llm_graph_context::build_attn_mha`).
 
+    `sinks`: attention sinks; None if there are none.
     `unpack`: matrix `v_mla`, which expands latent values; None if there is none.
     `bias`: tensor `kq_b` that is added to QK; None if there is none.
     """
@@ -345,7 +346,7 @@ def _flash(
 
 
 def rotate(ctx: GraphContext, source: Tensor, rotation: Tensor) -> Tensor:
-    """Return `source` multiplied by a Hadamard matrix (`llama_mul_mat_hadamard`)."""
+    """Return `source` multiplied by the Hadamard matrix `rotation` (`llama_mul_mat_hadamard`)."""
     graph, size = ctx.graph, rotation.ne[0]
     count = source.ne[0] * source.ne[1] * source.ne[2] * source.ne[3] // size
     flat = graph.reshape(source, size, count) if is_contiguous(source) else graph.cont(source, size, count)

@@ -320,7 +320,10 @@ class GraphContext:
         return found
 
     def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
-        """Return `source` normalised, not multiplied by weights."""
+        """Return `source` normalised, not multiplied by weights.
+
+        `layer_norm`: whether the norm is LayerNorm instead of RMS norm.
+        """
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
 
     def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
@@ -328,7 +331,8 @@ class GraphContext:
 
         If the layer has none of them, the result is not multiplied by weights.
 
-        `pin`: whether the node is pinned to the layer's backend.
+        `layer_norm`: whether the norm is LayerNorm instead of RMS norm.
+        `pin`: whether the normalised input is pinned to the layer's backend, if weights follow.
         """
         stem = next((stem for stem in stems if self.has(stem)), stems[0])
         found = self.raw_norm(source, layer_norm=layer_norm)

@@ -68,13 +68,13 @@ or to both inputs (SiTU of kimi-k3.cpp).
 class LayerHparams:
     """Hyper-parameters of one layer. Head sizes and widths are in elements.
 
-    `n_experts_used`: experts of each token; 0 if the layer has no experts.
+    `n_experts_used`: number of experts that each token uses; 0 if the layer has no experts.
     `indexer_width`: width of the indexer's keys; 0 if the layer has no indexer.
     `ratio`: compression ratio of the layer's keys (`dsv4_compress_ratios`); 0 for none.
     `has_rope`: whether RoPE is applied to queries and keys.
     `cache_of`: index of the layer whose KV cache the layer reads; -1 for its own.
     `keeps_largest`: whether feed-forward activations are sparse (`gaussian_topk` of Gemma 3n).
-    `block_size`: cells in a block of the indexer; 0 for none.
+    `block_size`: number of cells in a block that an indexer selects; 0 if it selects no blocks.
     `gating`, `expert_gating`: computation of the dense and of the expert feed-forward part.
     `adds_input`: whether a part of the image embeddings is added to the layer's output (deepstack).
     """

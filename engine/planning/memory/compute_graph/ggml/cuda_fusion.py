@@ -122,6 +122,8 @@ class _Matcher:
         """If a weighted sum of experts begins at the node `place`, add its operands to `kept`.
 
         Return the index of the sum's last node; `place` if no sum begins there.
+
+        `end`: index after the last node of the split.
         """
         first, parts = self._number(place), self._split_mul(place)
         weighted, operands = place, parts
@@ -197,6 +199,8 @@ class _Matcher:
 
         The tensors stay allocated until the node after the selection. Return the index of the selection's last node;
         `place` if no selection begins there.
+
+        `end`: index after the last node of the split.
         """
         ops = self._choice(place, end)
         if ops is None:
@@ -218,6 +222,8 @@ class _Matcher:
         """Return the number of nodes of the expert selection that begins at `place`; None if there is none.
 
         Mirrors `ggml_cuda_topk_moe_fusion`.
+
+        `end`: index after the last node of the split.
         """
         ops, number, sources = self._ops, self._number, self._sources
         probs = place
@@ -249,7 +255,10 @@ class _Matcher:
         return at - place
 
     def _is_norm(self, at: int, end: int) -> bool:
-        """Return whether the nodes from `at` on divide the weights of the selected experts by their sum."""
+        """Return whether the nodes from `at` on divide the weights of the selected experts by their sum.
+
+        `end`: index after the last node of the split.
+        """
         if at + len(_NORM_OF_WEIGHTS) > end or tuple(self._ops[at : at + len(_NORM_OF_WEIGHTS)]) != _NORM_OF_WEIGHTS:
             return False
         number, sources = self._number, self._sources

@@ -416,7 +416,9 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 5 and 6: splits and copies
 
     def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
-        """Run pass 5: divide a section by splits, with copies of the sources that a split's backend cannot read.
+        """Run pass 5 of the scheduler on a section: divide its nodes into splits.
+
+        A split is consecutive nodes on one backend. Sources that the backend cannot read are copied.
 
         Return the divided section, and the split that is open at its end.
 

@@ -229,7 +229,7 @@ class Section:
 class LayerStart:
     """The graph at the moment when the builder begins a layer.
 
-    `n_nodes`, `n_leafs`, `n_inputs`: number of tensors in the graph so far.
+    `n_nodes`, `n_leafs`, `n_inputs`: numbers of nodes, leaf tensors and inputs in the graph so far.
     `waiting`: nodes that exist, but are not in the graph yet (`build_forward_expand`); they become part of the layer.
     `current`: input of the layer.
     """
@@ -384,7 +384,10 @@ def number_tensors(
 
 
 def _number_node(node: Tensor, numbers: Mapping[Tensor, int], bases: Sequence[int]) -> Node:
-    """Return a node with its tensors replaced by their indices."""
+    """Return a node with its tensors replaced by their indices.
+
+    `numbers`: index of each tensor. `bases`: for each index, that of the tensor's `view_src`, or itself for no view.
+    """
     # One loop instead of five comprehensions: numbering is half of the time that a new section costs.
     sources, source_bases, weights, reusable = [], [], [], []
     can_inplace = node.view_src is None and node.op in INPLACE_OPS

@@ -238,7 +238,9 @@ class PassCache:
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
         """Run pass 5 of the scheduler on consecutive sections; results are cached.
 
-        Return the sections divided by splits, and the state after them. `before`: state before them.
+        Return the divided sections, and the open split with the copies made so far (`SplitState`) after them.
+
+        `before`: the `SplitState` before the sections.
         """
         found = self._split_groups.get((assigned, before))
         if found is None:

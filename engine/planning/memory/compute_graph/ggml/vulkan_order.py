@@ -249,7 +249,7 @@ class _Reordering:
         return place == before + 1 and pair in _FUSED_NEXT
 
     def _pull_fused(self, place: int, taken: list[int]) -> None:
-        """Add nodes to `taken` that are fused with the node at `place`."""
+        """Add the nodes that are fused with node `place` to `taken`, the indices of the nodes that run together."""
         ops, nodes = self._ops, self._nodes
         pair = (ops[place - 1], ops[place])
         stored = place
@@ -318,7 +318,7 @@ class _Reordering:
 
         They are a view of the result, and a `set_rows` that writes the view to the cache.
 
-        `taken`: indices of the nodes that run together.
+        `place`: index of the node. `taken`: indices of the nodes that run together.
         """
         nodes, view, stores = self._nodes, -1, -1
         for each in range(place + 1, min(place + _PULL_REACH, len(nodes))):

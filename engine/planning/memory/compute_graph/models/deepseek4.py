@@ -245,7 +245,12 @@ def _by_head(ctx: GraphContext, cache: Tensor) -> Tensor:
 
 
 def _lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return the compressed keys with the highest scores of the lightning indexer, by token (`build_lid_top_k`)."""
+    """Return the indices of the compressed keys with the highest scores of the lightning indexer, by token.
+
+    Mirrors `build_lid_top_k`.
+
+    `narrow`: low-rank input of the query projection.
+    """
     graph, hparams, n_tokens = ctx.graph, ctx.hparams.indexer, current.ne[1]
     cache = stored_keys(ctx, hparams.head_size, n_cells(ctx, "lid"))
     compress(ctx, "lid", current, cache)

@@ -226,7 +226,10 @@ def gemma4_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _routed(ctx: GraphContext, joined: Tensor) -> Tensor:
-    """Return the output of the experts of Gemma 4, whose router has its own norm and scale."""
+    """Return the output of the experts of Gemma 4, whose router has its own norm and scale.
+
+    `joined`: sum of the layer's input and the output of attention.
+    """
     graph = ctx.graph
     narrow = ctx.build_norm(joined, "pre_ffw_norm_2")
     routed = graph.mul(graph.scale(ctx.raw_norm(joined)), ctx.weight("ffn_gate_inp.scale"))

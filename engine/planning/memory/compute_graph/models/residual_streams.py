@@ -416,7 +416,10 @@ def _mixed_residuals(ctx: GraphContext, current: Tensor, stem: str) -> Tensor:
 
 
 def _res_mix(ctx: GraphContext, current: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum of the stored residuals and `current`, weighted by softmax scores (`res_mix`)."""
+    """Return the sum of the stored residuals and `current`, weighted by softmax scores (`res_mix`).
+
+    `weight`: weight from which the scores are computed.
+    """
     graph, kept, (n_embd, n_tokens) = ctx.graph, ctx.shared.get(_Residuals).residuals, current.ne[:2]
     count = kept.ne[1]
     scores, own = (graph.sum_rows(graph.mul(ctx.raw_norm(part), weight)) for part in (kept, current))

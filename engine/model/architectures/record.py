@@ -342,7 +342,7 @@ class Indexer(msgspec.Struct, frozen=True):
     """Layers with an indexer: all, those in the file's list, or all after the leading dense layers."""
 
     default: bool = False
-    """Whether layers have an indexer if the file has no list."""
+    """Whether layers have an indexer if the file has no list of layers with an indexer."""
 
     default_long: int | None = None
     """Training context, in tokens, from which on only layers 0, 1 and every fourth from 2 on have an indexer.
@@ -351,7 +351,7 @@ class Indexer(msgspec.Struct, frozen=True):
     """
 
     any_length: bool = False
-    """Whether the file's list may be shorter or longer than the number of layers."""
+    """Whether the file's list of layers with an indexer may be shorter or longer than the number of layers."""
 
     with_values: bool = False
     """Whether the indexer's cache also contains values."""

@@ -62,7 +62,7 @@ class _Letters:
         self._text = text
 
     def class_of_token(self) -> list[int]:
-        """Return the class of each token, by token id."""
+        """Return the letter class of each token, by token id."""
         classes = [0] * self._n_tokens
         for number, token in enumerate(self.tokens, start=1):
             classes[token] = number

@@ -194,7 +194,7 @@ _FILE_TYPES = {
 # For files that do not name their type: of these K-quants the M mix is the usual one.
 _MIX_OF_TENSOR_TYPE = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _GUESSED = 1024
-"""Flag in the file type that it was guessed: `LLAMA_FTYPE_GUESSED` in llama.h."""
+"""Bit of a file type (`general.file_type`) which says that the type was guessed: `LLAMA_FTYPE_GUESSED` in llama.h."""
 
 
 def file_type_name(model: ModelFile) -> str:

@@ -106,7 +106,7 @@ def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> La
 
 
 def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -> dict[int, str]:
-    """Return the device of a part in each layer for which one of these overrides moves the part."""
+    """Return the device id of a part by layer, for the layers in which one of these overrides moves the part."""
     devices: dict[int, str] = {}
     for override in overrides:
         if override.part == part:

@@ -9,7 +9,7 @@ from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import MetadataValue, ModelFile
 
 _LARGEST = 1 << 31
-"""Upper limit of each number, because llama.cpp stores most as int32 or uint32."""
+"""Upper limit of each hyper-parameter, because llama.cpp stores most as int32 or uint32."""
 _MOST_LAYERS = 512
 """Largest number of layers that llama.cpp supports (`LLAMA_MAX_LAYERS`)."""
 _POOLINGS = (1, 2, 3)

@@ -55,12 +55,12 @@ _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
 MOST_TABLES = 12
-"""Number of sets of context settings whose tables are cached.
+"""Number of sets of context settings for which tables of state and compute buffers (`ContextMemory`) are cached.
 
 If the context length is "auto", lengths from 262,144 down to 256 are tried, each half of the one before: 11 lengths.
 """
 FEW_TABLES = 4
-"""Number of sets of context settings whose tables are cached in searches with a fixed context length.
+"""Number of sets of context settings for which a search with a fixed context length caches `ContextMemory` tables.
 
 Such a search tries many settings; each table is used for a short time, and needs half a megabyte even for a small
 model.
@@ -80,7 +80,7 @@ class ModelMemory:
 
     `probe_only`: sentence on why not everything can be computed; None if it can.
     `unknown`: parts that cannot be computed.
-    `most_tables`: number of context settings whose tables are cached.
+    `most_tables`: number of sets of context settings for which tables are cached.
     Only one thread may use an object at a time.
     """
 

@@ -379,7 +379,10 @@ class MemberTables:
         return kv, recurrent
 
     def _sum(self, tensors: Iterable[tuple[int, CacheTensor]]) -> Members:
-        """Return the sum of the slices of these tensors on each device."""
+        """Return the bytes of the slices of these tensors on each device, added up.
+
+        `tensors`: (index of the layer, tensor of the layer's state).
+        """
         slices = (self._split.state_bytes(tensor, layer, self._rules) for layer, tensor in tensors)
         return tuple(map(sum, zip((0,) * len(self._rules), *slices, strict=True)))
 

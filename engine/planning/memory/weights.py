@@ -86,7 +86,7 @@ class _Tally:
         self._join(file_spans((tensor,), len(self.spans)))
 
     def add(self, other: _Tally) -> None:
-        """Add the sums of `other`."""
+        """Add the byte sums of `other` to those of this object."""
         for device, size_bytes in other.on_device.items():
             self.on_device[device] += size_bytes
         self.repacked_bytes += other.repacked_bytes

@@ -126,7 +126,7 @@ class Shared:
 
 
 def gated(graph: Graph, kind: Gating, gate: Tensor, values: Tensor) -> Tensor:
-    """Return `values` multiplied by the activated `gate`."""
+    """Return `values` multiplied by the activated `gate`. `kind`: the operations that compute this."""
     if kind == "fused":
         return graph.glu_split(gate, values)
     if kind == "clamped":

@@ -246,7 +246,10 @@ def _state_of(buffers: dict[str, DynTallocr], held: Sequence[TensorAlloc]) -> Ga
 
 
 def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
-    """Return a `Growth` with the highest ends of these buffers and the bytes in `kept`."""
+    """Return a `Growth` with the highest ends of these buffers and the bytes in `kept`.
+
+    `kept`: bytes that stay allocated for the whole graph, by buffer type.
+    """
     return Growth(tuple([(buft, found.size_bytes) for buft, found in buffers.items()]), tuple(kept.items()))
 
 

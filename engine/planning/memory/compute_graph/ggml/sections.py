@@ -112,7 +112,7 @@ def _name_before(key: Key) -> Key | None:
 
 
 def _original(key: Key) -> object:
-    """Return the name of the original if `key` names a copy, else `key`."""
+    """Return the name of the copied tensor if `key` names a copy, else `key`."""
     return key[1] if key[0] == "copy" else key
 
 

@@ -56,7 +56,7 @@ _KEPT_PATTERNS: tuple[tuple[str, ...], ...] = (
     ("rms_norm", "view", "set_rows"),
     ("rope", "view", "set_rows"),
 )
-"""Sequences of operations that stay together in their order (`keep_pattern`)."""
+"""Sequences of operations that Vulkan computes one directly after another (`keep_pattern`)."""
 _FUSED_PATTERNS = (*_TOPK_MOE_PATTERNS, *_KEPT_PATTERNS, _HC_POST_GATE_PATTERN)
 _FUSED_NEXT = frozenset(
     {("mul_mat", "add"), ("mul_mat_id", "add_id"), ("mul_mat_id", "mul"), ("add", "add"), ("ssm_conv", "add"),

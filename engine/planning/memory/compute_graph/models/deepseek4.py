@@ -54,7 +54,7 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """Hadamard matrix by which keys of a kind are multiplied before they are stored."""
+    """Hadamard matrix by which keys of one kind, compressed or in the window, are multiplied before they are stored."""
 
     matrix: Tensor
 
@@ -82,12 +82,12 @@ def _new_compression(ctx: GraphContext, kind: Kind) -> Compression:
 
 
 def n_cells(ctx: GraphContext, kind: Kind) -> int:
-    """Return the number of cells for compressed keys in one stream."""
+    """Return the number of cells for compressed keys of a kind in one stream, the part of the cache of one sequence."""
     return pad(max(1, -(-ctx.batch.n_cells // _ratio(kind))), CELL_PADDING)
 
 
 def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor | None:
-    """Return the Hadamard matrix for keys of a kind, or of the window; None if they are not rotated."""
+    """Return the Hadamard matrix for a kind of compressed keys, or for keys in the window; None if there is none."""
     head = ctx.hparams.indexer.head_size
     if kind != "lid":
         head = ctx.layer.hparams.head_k

@@ -122,7 +122,7 @@ def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
 
 DEMO_NAME = "Layerdeck demo"
 DEMO_VERSION = 1
-"""Version of the generated file. Increase it with every change of the file; the window then writes the file again."""
+"""Version of the generated demo model. Increase it with every change; the window then writes the file again."""
 DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
 """Shape of the demo model. Each token has 1 KiB of F16 KV cache in each layer.
 

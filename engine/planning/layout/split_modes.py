@@ -201,7 +201,7 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
 
 
 def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
-    """Yield violations for overrides with which llama.cpp aborts in mode tensor, at most one of each kind."""
+    """Yield violations for overrides with which llama.cpp aborts in mode tensor, at most one for each reason."""
     target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
     if target is not None:
         yield Violation(

@@ -1,10 +1,10 @@
 """The graph of a layout as a list of sections, from the embeddings to the output matrix.
 
 A section is consecutive nodes of the graph, mostly those of one layer. The sections of one device are a `SectionGroup`
-with its own list of backends. Only these backends matter to it: those of its own and the neighbouring layers, those
-that overrides name, and the first of each kind of device, since the scheduler uses the first backend that can compute a
-node. So cached results are also valid for other devices of the same kinds. If a boundary is dragged, only results that
-depend on it are computed anew.
+with its own list of backends. The list has the backends of the group's layers and of their neighbours, those of the
+devices that overrides name, and the first backend of each kind of device, since the scheduler uses the first backend
+that can compute a node. So cached results are also valid for other devices of the same kinds. If a boundary is dragged,
+only results that depend on it are computed anew.
 """
 
 from __future__ import annotations

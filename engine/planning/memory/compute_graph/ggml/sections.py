@@ -242,7 +242,7 @@ class LayerStart:
 
     @property
     def handed(self) -> frozenset[Tensor]:
-        """Tensors of the previous layer that this layer can read: the sources of the nodes in `waiting`."""
+        """Tensors of the previous layer that this layer can read: sources of nodes that are not in the graph yet."""
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
 

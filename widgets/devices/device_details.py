@@ -37,7 +37,7 @@ _LABEL_LINES, _LABEL_STEP = 5, 0.16
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph of one reading over time. `title`, `unit`: texts at the graph.
+    """A graph of one reading over time. `title`, `unit`: heading, and unit of the axis.
 
     `value`: returns the reading from a sample.
     `color`: name of a colour of the palette.
@@ -92,7 +92,7 @@ def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
 
 
 def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str], ...]:
-    """Return the present readings as (name, value). Readings that the device does not have are left out."""
+    """Return the readings in `sample` as (name, value). What was not read is left out."""
     if sample is None or sample.used_bytes is None:
         return ((tr("Readings"), (sample.note if sample is not None else "") or NO_READING),)
     total_bytes = sample.total_bytes or device.total_bytes

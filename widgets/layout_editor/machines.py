@@ -28,6 +28,7 @@ def with_groups(
     A head lane stands for a whole machine. If the machine is folded, its devices have no lanes, and the head lane shows
     what they hold. The lanes of a machine are at the place of its first device. A small rig has no head lanes.
 
+    `contents`: the lane of each device, without head lanes.
     `rows`: memory of the devices with this layout.
     `unfolded`: fingerprints of the machines whose devices have lanes.
     """

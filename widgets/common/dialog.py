@@ -63,7 +63,7 @@ class Dialog(QDialog):
 
 
 class StatusDialog(Dialog):
-    """A dialog for work such as a pairing, with a sentence on the state of the work. Closing deletes it."""
+    """A dialog for work such as an examination, with a sentence on the state of the work. Closing deletes it."""
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(title, parent, once=True)

@@ -92,7 +92,7 @@ def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
 
 
 def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str], ...]:
-    """Return the readings in `sample` as (name, value). What was not read is left out."""
+    """Return the readings in `sample` as texts (name, value). Values that were not read are left out."""
     if sample is None or sample.used_bytes is None:
         return ((tr("Readings"), (sample.note if sample is not None else "") or NO_READING),)
     total_bytes = sample.total_bytes or device.total_bytes

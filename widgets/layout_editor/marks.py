@@ -355,7 +355,10 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the tooltip of the part under the pointer as plain text: its sizes, and the device it is pinned to."""
+    """Return the tooltip of the part under the pointer as plain text: its sizes, and its pin if any.
+
+    If the engine placed the part on another device than the layout asks for, the tooltip says so.
+    """
     return "\n".join(
         filter(
             None, (_numbers_of(shown, target), difference_words(_elsewhere_at(shown, target)), pin_text(pins, target))

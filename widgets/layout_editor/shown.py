@@ -145,7 +145,7 @@ class Shown:
         Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
 
         `lane`: the lane in which the drag begins.
-        `home`: the device of the dragged object. An object from a head lane that is dropped there again stays on `home`.
+        `home`: the device of the dragged object, on which it stays if it is dropped on the head lane where the drag began.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.

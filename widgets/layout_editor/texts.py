@@ -388,7 +388,7 @@ _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
 number), and a note below the lanes as well (second number).
 """
 _ALIKE = 1.1
-"""Largest ratio of two speeds of which only one is shown, because they differ too little."""
+"""If predicted and measured speed differ by at most this ratio, only the measured speed is shown."""
 REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so does each answer.")
 
 

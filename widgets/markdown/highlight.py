@@ -62,7 +62,7 @@ _KINDS: tuple[tuple[_TokenType, str], ...] = (
 
 
 def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
-    """Yield the runs of each line of code. The runs have token kinds if the code is highlighted."""
+    """Yield the runs of each line of code. If the language is one of `LANGUAGES`, runs have the kind of their token."""
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for start in range(0, len(lines), SEGMENT_LINES):
         segment = lines[start : start + SEGMENT_LINES]

@@ -145,7 +145,7 @@ SCALE_STEP = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AdapterScale:
-    """A new scale for the LoRA adapter at `index` of the list."""
+    """A new scale for a LoRA adapter. `index`: its index in the list of adapters."""
 
     index: int
     scale: float

@@ -80,7 +80,7 @@ def shared_text(device: Device) -> str:
 
 
 def simulated_words(ids: Sequence[str]) -> str:
-    """Return a sentence that explains the devices of a lab rig; empty if there are none."""
+    """Return a sentence which says that the devices `ids` of a lab rig are simulated; empty if there are none."""
     if not ids:
         return ""
     if len(ids) == 1:

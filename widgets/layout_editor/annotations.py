@@ -26,7 +26,7 @@ def ruler_step(n_layers: int, width: float) -> int:
     """Return the step between two layers that the ruler numbers: a power of two.
 
     With this step the numbers are on average at least `_MIN_DISTANCE` pixels apart.
-    `width`: width in pixels of all layers.
+    `width`: width in pixels of all layers together.
     """
     step = 1
     while step < n_layers and width / max(n_layers, 1) * step < _MIN_DISTANCE:

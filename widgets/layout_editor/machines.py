@@ -17,7 +17,7 @@ from engine.planning.plan.report import DeviceRow
 from widgets.layout_editor.placement import Blocks, LaneContent, LaneDevice, MachineGroup, StripKey
 
 GROUP_FROM = 13
-"""Least number of lanes of a rig whose machines are groups. Twelve lanes are as many as a large window shows."""
+"""Least number of lanes at which the lanes of a machine become a group. A large window has room for twelve lanes."""
 
 
 def with_groups(

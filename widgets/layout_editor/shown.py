@@ -145,7 +145,7 @@ class Shown:
         Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
 
         `lane`: the lane in which the drag begins.
-        `home`: the device of the dragged object, on which it stays if it is dropped on the head lane where the drag began.
+        `home`: the device of the dragged object. A drop on the head lane where the drag began leaves it there.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.

@@ -378,7 +378,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the device lacks memory. A device on which the layout places nothing never lacks memory.
 
-    `room`: the device's row by its latest reading; None: `row` is the latest.
+    `room`: the row of the device with its latest reading, whose free memory counts; None if that is `row`.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 

@@ -90,7 +90,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """A request to search the hub for `text`, or to show the repository if `text` is an address.
+    """A request to search the hub for `text`. If `text` is the address of a repository, that repository is shown.
 
     `order`: sort order of the results.
     """

@@ -171,7 +171,7 @@ def failed_outcome(event: Failed, *, was_loaded: bool = False) -> Outcome:
 
 
 def crashed_outcome(event: Crashed) -> Outcome:
-    """Return the outcome of a load whose model child process ended without a last message."""
+    """Return the outcome of a load whose model child crashed: it ended without reporting a cause."""
     return Outcome(
         badge=tr("CRASHED"),
         tone="bad",

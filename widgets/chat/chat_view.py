@@ -30,7 +30,7 @@ class ChatView(QWidget):
     """
 
     beside_chosen = Signal(int)
-    """Emitted with the index of the model that the user has chosen for the right pane: its index in the box."""
+    """Emitted when the user has chosen a model for the right pane, with its index in the box that lists the models."""
     beside_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:

@@ -131,8 +131,8 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
     """Return the memory bar of a device.
 
     `row`: memory that the layout needs on the device.
-    `room`: row of the same device from another moment, from which free memory and cap are taken. A `row` that was
-    measured by a load has the free memory at that load. None: they are taken from `row`.
+    `room`: row of the same device from another moment, from which free memory and cap are taken. It is given for
+    a `row` that was measured by a load, because it has the free memory at the load. None: they are taken from `row`.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room

@@ -32,7 +32,9 @@ _LABEL_SHARE = 0.2
 """Width of the label of a mark (an event such as a load), as a share of the time span.
 If the next mark is closer than this, its label is drawn one line lower."""
 _LABEL_LINES, _LABEL_STEP = 5, 0.16
-"""Number of lines for the labels of marks, and the distance of two lines as a share of the graph's height."""
+"""Number of lines for the labels of marks (events such as a load), and distance of two lines as a share of the
+graph's height.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and the handle at a point. No Qt."""
+"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and handles of boundaries. No Qt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chart of measured layouts: bars with intervals, or lines of speed over context depth."""
+"""Chart of measured layouts: bars with confidence intervals, or lines of speed over context depth."""
 
 from __future__ import annotations
 
@@ -44,11 +44,14 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
         self.bars: tuple[tuple[str, float], ...] = ()
         """Name and height of each drawn bar, for tests; empty if lines are drawn."""
         self.lines: tuple[str, ...] = ()
-        """Names of the layouts whose lines are drawn."""
+        """Name of the layout of each drawn line, for tests; empty if bars are drawn."""
         self.apply_palette(DARK)
 
     def show_rows(self, rows: Sequence[Row], measure: Measure) -> None:
-        """Draw the rows with the quantity `measure`, as bars, or as lines if there are several context depths."""
+        """Draw the results of the layouts for one quantity: as bars, or as lines if there are several context depths.
+
+        `rows`: results of all quantities; only those of the quantity `measure` are drawn.
+        """
         self._rows, self._measure = tuple(rows), measure
         self._draw()
 

@@ -57,7 +57,7 @@ class CompareDialog(Dialog):
     import_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None, titles: Mapping[str, str] | None = None) -> None:
-        """Make the dialog. `titles`: titles to show in place of the strategies' names in the results."""
+        """Make the dialog. `titles`: maps the name of a strategy to the title that the results show instead."""
         super().__init__(tr("Compare Speed"), parent)
         self._titles = titles or {}
         self._results: BenchResults | None = None
@@ -103,7 +103,10 @@ class CompareDialog(Dialog):
     # ------------------------------------------------------------------ what is asked for
 
     def set_layouts(self, names: Sequence[str]) -> None:
-        """Show the layouts that can be compared. All are checked, except those that the user has unchecked before."""
+        """List the layouts that can be compared, by their names.
+
+        All are checked, except those that the user has unchecked in the previous list.
+        """
         unchecked = {item.text() for item in self._items() if item.checkState() is Qt.CheckState.Unchecked}
         self.layout_list.clear()
         for name in names:
@@ -115,12 +118,12 @@ class CompareDialog(Dialog):
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """Indices of the checked layouts."""
+        """Indices of the checked layouts in the list."""
         return tuple(at for at, item in enumerate(self._items()) if item.checkState() is Qt.CheckState.Checked)
 
     @property
     def preset(self) -> str:
-        """Key of the chosen preset, which sets the length and the number of measurements (`PRESETS`)."""
+        """Key of the chosen preset in `PRESETS`. A preset sets the length and the number of the measurements."""
         return str(self.preset_combo.currentData())
 
     @property
@@ -142,7 +145,7 @@ class CompareDialog(Dialog):
     def show_progress(self, words: str, done: int, total: int) -> None:
         """Show the progress of the comparison: `done` of `total` steps, with the text `words`.
 
-        If `total` is 0, the bar shows activity without a share.
+        If `total` is 0, the bar moves without showing how much is done.
         """
         # Qt shows the range 0 to 0 as "busy".
         self.progress_bar.setRange(0, total)
@@ -184,7 +187,7 @@ class CompareDialog(Dialog):
         self._refresh()
 
     def set_kept(self, kept: bool) -> None:
-        """Set whether the edited layout is already the winner. If it is, the button Keep the Winner is disabled."""
+        """Set whether the editor already has the fastest layout. If so, the button Keep the Winner is disabled."""
         self._is_kept = kept
         self._refresh()
 
@@ -265,6 +268,6 @@ INTRODUCTION = tr(
 
 
 def _remarks(results: BenchResults) -> list[str]:
-    """Return remarks on measurements other than speed, one line for each layout that has any."""
+    """Return a line for each layout with its remarks, such as its memory and the load by other programs."""
     lines = [(each.name, "; ".join(side_lines(each))) for each in results.layouts]
     return [f"{name}: {words}" for name, words in lines if words]

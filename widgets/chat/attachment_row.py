@@ -22,7 +22,7 @@ PICTURE_PX = 32
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """An attachment of the next question.
+    """An attachment of the next question, as the row shows it.
 
     `detail`: size and tokens of the file as text, or a note that the file is being read.
     `is_bad`: whether the file is too large for the context.

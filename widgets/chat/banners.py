@@ -65,12 +65,12 @@ class Banner(QFrame):
             self.updateGeometry()
 
     def show_words(self, text: str, button: str) -> None:
-        """Set the sentence, and the label of the button."""
+        """Set the sentence to `text`, and the label of the button to `button`."""
         self.label.setText(text)
         self.button.setText(button)
 
     def add_button(self, text: str) -> QPushButton:
-        """Add another button before the first one, and return it."""
+        """Add a button with the label `text` at the left of the first button, and return it."""
         button = QPushButton(text)
         self._flow.removeWidget(self.button)
         self._flow.addWidget(button)

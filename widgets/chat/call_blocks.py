@@ -24,7 +24,7 @@ ROW_PX = 24
 INSET_PX = 14
 GAP_PX = 6
 DRAFT_INTERVAL_MS = 600
-"""Milliseconds between two reports of a result that is being typed; the same as for a typed question."""
+"""Interval in milliseconds at which the signal `typed` reports a result that is being typed."""
 
 
 class ResultEdit(QWidget):
@@ -64,7 +64,7 @@ class ResultEdit(QWidget):
         return top + self.send_button.sizeHint().height()
 
     def flush(self) -> None:
-        """Emit `typed` at once if typed text is still waiting for the timer."""
+        """Emit `typed` at once if typed text has not been reported yet."""
         self._timer.flush()
 
     def _report(self) -> None:
@@ -204,7 +204,7 @@ class CallsBox(QWidget):
             block.fold_button.setChecked(f"call {place}" in parts)
 
     def flush(self) -> None:
-        """Emit `typed` at once for each result whose text is still waiting for the timer."""
+        """Emit `typed` at once for each result whose typed text has not been reported yet."""
         for block in self.blocks:
             if block.result is not None:
                 block.result.flush()

@@ -27,7 +27,10 @@ RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 @dataclass(frozen=True, slots=True)
 class ContextPart:
-    """A part of the context that the meter shows. `colour`: the name of a field of `Palette`."""
+    """A part of the tokens in the context, such as the system prompt, that the meter shows.
+
+    `colour`: the name of a field of `Palette`.
+    """
 
     label: str
     tokens: int

@@ -49,14 +49,18 @@ class ChatPlace:
 
 @dataclass(frozen=True, slots=True)
 class ChatChange:
-    """A requested change of a conversation. `text`: its new title or its new folder, depending on the signal."""
+    """A request to rename a conversation or to move it to another folder.
+
+    `chat`: id of the conversation.
+    `text`: the new title with the signal `renamed`, the name of the new folder with the signal `moved`.
+    """
 
     chat: str
     text: str
 
 
 def folders_of(chats: tuple[ListedChat, ...]) -> list[str]:
-    """Return the names of all folders, sorted without regard to case."""
+    """Return the names of the folders that have conversations, sorted without regard to case."""
     return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)
 
 
@@ -79,7 +83,7 @@ class ChatListModel(QAbstractListModel):
         self._row_of: dict[str, int] = {}
 
     def set_chats(self, chats: Sequence[ListedChat]) -> None:
-        """Show conversations, in this order within their folders."""
+        """List `chats`: first those without a folder, then each folder. Their order stays the same within a folder."""
         in_folders: dict[str, list[Row]] = {}
         for chat in chats:
             in_folders.setdefault(chat.folder, []).append(chat)

@@ -210,9 +210,9 @@ class ChatPane(QWidget):
         self.set_status(self._status)
 
     def set_status(self, status: ModelStatus) -> None:
-        """Show whether the model is ready.
+        """Show whether the model can answer.
 
-        If the model is not ready, a button offers the next step: open a model, or load the model (again).
+        If it cannot, a button offers the next step: open a model, or load the open one.
         """
         self._status = status
         start = chat_start(status, self._last_model)
@@ -257,7 +257,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
-        """Show or hide the banner that can undo a deletion."""
+        """Show or hide the banner with which a deletion of a question and its answers can be undone."""
         self._undo_banner.setVisible(offered)
 
     def apply_palette(self, palette: Palette) -> None:
@@ -342,7 +342,7 @@ class ChatPane(QWidget):
         self._report_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
-        """Send a sample question. If the model is not ready, put the question into the input if that is empty."""
+        """Send a sample question. If the model is not ready, put the question into the input, unless that has text."""
         if self._can_send():
             self._send(question)
         elif not self.prompt_edit.toPlainText().strip():

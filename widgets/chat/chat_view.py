@@ -24,13 +24,13 @@ LIST_WIDTH_PX = 240
 class ChatView(QWidget):
     """The list of conversations and the chat panes.
 
-    `panes`: one pane for each model; the current pane is shown.
-    `beside`: the panes for a second model, at the right.
-    `above`: a layout for widgets above the chat.
+    `panes`: a stack with one chat pane for each model, of which one is shown.
+    `beside`: a second stack at the right, which shows a chat with another model.
+    `above`: a Qt layout for widgets above the chat.
     """
 
     beside_chosen = Signal(int)
-    """Emitted with the index of the model that was chosen for the right pane, counted in `names` of `show_beside`."""
+    """Emitted when the user has chosen a model for the right pane, with its index in the box that lists the models."""
     beside_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -72,7 +72,7 @@ class ChatView(QWidget):
 
         `left`: name of the model at the left.
         `names`: names of the models that can be chosen for the right.
-        `chosen`: index in `names` of the model that is shown there.
+        `chosen`: index in `names` of the model at the right.
         """
         self._left_label.setText(left)
         self.beside_box.clear()

@@ -125,7 +125,7 @@ class ConversationList(QWidget):
     # ------------------------------------------------------------------ values
 
     def show_chats(self, chats: Sequence[ListedChat]) -> None:
-        """Show these conversations, in this order within their folders."""
+        """List `chats`: first those without a folder, then each folder. Their order stays the same within a folder."""
         if tuple(chats) != self._chats:
             self._chats = tuple(chats)
             if self._hits is None:
@@ -147,7 +147,7 @@ class ConversationList(QWidget):
         self._undo_bar.setVisible(bool(title))
 
     def folders(self) -> list[str]:
-        """Return the names of all folders, sorted without regard to case."""
+        """Return the names of the folders that have conversations, sorted without regard to case."""
         return folders_of(self._chats)
 
     # ------------------------------------------------------------------ the list
@@ -279,9 +279,9 @@ class FittedSnippet:
 
 
 def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnippet:
-    """Return the snippet of `hit` without its first words, so that the match begins in the first third of `width`.
+    """Return the snippet of a search match without its first words, so that the match is at the start of the line.
 
-    `width`: available width in pixels.
+    The match then begins in the first third of `width`, which is the available width in pixels.
     """
     begin = hit.begin
     # Text after the match is elided at the right, as usual.
@@ -371,7 +371,12 @@ class ChatRows(QStyledItemDelegate):
     def _draw_line(
         self, painter: QPainter, shown: QStyleOptionViewItem, place: QPointF, room: QRect, hit: ListedHit
     ) -> None:
-        """Draw the snippet of a search match on one line, with the match itself in bold."""
+        """Draw the snippet of the search match `hit` on one line, with the match itself in bold.
+
+        `shown`: the row with its font and colours.
+        `place`: top left corner of the line.
+        `room`: rectangle outside of which nothing is drawn; its width is that of the line.
+        """
         fitted = fit_snippet(hit, shown.fontMetrics, room.width())
         text = shown.fontMetrics.elidedText(fitted.text, Qt.TextElideMode.ElideRight, room.width())
         bold = QTextLayout.FormatRange()

@@ -31,7 +31,7 @@ MARGIN_PX = 4
 LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 68
 """Line height, mean character width and remaining height of a message in pixels, to estimate its height."""
 KEPT_SCREENS = 1.0
-"""Bubbles that are farther away from the visible area than this number of screens are deleted."""
+"""Distance from the visible area at which bubbles are deleted, as a multiple of the height of that area."""
 
 
 class MessageList(QAbstractScrollArea):
@@ -55,7 +55,7 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """Streamed pieces (text, thought) that came after the last update of a message, by the message's id."""
+        """Streamed pieces of text and thought that are not yet in the stored message, by the id of the message."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
         """Parts that the reader has opened in messages that have no bubble now, by the id of the message."""

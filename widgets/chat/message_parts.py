@@ -49,7 +49,10 @@ EDIT_RESULT = tr("Change this result and send it as another version")
 
 
 class MessageHead(QWidget):
-    """Action bar of a message. Its buttons are visible while it is active; actions that do not fit are in a menu."""
+    """Action bar of a message. Actions that do not fit as buttons are in a menu.
+
+    The owner shows and hides the buttons by `set_active`.
+    """
 
     chosen = Signal(str)
     """Emitted with the chosen action: an `ActionKind`, or "details"."""
@@ -118,7 +121,7 @@ class MessageHead(QWidget):
         self._refresh()
 
     def set_active(self, active: bool) -> None:
-        """Show the buttons of the bar (`active`), or hide them."""
+        """Set whether the buttons of the bar are visible."""
         self._is_active = active
         self._refresh()
 

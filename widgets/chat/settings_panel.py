@@ -87,7 +87,7 @@ class SamplingField(QWidget):
                 self.control.setText(text)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Commit a long text when its editor loses the focus."""
+        """Emit `committed` when the editor for a long text loses the focus and its text has changed."""
         if event.type() is QEvent.Type.FocusOut:
             self._commit()
         return super().eventFilter(watched, event)
@@ -100,7 +100,7 @@ class SamplingField(QWidget):
 
 
 def lines_height(widget: QWidget, lines: int) -> int:
-    """Return the height in pixels of a widget around an editor with this number of lines.
+    """Return the height in pixels of a widget around an editor that shows this number of lines.
 
     The height is computed because the stylesheet gives editors a minimum height, which layouts use instead of the size
     hint.
@@ -144,7 +144,7 @@ class TemplateField(QWidget):
         """Show the conversation's own chat template.
 
         `text`: the template; empty if the conversation uses the model's template.
-        `is_same`: whether the same conversation was shown before this call.
+        `is_same`: whether the conversation was already shown. If so, "Custom" stays chosen while no text is typed yet.
         """
         names = {template: name for name, template in self._known.items()}
         self._is_showing = True
@@ -157,7 +157,7 @@ class TemplateField(QWidget):
         self.text_edit.setVisible(self.choice_box.currentText() != OF_MODEL)
 
     def flush(self) -> None:
-        """Emit `template_changed` at once if typed text is still waiting for the timer."""
+        """Emit `template_changed` at once if typed text has not been reported yet."""
         self._timer.flush()
 
     def _report(self) -> None:
@@ -221,7 +221,7 @@ class ToolsField(QWidget):
         self.note_label.setText(note or TOOLS_HINT)
 
     def flush(self) -> None:
-        """Emit `tools_changed` at once if typed text is still waiting for the timer."""
+        """Emit `tools_changed` at once if typed text has not been reported yet."""
         self._timer.flush()
 
     def _report(self) -> None:
@@ -281,14 +281,14 @@ _TITLES: dict[SamplingGroup, str] = {
     "Mirostat": "Mirostat",
     "Shape": tr("Output format"),
 }
-"""Titles of the groups, in the order of the panel. Temperature and top-p come first, because people change them most;
-`SAMPLING` has the order in which the sampler chain applies the settings."""
+"""Titles of the groups of sampling settings, in the order of the panel. Temperature and top-p come first, because they
+are changed most; `SAMPLING` has the order in which the sampler chain applies the settings."""
 FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
 """Keys of the settings that come first in their groups."""
 
 
 def _panel_place(setting: SamplingSetting) -> int:
-    """Return the sort key of a setting in its group. Settings with the same key stay in the order of `SAMPLING`."""
+    """Return a number by which the settings of a group are sorted. Equal ones stay in the order of `SAMPLING`."""
     return FIRST_KEYS.index(setting.key) if setting.key in FIRST_KEYS else len(FIRST_KEYS)
 
 
@@ -351,7 +351,7 @@ class SettingsPanel(QScrollArea):
         self._is_showing = False
 
     def show_presets(self, names: Sequence[str], chosen: str) -> None:
-        """Show all presets and the chosen one."""
+        """Offer the presets `names`, and show the preset `chosen` as the chosen one."""
         self.preset_box.clear()
         self.preset_box.addItem(NO_PRESET, "")
         for name in names:

@@ -40,7 +40,7 @@ class ShownCall:
 
     `arguments`: the arguments as text for people.
     `wants_result`: whether a person can type the result of the call.
-    `draft`: the result as far as it was typed.
+    `draft`: typed text of the result that has not been sent.
     """
 
     id: str
@@ -54,6 +54,7 @@ class ShownCall:
 class ShownMessage:
     """A message as the list shows it.
 
+    `speaker`: name of the author, such as the model.
     `thinking_note`: a text about the duration of the thought.
     `note`: the line below the text: an error, or speed and tokens.
     `details`: more about the answer, which is shown after `note` on request.
@@ -62,11 +63,12 @@ class ShownMessage:
     `can_continue`: whether the answer was cut off, so that Continue can generate the rest.
     `files`: names of the attachments that are not images.
     `is_pinned`: whether the message stays in the prompt when the context is full.
-    `has_choices`: whether the probabilities of its tokens are stored.
+    `has_choices`: whether the probabilities of the tokens of the message are stored.
     `is_left_out`: whether the prompt omits the message, because the context is full.
     `calls`: the tools that the model called after the text.
     `source`: the text that Copy and Edit use; empty if they use `text`.
-    `can_answer`: whether the message is the last one and a tool's result, and no other result is missing.
+    `can_answer`: whether the model can be asked to answer: the message is the last one and a tool's result, and no call
+    lacks a result.
     """
 
     id: str
@@ -96,9 +98,10 @@ class ShownMessage:
 class MessageAction:
     """An action of a person on a message.
 
+    `kind`: what is to be done, such as "edit".
     `message`: the id of the message.
-    `text`: the new text of an edited question, or the result of a tool call.
-    `call`: the id of that call.
+    `text`: the new text of an edited question, or the result of a tool call; empty for other actions.
+    `call`: the id of the tool call with this result; empty for other actions.
     """
 
     kind: ActionKind

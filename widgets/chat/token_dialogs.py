@@ -24,7 +24,7 @@ MOST_SHADED = 8000
 
 
 class TokenText(QPlainTextEdit):
-    """Read-only text that consists of tokens. The property `token` is the token at the cursor."""
+    """Read-only text that consists of tokens. The property `token` is the index of the token at the cursor."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -33,7 +33,10 @@ class TokenText(QPlainTextEdit):
         self._ends: list[int] = []
 
     def show_tokens(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
-        """Show the texts of tokens. `shade`: returns the background of the token at an index, or None for no colour."""
+        """Show the texts of tokens, one after the other.
+
+        `shade`: returns the background colour of the token at an index; None for no colour.
+        """
         shown = list(map(shown_piece, pieces))
         self._ends = list(accumulate(map(_length, shown)))
         self.setPlainText("")
@@ -76,7 +79,7 @@ def shown_piece(piece: str) -> str:
 
 
 def piece_words(piece: str) -> str:
-    """Return a token in quotation marks, with line breaks as arrows, to be part of a line."""
+    """Return the text of a token in quotation marks and on one line: arrows stand for line breaks."""
     return "“" + shown_piece(piece).replace("\n", "↵") + "”"
 
 
@@ -98,7 +101,10 @@ SOURCE = tr("Probabilities before all samplers, at temperature 1. Darker tokens 
 
 @dataclass(frozen=True, slots=True)
 class ShownChoice:
-    """A chosen token with its probability. `likeliest`: the likeliest tokens at its position, most probable first."""
+    """A token of an answer with its probability.
+
+    `likeliest`: the likeliest tokens at the same position, most probable first.
+    """
 
     text: str
     probability: float

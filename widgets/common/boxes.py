@@ -13,9 +13,11 @@ NO_MARGINS = (0, 0, 0, 0)
 def h_box(
     parent: QWidget | None = None, *, spacing: int | None = None, margins: tuple[int, int, int, int] = NO_MARGINS
 ) -> QHBoxLayout:
-    """Return a row, the layout of `parent` if there is one. `margins`: left, top, right, bottom in pixels.
+    """Return a Qt layout that places widgets in a row.
 
-    `spacing`: pixels between two widgets; None for that of the style.
+    `parent`: widget that gets the row as its layout; None if the caller adds the row to another layout.
+    `spacing`: pixels between two widgets; None for the spacing of the Qt style.
+    `margins`: left, top, right and bottom margin in pixels.
     """
     return _placed(QHBoxLayout(), parent, spacing, margins)
 
@@ -23,12 +25,20 @@ def h_box(
 def v_box(
     parent: QWidget | None = None, *, spacing: int | None = None, margins: tuple[int, int, int, int] = NO_MARGINS
 ) -> QVBoxLayout:
-    """Return a column; the arguments are those of `h_box`."""
+    """Return a Qt layout that places widgets in a column.
+
+    `parent`: widget that gets the column as its layout; None if the caller adds the column to another layout.
+    `spacing`: pixels between two widgets; None for the spacing of the Qt style.
+    `margins`: left, top, right and bottom margin in pixels.
+    """
     return _placed(QVBoxLayout(), parent, spacing, margins)
 
 
 def centred(widget: QWidget, parent: QWidget | None = None) -> QHBoxLayout:
-    """Return a row with `widget` in the middle, the layout of `parent` if there is one."""
+    """Return a row with `widget` in the middle and free space at both sides.
+
+    `parent`: widget that gets the row as its layout; None if the caller adds the row to another layout.
+    """
     row = h_box(parent)
     row.addStretch(1)
     # 1000 to 1: the widget takes all width up to its maximum, and only then the margins grow.

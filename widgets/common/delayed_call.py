@@ -1,4 +1,4 @@
-"""A timer that calls one function, some time after a change or a pause."""
+"""A timer that delays and combines calls of a function, such as those that follow each typed letter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PySide6.QtCore import QObject, QTimer
 class DelayedCall(QTimer):
     """A single-shot timer that calls `call` when it expires.
 
-    `start` restarts the delay, so that the call comes after a pause. `begin` does not, so that the call comes at most
-    once per interval while changes go on.
+    If each change calls `start`, which restarts the delay, the function is called after a pause in the changes. If each
+    change calls `begin`, which does not, the function is called at most once per interval while changes go on.
     """
 
     def __init__(self, parent: QObject, call: Callable[[], object], interval_ms: int = 0) -> None:
@@ -21,12 +21,12 @@ class DelayedCall(QTimer):
         self.timeout.connect(call)
 
     def begin(self) -> None:
-        """Start the timer, unless it runs."""
+        """Start the timer, unless it is already running."""
         if not self.isActive():
             self.start()
 
     def flush(self) -> None:
-        """Call the function at once if the timer runs."""
+        """If the timer is running, stop it and call the function at once."""
         if self.isActive():
             self.stop()
             # Emitted instead of called: a reference to the bound method would keep its object alive.

@@ -36,7 +36,10 @@ class Dialog(QDialog):
         self.buttons.rejected.connect(self.reject)
 
     def add_button(self, text: str, do: Callable[[], object], *, apart: bool = False) -> QPushButton:
-        """Add a button that calls `do` and does not close the dialog. `apart`: at the other end of the row."""
+        """Add a button that calls `do` and does not close the dialog.
+
+        `apart`: whether the button is at the other end of the row of buttons.
+        """
         role = QDialogButtonBox.ButtonRole.ResetRole if apart else QDialogButtonBox.ButtonRole.ActionRole
         button = self.buttons.addButton(text, role)
         # `clicked` passes whether the button is checked, which `do` does not take.
@@ -60,7 +63,7 @@ class Dialog(QDialog):
 
 
 class StatusDialog(Dialog):
-    """A dialog with a sentence on the state of what it does. It is deleted when it closes."""
+    """A dialog for work such as an examination, with a sentence on the state of the work. Closing deletes it."""
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(title, parent, once=True)
@@ -69,11 +72,11 @@ class StatusDialog(Dialog):
 
     @property
     def text(self) -> str:
-        """The sentence on the state."""
+        """The shown sentence on the state of the work."""
         return self.status_label.text()
 
     def say(self, text: str, bad: bool = False) -> None:
-        """Show `text` as the state; with `bad`, as an error."""
+        """Show `text` as the state of the work. `bad`: whether `text` is an error."""
         self.status_label.setText(text)
         set_role(self.status_label, "error" if bad else "strong")
 

@@ -18,9 +18,9 @@ from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 
 PartRole = Literal["weights", "experts", "kv", "compute", "pipeline", "draft", "other"]
-"""A part of a device's memory, which is also the name of its colour in `Palette`.
+"""A part of a device's memory. "other" is the memory of other programs, and everything that has no part of its own.
 
-Lanes, bars, legend and report use this name for the colour, so that one part has one colour everywhere.
+The name of a part is also the name of its colour in `Palette`, so that a part has the same colour everywhere.
 """
 
 OVERFLOW_WIDTH = 18.0
@@ -32,7 +32,7 @@ _MIN_SEGMENT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """One segment of a memory bar, with its translated name."""
+    """A segment of a memory bar. `label`: name of the part in the language of the window."""
 
     role: PartRole
     label: str
@@ -60,9 +60,10 @@ class MemoryBar:
 
     span_bytes: memory that the whole length of the bar stands for.
     other_bytes: memory of other programs; None if it is unknown.
+    parts: memory that the layout needs, by part.
     mapped_bytes: weights that are read from the mapped file. The system can drop their pages, so they always fit.
     mapped_expert_bytes: the experts among the mapped weights.
-    line_bytes: the limit after the margin is subtracted; parts beyond it do not fit.
+    line_bytes: place of the dashed line: memory of other programs, plus what the layout may use without the margin.
     shortfall_bytes: missing memory; negative if everything fits.
     """
 
@@ -81,7 +82,11 @@ class MemoryBar:
 
 
 def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[BarPart, ...]:
-    """Return the segments of a device's memory, in the order of the bar, without empty ones."""
+    """Return the segments of a memory bar, in their order in the bar; segments of zero bytes are left out.
+
+    `row`: memory that the layout needs on the device.
+    `placed`: bytes of the weights that the layout places on the device.
+    """
     # `compute_bytes` includes the copies for a pipeline, which are a segment of their own.
     alone_bytes = row.compute_bytes - row.pipeline_bytes
     # Experts that are mapped are not in `weights_bytes`; those are painted with the mapped part.
@@ -123,10 +128,11 @@ def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
 
 
 def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> MemoryBar:
-    """Return the memory bar of `row`.
+    """Return the memory bar of a device.
 
-    `room`: the device's row from before the load, if `row` was measured after it: the bar shows the free memory of that
-    row. None: `row` itself.
+    `row`: memory that the layout needs on the device.
+    `room`: row of the same device from another moment, from which free memory and cap are taken. It is given for
+    a `row` that was measured by a load, because it has the free memory at the load. None: they are taken from `row`.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
@@ -152,7 +158,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
 
 def room_text(bar: MemoryBar) -> str:
-    """Return the free or missing memory after the margin as text: "free 4.10 GiB" or "short 312.0 MiB".
+    """Return the memory that stays free beside the margin, or is missing: "free 4.10 GiB" or "short 312.0 MiB".
 
     A device on which the layout places nothing is never short.
     """
@@ -181,7 +187,12 @@ def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
 
 
 def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> str:
-    """Return a plain text for a tooltip with every number of `row`, one on each line."""
+    """Return the text of a tooltip: the memory that a layout needs on a device, with one number on each line.
+
+    `row`: memory that the layout needs.
+    `room`: row of the same device from another moment, from which free memory and cap are taken; None: from `row`.
+    `placed`: bytes of the weights that the layout places on the device.
+    """
     room = row if room is None else room
     used_bytes = used_mapped_bytes(row, placed)
     # Zeros are left out: most devices have no recurrent state, pipeline or mapped file.
@@ -279,7 +290,11 @@ def _paint_segment(painter: QPainter, rect: QRectF, name: str) -> None:
 
 
 def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float, palette: Palette) -> None:
-    """Paint memory beyond the limit in red: hatched up to the device's total, then as an arrow."""
+    """Paint the memory beyond the limit in red: hatched up to the device's total, then as an arrow.
+
+    `rect`: rectangle of the whole bar.
+    `line_x`, `end_x`: horizontal positions of the limit, and of the end of the needed memory.
+    """
     body = rect.adjusted(0, 0, -OVERFLOW_WIDTH, 0)
     end_x = max(end_x, line_x + 3)
     inside = QRectF(line_x, rect.top(), min(end_x, body.right()) - line_x, rect.height())

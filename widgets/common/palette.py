@@ -36,10 +36,10 @@ class Palette:
 
 
 SURFACES = ("background", "panel", "card", "line")
-"""Backgrounds of text. `line` is also the background of a selected row and of a pressed button."""
+"""Names of the colours of backgrounds of text. `line` is also the background of selected rows and pressed buttons."""
 # `tests/app/test_contrast.py` computes the contrasts from these names, and reads the stylesheets too.
 WORDS = ("text", "dim", "accent", "bad", "good", "experts", "kv", "compute")
-"""Text colours. The last three colour source code, and `experts` also marks models that barely fit."""
+"""Names of the colours of text. The last three colour source code, and `experts` also marks models that barely fit."""
 FILLED = {"accent": "on_accent", "bad": "on_bad", "good": "on_good"}
 """Background colours of buttons and badges, with the colour of the text on them."""
 

@@ -1,4 +1,4 @@
-"""Labels, small buttons and tooltips that show foreign text literally, and roles for the stylesheet.
+"""Labels, small buttons and tooltips that show text from files literally, and roles for the stylesheet.
 
 A role selects the look of a widget: the stylesheet has selectors for the property `role`.
 """
@@ -27,7 +27,11 @@ def set_role(widget: QWidget, role: str) -> None:
 
 
 def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel:
-    """Return a label that shows `text` as it is, never as markup. `role`: name of its look in the stylesheet."""
+    """Return a label that shows `text` as it is, never as markup.
+
+    `role`: role of the label in the stylesheet, which selects its look.
+    `wrap`: whether long text is wrapped.
+    """
     label = QLabel()
     # QLabel detects rich text by default, and names of models and devices come from foreign files.
     label.setTextFormat(Qt.TextFormat.PlainText)
@@ -39,7 +43,11 @@ def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel
 
 
 def tool_button(text: str, name: str, role: str = "quiet", *, tip: str = "") -> QToolButton:
-    """Return a small button. `name`: accessible name, and also the tooltip unless `tip` is given."""
+    """Return a small button with the label `text`, often a symbol such as "×".
+
+    `name`: accessible name, and also the tooltip unless `tip` is given.
+    `role`: role of the button in the stylesheet, which selects its look.
+    """
     button = QToolButton()
     button.setText(text)
     button.setAccessibleName(name)

@@ -18,7 +18,7 @@ class _Zoom:
 
 
 def set_zoom(factor: float) -> None:
-    """Set the zoom for fonts and lengths computed from now on. `app.theme` calls it for all widgets."""
+    """Set the zoom factor of the interface, which fonts and lengths have that are computed from now on."""
     _Zoom.factor = factor
 
 
@@ -28,7 +28,7 @@ def zoom() -> float:
 
 
 def zoomed(length_px: float) -> int:
-    """Return a length in pixels at the present zoom."""
+    """Return a length, given in pixels at a zoom of 1, in pixels at the present zoom."""
     return round(length_px * _Zoom.factor)
 
 

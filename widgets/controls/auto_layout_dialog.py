@@ -152,7 +152,7 @@ class AutoLayoutDialog(Dialog):
         self.release_button.setEnabled(bool(text))
 
     def set_ready(self, ready: bool) -> None:
-        """Enable or disable the button "Find Layout"; it needs an open model."""
+        """Enable the button "Find Layout" if `ready`, which means that a model is open; else disable it."""
         self.find_button.setEnabled(ready)
 
     def set_explanation(self, text: str, *, bad: bool = False) -> None:
@@ -187,7 +187,7 @@ class AutoLayoutDialog(Dialog):
         self._show_words()
 
     def _fit_list(self) -> None:
-        """Fit the height to the rows, up to `_LIST_ROWS`; a longer list scrolls."""
+        """Set the height of the list of devices to its rows, at most `_LIST_ROWS`; a longer list scrolls."""
         rows = min(max(self.device_list.count(), 1), _LIST_ROWS)
         row_px = max(self.device_list.sizeHintForRow(0), self.fontMetrics().height()) + 2 * _ROW_GAP_PX
         self.device_list.setFixedHeight(rows * row_px + 2 * self.device_list.frameWidth() + 4)

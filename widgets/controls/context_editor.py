@@ -33,7 +33,7 @@ AUTO_PRESET = tr("Auto: the usual length, or less if memory is short")
 
 
 class ContextEditor(QObject):
-    """Edits those fields of `ContextSettings` that the settings bar shows; the others stay unchanged.
+    """Edits the fields of `ContextSettings` that are in the settings bar. Other fields stay as they are.
 
     The caller lays out the widgets in `groups`. Cache types and flash attention are shown only after "Details":
     people who try a first model need none of them, and the defaults fit.

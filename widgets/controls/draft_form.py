@@ -1,4 +1,4 @@
-"""The form of a draft in the settings of the next load: none, n-gram, MTP head, a model of the library, or a file."""
+"""The form that chooses the draft for the next load: none, n-gram, MTP head, a model of the library, or a file."""
 
 from __future__ import annotations
 
@@ -71,8 +71,10 @@ class DraftForm(QWidget):
     def set_draft(
         self, draft: DraftChoice, proposed: Sequence[ProposedDraft], devices: Sequence[str], *, has_mtp: bool = False
     ) -> None:
-        """Show `draft`. `proposed`: models that may draft. `devices`: ids of the devices that a draft can be on.
+        """Show `draft` as the chosen draft.
 
+        `proposed`: models of the library that may draft.
+        `devices`: ids of the devices that a draft model can be on.
         `has_mtp`: whether the model has an MTP head that can draft.
         """
         self._draft = draft

@@ -46,7 +46,7 @@ class _Code(QPlainTextEdit):
 class ExportLayoutDialog(Dialog):
     """Shows the layout as a text for another program, with notes on settings that the text cannot express.
 
-    `targets`: (key, title) of each program.
+    `targets`: (key, title) of each program that a layout can be exported for.
     """
 
     target_changed = Signal(str)
@@ -152,7 +152,7 @@ class ImportLayoutDialog(Dialog):
 
     @property
     def name(self) -> str | None:
-        """Name of the chosen model, if the configuration has several; None if there is no choice."""
+        """Name of the chosen model of a configuration file; None if the text offers no choice of models."""
         return self.name_box.currentText() if self.name_box.count() else None
 
     def clear(self) -> None:
@@ -162,7 +162,7 @@ class ImportLayoutDialog(Dialog):
         self.show_fault("")
 
     def set_names(self, names: Sequence[str]) -> None:
-        """Offer these models of a configuration. The chosen one stays chosen if it is among them."""
+        """Offer the models of a configuration file, by name. The chosen one stays chosen if it is among `names`."""
         if list(names) == [self.name_box.itemText(index) for index in range(self.name_box.count())]:
             return
         chosen = self.name_box.currentText()

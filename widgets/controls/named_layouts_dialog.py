@@ -19,7 +19,7 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class NamedLayoutRow:
-    """A row of the list. `layout`: the layers of each device. `made_for`: the devices for which it was made."""
+    """Texts of a named layout. `layout`: layers of each device. `made_for`: devices for which it was made."""
 
     name: str
     layout: str
@@ -27,7 +27,7 @@ class NamedLayoutRow:
 
 
 class NamedLayoutsDialog(Dialog):
-    """Lists the named layouts of a model. Its signals carry the row of a layout. The dialog is not modal."""
+    """Lists the named layouts of a model. Signals for a layout carry the index of its row. The dialog is not modal."""
 
     use_requested = Signal(int)
     duplicate_requested = Signal(int)
@@ -70,10 +70,10 @@ class NamedLayoutsDialog(Dialog):
         self._refresh()
 
     def show_layouts(self, rows: Sequence[NamedLayoutRow], *, has_model: bool, can_restore: bool) -> None:
-        """List the named layouts.
+        """List the named layouts `rows`.
 
         `has_model`: whether a model is open.
-        `can_restore`: whether a deleted layout can be restored.
+        `can_restore`: whether the layout that was deleted last can be restored.
         """
         chosen = self.table.chosen_row
         before = None if chosen is None or chosen >= len(self._rows) else self._rows[chosen].name

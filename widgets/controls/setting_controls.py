@@ -45,7 +45,7 @@ PADDING = 22
 
 
 class TokenSpinBox(SpinBox):
-    """Box for a number of tokens. An entered number is rounded up to a multiple of 256, and emitted."""
+    """Number box for a number of tokens. A number that the user enters is rounded up to a multiple of 256."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -61,7 +61,7 @@ class TokenSpinBox(SpinBox):
         self.lineEdit().returnPressed.connect(self.clearFocus)
 
     def fit_width(self) -> None:
-        """Set the width so that the longest usual count fits in the present font."""
+        """Set the width of the box so that the longest usual number fits in the present font."""
         # The stylesheet sets the font when the widget is polished, which otherwise happens when it is first shown.
         self.ensurePolished()
         self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + zoomed(PADDING))
@@ -88,7 +88,7 @@ class TokenSpinBox(SpinBox):
         return QValidator.State.Acceptable, text, position
 
     def fixup(self, text: str) -> str:
-        """Return the text of the present value, to replace a typed text that is no count."""
+        """Return the text of the present value, which replaces typed text that is not a number."""
         return self.textFromValue(self.value())
 
 
@@ -119,7 +119,9 @@ class SettingControl(QObject):
     def disable_choices(self, refused: Mapping[str, str]) -> None:
         """Disable values that cannot be used.
 
-        `refused`: maps the text of each such value to the reason. Controls without a list of values do nothing.
+        `refused`: maps the text of each such value to the reason.
+
+        This method does nothing in a control without a list of values.
         """
 
 
@@ -202,7 +204,7 @@ class RealControl(SettingControl):
 
 
 class LengthControl(SettingControl):
-    """A box for a length in tokens, with a button "Auto". While the button is on, the box shows the length in use."""
+    """A box for a length in tokens, with a button "Auto". While it is on, the box shows the decided length."""
 
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.auto_button = QToolButton()

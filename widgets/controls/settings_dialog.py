@@ -41,7 +41,7 @@ _TITLES: dict[Group, str] = {"Context": tr("Context"), "Batches": tr("Batches"),
 
 
 class SettingsDialog(QDialog):
-    """Dialog with a row for each setting in the table of settings.
+    """Dialog with a row for each setting of a load (each entry of `SETTINGS`), and the files that are loaded too.
 
     It is not modal: changes are applied at once, and Undo reverts them.
     """
@@ -119,6 +119,7 @@ class SettingsDialog(QDialog):
         """Show the files that are loaded with the model.
 
         `devices`: ids of the devices that the projector can be on.
+        `decisions`: the values that were decided for automatic settings, with those for the files.
         """
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
 
@@ -144,7 +145,7 @@ SCALE_STEP = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AdapterScale:
-    """A new scale for the LoRA adapter at `index` of the list."""
+    """A new scale for a LoRA adapter. `index`: its index in the list of adapters."""
 
     index: int
     scale: float

@@ -21,7 +21,7 @@ NUMBER_WIDTH_PX = 64
 
 
 class ShareEditor(QFrame):
-    """Shows shares in percent of their sum. If the user changes one, the others change in proportion.
+    """Shows the shares of devices in percent. If the user changes one, the others change in proportion.
 
     `moved` is emitted at each step of a slider, `move_finished` when the slider is released or a number was entered.
     """
@@ -47,7 +47,7 @@ class ShareEditor(QFrame):
         return self._shares
 
     def set_shares(self, shares: Sequence[tuple[str, float]]) -> None:
-        """Show devices with their shares, which are scaled to a sum of 100. The editor is hidden if there are none."""
+        """Show the share of each device, scaled to a sum of 100. Without devices the editor is hidden."""
         self._shares = percent_shares(shares)
         # Sliders stay while the devices do, because a slider that is dragged must not be replaced.
         if list(self._members) != [device for device, _ in shares]:
@@ -123,7 +123,7 @@ def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, floa
 
 
 def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
-    """Return shares with `percent` for `device`; the other devices divide the rest in their old proportions.
+    """Return the shares after `device` gets `percent`; the other devices divide the rest in their old proportions.
 
     A single device always has 100.
     """

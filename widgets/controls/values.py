@@ -18,7 +18,7 @@ class SplitModeChoice:
 
 
 class AdapterName(msgspec.Struct, frozen=True):
-    """A LoRA adapter: path of its file, and its scale. Also stored in the settings."""
+    """A LoRA adapter: path of its file, and its scale. The settings file stores this value."""
 
     path: str
     scale: float
@@ -28,8 +28,9 @@ class AdapterName(msgspec.Struct, frozen=True):
 class DraftChoice:
     """A draft as the form shows it.
 
-    path: file of the draft model; empty for n-gram and for no draft.
     kind: "none", "ngram", "model" or "mtp".
+    path: file of the draft model; empty if no model drafts.
+    n_tokens: number of tokens that are drafted for a step.
     device: device of the draft model, or several with commas; None if it is decided automatically.
     """
 
@@ -66,7 +67,7 @@ class SideFileNames:
 
 
 class AutoWishes(msgspec.Struct, frozen=True):
-    """Options of automatic layouts, which are also stored in the settings.
+    """Options of automatic layouts. The settings file stores this value.
 
     strategy: name in `STRATEGIES`.
     order: device ids, the preferred one first.

@@ -111,7 +111,7 @@ class DeviceCard(QFrame):
         self.plot.apply_palette(palette)
 
     def set_device(self, device: Device) -> None:
-        """Show `device`, a new state of the device with the same id. The graph is kept."""
+        """Show new values of the same device: `device` has the id of the one before. The graph is kept."""
         self._device = device
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))
@@ -127,7 +127,7 @@ class DeviceCard(QFrame):
         self._show_tool_tip()
 
     def add_sample(self, sample: Sample) -> None:
-        """Show the reading, and append it to the graph."""
+        """Show the reading `sample`, and append it to the graph."""
         self._last = sample
         total_bytes = device_total_bytes(self._device, sample)
         used_bytes = sample.used_bytes

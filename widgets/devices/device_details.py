@@ -32,12 +32,14 @@ _LABEL_SHARE = 0.2
 """Width of the label of a mark (an event such as a load), as a share of the time span.
 If the next mark is closer than this, its label is drawn one line lower."""
 _LABEL_LINES, _LABEL_STEP = 5, 0.16
-"""Number of lines for the labels of marks, and the distance of two lines as a share of the graph's height."""
+"""Number of lines for the labels of marks (events such as a load), and distance of two lines as a share of the
+graph's height.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph of one reading over time. `title`, `unit`: texts at the graph.
+    """A graph of one reading over time. `title`, `unit`: heading, and unit of the axis.
 
     `value`: returns the reading from a sample.
     `color`: name of a colour of the palette.
@@ -92,7 +94,7 @@ def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
 
 
 def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str], ...]:
-    """Return the present readings as (name, value). Readings that the device does not have are left out."""
+    """Return the readings in `sample` as texts (name, value). Values that were not read are left out."""
     if sample is None or sample.used_bytes is None:
         return ((tr("Readings"), (sample.note if sample is not None else "") or NO_READING),)
     total_bytes = sample.total_bytes or device.total_bytes

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""Height of the strip without cards: about that of a card, so that the first card does not move the editor below."""
+"""Height in pixels of the strip without cards: about a card's, so that the first card does not move the editor."""
 
 
 class DeviceStrip(QWidget):
@@ -137,7 +137,7 @@ class DeviceStrip(QWidget):
             before = card.menu_button
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
-        """Append a reading to the card of its device.
+        """Append each reading to the card of its device.
 
         Readings of devices without a card, which were just removed, are ignored.
         """

@@ -28,7 +28,11 @@ class DeviceLimits:
 
 
 def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> DeviceLimits:
-    """Return the limits that a person typed. An empty cap means no cap, an empty margin means 0.
+    """Return the limits that a person typed for a device. An empty cap means no cap, an empty margin means 0.
+
+    `device`: id of the device.
+    `cap`, `margin`: the typed texts.
+    `total_bytes`: memory of the device, of which the margin must leave something; 0 if unknown.
 
     Raises:
         ValueError: with a sentence that names the field and the accepted form.
@@ -72,7 +76,11 @@ class LimitsDialog(EntryDialog):
         self.setMinimumWidth(360)
 
     def entry(self) -> DeviceLimits:
-        """Return the entered limits; raises ValueError if they cannot be used."""
+        """Return the entered limits.
+
+        Raises:
+            ValueError: if they cannot be used, with a sentence for the person.
+        """
         return parse_limits(self._device.id, self.cap_edit.text(), self.margin_edit.text(), self._device.total_bytes)
 
 

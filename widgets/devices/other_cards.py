@@ -68,7 +68,10 @@ class OtherCardsDialog(Dialog):
         return self._words.text()
 
     def show_figures(self, here: Sequence[str], there: Sequence[str]) -> None:
-        """Show the figures of the comparison, one text for each heading: without the cards, and with them."""
+        """Show the compared figures as texts, one for each heading.
+
+        `here`: figures with the present devices. `there`: figures with the chosen cards.
+        """
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 
     def say(self, sentence: str) -> None:

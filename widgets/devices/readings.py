@@ -29,7 +29,7 @@ NO_ALERT = CardAlert()
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event on a device at `time_s` (monotonic clock), such as "load Qwen3", which graphs show."""
+    """An event that graphs show, such as "load Qwen3". `time_s`: its time on the monotonic clock, in seconds."""
 
     time_s: float
     text: str
@@ -44,7 +44,7 @@ class HolderLine:
 
 
 def device_total_bytes(device: Device, sample: Sample | None) -> int:
-    """Return the total memory of a device in bytes: by the last reading, or by the rig if there is no reading."""
+    """Return the total memory of a device in bytes: from its last reading, or else from the description in the rig."""
     if sample is not None and sample.total_bytes:
         return sample.total_bytes
     return device.total_bytes
@@ -80,7 +80,7 @@ def shared_text(device: Device) -> str:
 
 
 def simulated_words(ids: Sequence[str]) -> str:
-    """Return a sentence that explains the devices of a lab rig; empty if there are none."""
+    """Return a sentence which says that the devices `ids` of a lab rig are simulated; empty if there are none."""
     if not ids:
         return ""
     if len(ids) == 1:

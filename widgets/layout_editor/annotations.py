@@ -23,9 +23,10 @@ _MIN_DISTANCE = 44.0
 
 
 def ruler_step(n_layers: int, width: float) -> int:
-    """Return the step, a power of two, between numbered layers.
+    """Return the step between two layers that the ruler numbers: a power of two.
 
-    The numbers are then on average at least `_MIN_DISTANCE` pixels apart.
+    With this step the numbers are on average at least `_MIN_DISTANCE` pixels apart.
+    `width`: width in pixels of all layers together.
     """
     step = 1
     while step < n_layers and width / max(n_layers, 1) * step < _MIN_DISTANCE:
@@ -166,7 +167,7 @@ def _marked(text: str, *, is_bad: bool) -> str:
 
 
 _LOW_EDITOR = 340
-"""Below this height of the editor in pixels, one line of notes is shown."""
+"""Height in pixels below which an editor shows only one line of notes."""
 _LEGEND_LINE = 20
 _SWATCH = 10.0
 _GAP = 20.0

@@ -42,8 +42,9 @@ class ComparedLane:
     """One device with its content in both layouts.
 
     `contents`: content in the first and the second layout; None if the rig of a side lacks the device.
-    `only`: for each layout, what it alone places on the device: the layers by the part (dense, experts, KV cache).
-    `ends`: for each layout, the token embedding and the output if only this layout places them on the device.
+    `only`: for each layout, the parts of layers that it places on the device and the other layout does not. Each value
+    maps a part (dense, experts, KV cache) to the indices of the layers.
+    `ends`: for each layout, whether it alone places the token embedding, and the output, on the device.
     """
 
     id: str
@@ -59,9 +60,9 @@ class ComparedLane:
 
 
 def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[ComparedLane, ...]:
-    """Return a lane for each device of either side; devices that neither layout uses come last.
+    """Return a lane for each device of the two rigs; devices that neither layout uses come last.
 
-    A side without a layout is None; then no differences are marked.
+    `one`, `other`: the previews of the two layouts. If one is None, no differences are marked.
     """
     sides = [{} if each is None else {lane.device.id: lane for lane in lane_contents(each)} for each in (one, other)]
     # A dict and not a set, because it keeps the order of the lanes.
@@ -258,7 +259,10 @@ class _Canvas(QWidget):
     def _paint_difference(
         self, painter: QPainter, lane: ComparedLane, side: int, y: float, track: Track, strips: Lanes
     ) -> None:
-        """Hatch and frame the parts of the model that only the layout of `side` places on this device."""
+        """Hatch and frame the parts of the model that only the layout of `side` (0 or 1) places on this device.
+
+        `y`: top of the track of this layout.
+        """
         palette = self._palette
         rects = [
             QRectF(track.edges[first], y + strip.top, track.edges[last + 1] - track.edges[first], strip.height)

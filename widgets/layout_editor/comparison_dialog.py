@@ -33,7 +33,7 @@ class SideOption:
 
 @dataclass(frozen=True, slots=True)
 class ShownSide:
-    """Contents of one side of the comparison. `preview`: the layout on its devices. `side`: figures and memory."""
+    """Contents of one side of the comparison. `preview`: the layout. `side`: its speed, costs and memory."""
 
     preview: Preview
     side: Side
@@ -81,12 +81,18 @@ class ComparisonDialog(Dialog):
             box.setEnabled(bool(options))
 
     def say(self, side: int, sentence: str, *, bad: bool = False) -> None:
-        """Show a sentence below the choice of a side; an empty one hides it. `bad`: the sentence is an error."""
+        """Show a sentence below the box that chooses the layout of a side. An empty sentence hides the line.
+
+        `side`: 0 or 1. `bad`: whether the sentence is an error.
+        """
         self.state_labels[side].setText(sentence)
         set_role(self.state_labels[side], "error" if bad else "dim")
 
     def show_side(self, side: int, shown: ShownSide | None) -> None:
-        """Show one side; None if it has no layout. The differences disappear until `show_differences` is called."""
+        """Show the layout of a side, 0 or 1. `shown` is None if the side has no layout.
+
+        The differences disappear until `show_differences` is called.
+        """
         self._sides[side] = shown
         self._comparison = None
         self._show()

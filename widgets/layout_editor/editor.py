@@ -23,7 +23,7 @@ from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, sp
 from widgets.layout_editor.view import EditorView
 
 _LEGEND_FROM_PX = 210
-"""Least height of the editor in pixels at which the legend is shown; more is needed with the number fields."""
+"""Least height in pixels of an editor with a legend. If the number fields are shown, more is needed."""
 _NUMBERS_PX = 72
 """Height in pixels of the number fields above the lanes if they need one line."""
 EMPTY_TEXT = tr("Open a model to see its layers")
@@ -44,7 +44,7 @@ class LayoutEditor(QFrame):
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device. The argument describes the layers."""
+    """Requests the reason why layers or the output are on their device. The argument names them for people."""
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
@@ -182,7 +182,7 @@ class LayoutEditor(QFrame):
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
         """Set the loaded layout; None if no model is loaded.
 
-        If it is the layout of the preview, measured bytes are shown next to the forecast.
+        If the preview has the same layout, lanes show the measured memory next to the forecast.
         """
         self._loaded = loaded
         self._view.set_loaded(loaded)
@@ -197,7 +197,10 @@ class LayoutEditor(QFrame):
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu what each of its moves of experts would change. `texts`: by key in `EXPERT_TITLES`."""
+        """Show in the open menu what each move of experts would change.
+
+        `texts`: the change as text, by the key of the move in `EXPERT_TITLES`.
+        """
         self._view.show_expert_outcomes(texts)
 
     def toggle_pin(self) -> None:

@@ -1,4 +1,4 @@
-"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and the handle at a point. No Qt."""
+"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and handles of boundaries. No Qt."""
 
 from __future__ import annotations
 
@@ -113,6 +113,7 @@ def make_track(
 ) -> Track:
     """Return the track with layers of `sizes` bytes between embedding and output, in whole pixels if there is room.
 
+    `left`, `width`: left edge and width of the track in pixels.
     `draft`: whether a block of a draft model comes after the output. It is not to scale, so that it can be read.
     """
     outer_width, draft_width = width, round(max(width * _MAX_END_SHARE / 2, _DRAFT_WIDTH))
@@ -188,7 +189,10 @@ class Lanes:
 
 
 def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
-    """Return `count` lanes that fill a view `height` pixels high, with a pitch of `MIN_PITCH` to `MAX_PITCH`."""
+    """Return `count` lanes that fill a view `height` pixels high, with a pitch of `MIN_PITCH` to `MAX_PITCH`.
+
+    `experts`: whether the lanes have a strip for experts.
+    """
     # Whole pixels, so that every lane has its lines and strips on the same pixel rows. Below the minimum the view
     # scrolls.
     pitch = float(int(_clamp(height / max(count, 1), MIN_PITCH, MAX_PITCH)))

@@ -68,7 +68,7 @@ class Interaction(QObject):
         return Selection(self.focus.span if isinstance(self.focus, LayerFocus) else None)
 
     def set_shown(self, shown: Shown | None, *, keeps_drag: bool) -> None:
-        """Set the preview that the view shows.
+        """Set the preview that the view shows; None if it shows none.
 
         `keeps_drag`: whether model and devices are the same as before. If not, drag, focus and selection end.
         """
@@ -231,9 +231,9 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus to the layer, output, embedding or draft at a point, whose menu opens; return False if none.
+        """Set the focus for a context menu at a point: to the layer, output, embedding or draft there.
 
-        A selection that contains the layer stays.
+        If the layer is selected, the selection stays. Return False if there is nothing at the point.
         """
         shown = self._shown
         if shown is None or self.drag is not None:

@@ -168,7 +168,10 @@ def next_stop(
 
 
 def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) -> LayerFocus:
-    """Return the layer left (`step` -1) or right (1) of the focus. `extend`: keep the anchor of the selection."""
+    """Return a focus on the layer left (`step` -1) or right (1) of the present focus.
+
+    `extend`: whether the anchor of the selection stays, so that the selection grows or shrinks.
+    """
     last = layout.n_layers - 1
     if isinstance(focus, LayerFocus):
         layer = max(0, min(focus.layer + step, last))
@@ -183,9 +186,9 @@ def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) 
 
 
 def kept_focus(layout: Layout, focus: Focus | None) -> Focus | None:
-    """Return `focus` if `layout` still contains its object.
+    """Return the focus after a change of the layout: `focus`, if `layout` contains what had the focus.
 
-    A boundary that no longer exists is replaced by the nearest one; other focus becomes None.
+    A boundary that no longer exists is replaced by the nearest one. For layers that no longer exist, return None.
     """
     if isinstance(focus, BoundaryFocus):
         count = len(layout.runs) - 1

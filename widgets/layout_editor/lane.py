@@ -40,7 +40,7 @@ _RADIUS = 1.5
 
 
 def strip_of(key: StripKey, lanes: Lanes) -> Strip:
-    """Return the strip of a lane in which the parts named `key` are drawn."""
+    """Return the strip of a lane in which the part `key` of layers is drawn."""
     if key == "kv":
         return lanes.kv
     if key == "experts" and lanes.experts is not None:
@@ -66,7 +66,10 @@ def gap_between(width: float) -> float:
 
 
 def layers_path(layers: Iterable[int], track: Track, top: float, height: float) -> QPainterPath:
-    """Return the rectangles of `layers` as one path."""
+    """Return one path with a rectangle for each of `layers`.
+
+    `top`, `height`: vertical position of all rectangles in pixels. `track` has their horizontal positions.
+    """
     path = QPainterPath()
     edges = track.edges
     for layer in layers:
@@ -83,7 +86,7 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return one path for each strip, with the slices of its layers. `top`: the top of the lane's track."""
+    """Return for each strip its key, and one path with all slices of layers. `top`: top of the lane's track."""
     found: list[tuple[StripKey, QPainterPath]] = []
     for key, layers in slices:
         strip, path = strip_of(key, lanes), QPainterPath()
@@ -97,7 +100,7 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return one path for each strip, with its layers. `top`: the top of the lane's track."""
+    """Return for each strip its key, and one path with all its layers. `top`: top of the lane's track."""
     result: list[tuple[StripKey, QPainterPath]] = []
     for key, layers in blocks:
         strip = strip_of(key, lanes)
@@ -109,7 +112,7 @@ _BAR_HEIGHT = 14.0
 
 
 def time_beside(device_id: str, time: str, fonts: Fonts, width: float) -> str:
-    """Return `time` if there is room for it beside the whole device id; else an empty text.
+    """Return the text `time` if it fits beside the device id in `width` pixels; else an empty text.
 
     The device id is never shortened to make room, since ids often differ only at their end.
     """
@@ -124,10 +127,10 @@ _GHOST_OPACITY = 0.22
 class LaneValues:
     """The values that a lane shows.
 
-    row: memory of the device, forecast or measured; None if nothing is known.
-    forecast: the forecast made for the load after which `row` was measured; None if `row` was not measured.
-    room: memory of the device by its latest reading. It has the free memory now; a measured `row` that at the load.
-    holdings: memory of other loaded models.
+    row: memory that the layout needs on the device, forecast or measured by a load; None if nothing is known.
+    forecast: if `row` is measured, the forecast for the same load; else None.
+    room: the row of the device with its latest reading, from which the lane takes the free memory.
+    holdings: memory of the device that other loaded models hold.
     time: the device's share of the time for a token, as text.
     placed: weights that the layout places on the device.
     """
@@ -253,7 +256,10 @@ class LaneItem(QGraphicsItem):
                 self._paint_end(painter, QRectF(left, top + 3, right - left, height - 6), name, word)
 
     def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
-        """Paint the block of embedding, output or draft, with its name turned by 90 degrees if it fits."""
+        """Paint the block of embedding, output or draft into `rect`.
+
+        `name`: colour of the block. `word`: its label, painted upwards if there is room.
+        """
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(name))
         painter.drawRoundedRect(rect, 2, 2)

@@ -17,7 +17,7 @@ from engine.planning.plan.report import DeviceRow
 from widgets.layout_editor.placement import Blocks, LaneContent, LaneDevice, MachineGroup, StripKey
 
 GROUP_FROM = 13
-"""Least number of lanes of a rig whose machines are groups. Twelve lanes are as many as a large window shows."""
+"""Least number of lanes at which the lanes of a machine become a group. A large window has room for twelve lanes."""
 
 
 def with_groups(
@@ -28,6 +28,7 @@ def with_groups(
     A head lane stands for a whole machine. If the machine is folded, its devices have no lanes, and the head lane shows
     what they hold. The lanes of a machine are at the place of its first device. A small rig has no head lanes.
 
+    `contents`: the lane of each device, without head lanes.
     `rows`: memory of the devices with this layout.
     `unfolded`: fingerprints of the machines whose devices have lanes.
     """

@@ -54,6 +54,7 @@ _PIN_HEAD = 4.0
 class Marks:
     """Rectangles of the marks over the lanes, in scene coordinates.
 
+    `hovered`: the part under the pointer.
     `target`: the lane into which the dragged object would be dropped.
     `elsewhere`: layers, KV caches and output that are on another device than the layout asks for.
     """
@@ -174,6 +175,8 @@ _HANDLE_OVERHANG = 5.0
 
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
     """Return the handle of each boundary between two devices.
+
+    `lane_of`: maps the id of a device to the index of its lane.
 
     The line of a handle spans the lanes of both devices; its dot is in the lane of the device left of the boundary.
 
@@ -352,7 +355,10 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the tooltip of the part under the pointer as lines of plain text: its numbers, and its pin if any."""
+    """Return the tooltip of the part under the pointer as plain text: its sizes, and its pin if any.
+
+    If the engine placed the part on another device than the layout asks for, the tooltip says so.
+    """
     return "\n".join(
         filter(
             None, (_numbers_of(shown, target), difference_words(_elsewhere_at(shown, target)), pin_text(pins, target))

@@ -35,7 +35,7 @@ _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
 """Height of one line of number fields, in pixels."""
 _OTHER_PARTS_PX = 270
-"""Height in pixels of the other parts of the editor: heading, input line and its result, ruler, a lane, notes."""
+"""Height in pixels of what the editor shows beside the number fields: heading, input line, ruler, a lane, notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 

@@ -23,11 +23,11 @@ them on different devices.
 """
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
-"""For each strip of a lane, the indices of the layers that are drawn in the strip."""
+"""The layers that are drawn in a lane, by strip: pairs of a strip and the indices of its layers."""
 
 
 SliceBlocks = tuple[tuple[StripKey, tuple[tuple[int, float, float], ...]], ...]
-"""Slices of layers by strip, as (layer, begin, end). Begin and end are fractions of the layer's width, 0 to 1."""
+"""Slices of layers as (layer, begin, end), by strip. Begin and end are fractions of the layer's width, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class LaneContent:
     ranges: layers `(first, last)` of the device, both included.
     blocks: for each strip, the layers that have this part on the device.
     ghosts: for each strip, the layers of the device that have this part on another device, because of an override.
+    has_embedding, has_output: whether the token embedding, and the output layer, are on the device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
     group: the machine, if the lane stands for a whole machine; None for the lane of a device.
@@ -135,7 +136,11 @@ def _overridden(overrides: Sequence[Override], part: str, layer: int) -> str | N
 def layer_parts(
     layer: LayerBytes, device: str, overrides: Sequence[Override], *, kv_on_device: bool
 ) -> tuple[tuple[StripKey, str], ...]:
-    """Return (part, device) for each part of `layer` that has bytes. An override replaces the layer's own `device`."""
+    """Return (part, device) for each part of `layer` that has bytes.
+
+    `device`: the device of the layer. An override of a part replaces it.
+    `kv_on_device`: whether the KV cache is on that device; if not, it is in host memory.
+    """
     # Only tensors of weights are matched by overrides. The KV cache follows the layer's device (`model.dev_layer` in
     # llama-kv-cache.cpp), or is in host memory if `offload_kqv` is off.
     attention = _overridden(overrides, "attention", layer.index) or device
@@ -197,7 +202,10 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 
 
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
-    """Return slices of layers and mean share of a layer, by device id; empty unless the mode is tensor or row."""
+    """Return the slices of layers on each device, and the mean share of a layer that the device has, by device id.
+
+    Both are empty unless the split mode is tensor or row.
+    """
     if preview.slices is None:
         return {}, {}
     members = preview.slices.members
@@ -266,7 +274,7 @@ def unknown_patterns(layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """All pins of a layout: what automatic layouts leave on its device.
+    """The pins of a layout. A pin fixes layers, or a part of them, to a device, where automatic layouts leave them.
 
     `layers`: pinned ranges of layers.
     `output`: the device of the output layer; None if it is not pinned.

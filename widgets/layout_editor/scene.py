@@ -51,9 +51,9 @@ class EditorScene(QGraphicsScene):
     ) -> Shown:
         """Show `preview` in lanes that are `width` pixels wide, and return it with its geometry.
 
+        `loaded`: the loaded layout, whose measured memory is shown if it is the layout of `preview`.
+        `view_height`: height in pixels that the lanes fill, as far as the limits of a lane's height allow.
         `unfolded`: fingerprints of the machines whose devices have lanes of their own.
-
-        The lanes fill `view_height` pixels as far as the limits of a lane's height allow.
         """
         contents = with_groups(lane_contents(preview), preview.rig, preview.report.rows, unfolded)
         experts = any(layer.expert_bytes for layer in preview.layers)

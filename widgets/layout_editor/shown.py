@@ -111,6 +111,8 @@ def _drop_device(content: LaneContent) -> str | None:
 class Shown:
     """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
 
+    `state`: whether the layout is loaded, as text.
+    `contents`, `values`: for each lane, its layers, and all values that it shows.
     `elsewhere`: layers, KV caches and output that are on another device than the layout asks for, if the preview is
     loaded.
     """
@@ -142,8 +144,8 @@ class Shown:
 
         Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
 
-        `lane`: the lane in which a drag begins.
-        `home`: the device of the dragged object. If `lane` is the head lane of a machine, drops on `lane` go to `home`.
+        `lane`: the lane in which the drag begins.
+        `home`: the device of the dragged object. A drop on the head lane where the drag began leaves it there.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.
@@ -238,7 +240,7 @@ class Shown:
         return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
 
     def target_at(self, x: float, y: float) -> Target | None:
-        """Return the part of the editor at a point of the scene; None outside of all lanes."""
+        """Return the pointer target at a point of the scene, such as a layer; None outside of all lanes."""
         # Handles come first: they overlap the layers at both sides.
         index = handle_at(self.handles, x, y)
         if index is not None:

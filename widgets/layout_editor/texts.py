@@ -38,7 +38,7 @@ from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 @dataclass(frozen=True, slots=True)
 class LoadedWords:
-    """Whether the shown layout is loaded, as a sign such as "●" and as text."""
+    """Words and a sign, such as "●", that say whether the shown layout is loaded."""
 
     sign: str
     text: str
@@ -286,7 +286,10 @@ def summary_text(preview: Preview, selection: Selection) -> str:
 
 
 def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
-    """Return texts for measured and forecast memory of a device, the longest first; none if both are zero."""
+    """Return texts with the measured and the forecast memory of a device, the longest first.
+
+    The first text that fits is painted. The result is empty if both sizes are zero.
+    """
     measured, expected = format_bytes(row.need_bytes), format_bytes(forecast.need_bytes)
     if row.need_bytes == 0 and forecast.need_bytes == 0:
         return ()
@@ -375,7 +378,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the device lacks memory. A device on which the layout places nothing never lacks memory.
 
-    `room`: the device's row by its latest reading; None: `row` is the latest.
+    `room`: the row of the device with its latest reading, whose free memory counts; None if that is `row`.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 
@@ -385,15 +388,15 @@ _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
 number), and a note below the lanes as well (second number).
 """
 _ALIKE = 1.1
-"""Two speeds are shown as one if their ratio is at most this."""
+"""If predicted and measured speed differ by at most this ratio, only the measured speed is shown."""
 REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so does each answer.")
 
 
 def speed_text(preview: Preview) -> str:
     """Return the speed of the edited layout as text: measured in its last answer, or else predicted.
 
-    A predicted speed at the usual number of tokens in the context is added if it differs from the measured one.
-    A prediction from typical devices of a kind, without a measurement, is marked as rough.
+    If the predicted speed at the usual number of tokens in the context differs from the measured one, it is added. A
+    prediction is marked as rough if a device was not measured, so that values of typical devices were used.
     """
     speed = preview.speed
     measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)
@@ -423,7 +426,7 @@ def _prompt_text(prompt: SpeedForecast) -> str:
 
 
 def speed_tool_tip(preview: Preview) -> str:
-    """Return the tooltip of the speed: the predicted speed, then each device's time and the source of that time."""
+    """Return the tooltip of the speed: the predicted speed, then the time for a token on each device and its source."""
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
@@ -483,7 +486,7 @@ def sending_notes(preview: Preview) -> list[str]:
 
 
 def lane_speed_text(time: DeviceTime | None) -> str:
-    """Return a device's share of the time for a token as text, with "~" if it is a guess; empty for None."""
+    """Return the time that a device takes for a token as text, with "~" if it is a guess; empty for None."""
     if time is None:
         return ""
     about = "~" if time.source == "guess" else ""

@@ -74,7 +74,7 @@ class EditorView(QGraphicsView):
     """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device. The argument describes the layers."""
+    """Requests the reason why layers or the output are on their device. The argument names them for people."""
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
@@ -324,9 +324,9 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu what each of its moves of experts would change.
+        """Show in the open menu what each move of experts would change.
 
-        `texts`: the changes by key in `EXPERT_TITLES`. An empty or missing text disables the action.
+        `texts`: the change as text, by the key of the move in `EXPERT_TITLES`. A move without a text is disabled.
         """
         for kind, action in self.expert_actions.items():
             text = texts.get(kind, "")

@@ -17,7 +17,7 @@ _READING = tr("Reading the model card…")
 
 
 class CardView(QScrollArea):
-    """Scroll area with one model card. `clear` shows that a card is being read."""
+    """Scroll area that shows one model card, or that a card is being read (`clear`)."""
 
     link_opened = Signal(str)
     # Text of a code block, and its language.

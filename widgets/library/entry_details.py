@@ -33,7 +33,10 @@ from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_l
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request to open the model at `path`. `projector`: path of a projector; None for the saved choice."""
+    """A request to open the model at `path`.
+
+    `projector`: path of the projector to use; None to keep the choice that is saved for the model.
+    """
 
     path: Path
     projector: Path | None = None
@@ -41,7 +44,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRequest:
-    """A request to move a copy of a quantisation to the trash."""
+    """A request to move one copy of a quantisation to the trash. `entry`: the entry that has the quantisation."""
 
     entry: Entry
     quantisation: Quantisation
@@ -50,7 +53,10 @@ class RemovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class NotesChange:
-    """Changed notes of a model. A field is None if it has not changed."""
+    """Changes of what a person noted about a model. A field is None if it has not changed.
+
+    `text`: the notes as text. `preset`: name of the preset for new conversations.
+    """
 
     model: Listed
     is_favourite: bool | None = None
@@ -60,7 +66,7 @@ class NotesChange:
 
     @property
     def fields(self) -> dict[str, object]:
-        """The changed fields of `Notes`, by name."""
+        """The changed fields with their new values; the names are those in `Notes`."""
         # Compared with None: False, no tags and an empty text are changes too.
         wanted = {"is_favourite": self.is_favourite, "tags": self.tags, "text": self.text, "preset": self.preset}
         return {name: value for name, value in wanted.items() if value is not None}
@@ -194,7 +200,7 @@ class EntryDetails(QScrollArea):
             self.open_requested.emit(request)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Report changed notes when their field loses the focus."""
+        """Emit `notes_changed` when the field for notes loses the focus and its text has changed."""
         # `QPlainTextEdit` has no `editingFinished` as the field for tags has.
         if watched is self.notes_edit and event.type() is QEvent.Type.FocusOut:
             self._save_notes()
@@ -220,7 +226,7 @@ class EntryDetails(QScrollArea):
             self.removal_requested.emit(RemovalRequest(model.entry, each, each.copy))
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """Show the saved layouts of this model. Other documents in `documents` are left out."""
+        """List the saved layouts of this model. Documents of another kind than "layout" are left out."""
         self.layouts.show_layouts(documents)
 
     def _save_notes(self) -> None:

@@ -143,7 +143,7 @@ class SavedLayouts(QWidget):
         self._heading.setVisible(can or self._rows.count() > 0)
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """List the saved layouts. Other documents in `documents` are left out."""
+        """List the saved layouts. Documents of another kind than "layout" are left out."""
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:

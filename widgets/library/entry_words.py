@@ -56,7 +56,8 @@ class RowWords:
 def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
     """Return the texts of the row of `model`.
 
-    `searched`: words of the search in lower case; the row shows where they match.
+    `searched`: words of the search in lower case. A text that contains one of them is added if the row would not show
+    it otherwise, such as a file name.
     """
     entry, chosen, facts = model.entry, model.chosen, model.entry.facts
     said = []
@@ -85,7 +86,10 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
 
 
 def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
-    """Return texts of `model` that contain `searched` words but are not in its row, such as file names and notes."""
+    """Return those texts of `model` that contain a word of the search, such as file names and notes.
+
+    `searched`: words that are not in the row of the model, in lower case.
+    """
     entry, facts = model.entry, model.entry.facts
     copies = [copy.first for each in entry.quantisations for copy in each.copies]
     texts = [
@@ -108,7 +112,7 @@ def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
 
 
 def _excerpt(text: str, word: str) -> str:
-    """Return the part of a text around a word, in one line."""
+    """Return the words of `text` around the first occurrence of `word` (in lower case), in one line."""
     words = text.split()
     at = next((index for index, each in enumerate(words) if word in each.casefold()), 0)
     begin, end = max(0, at - EXCERPT_WORDS), at + EXCERPT_WORDS + 1
@@ -132,9 +136,9 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 
 
 def speed_of(model: Listed) -> str:
-    """Return the speed of a model as text: that of its last answer, or else the predicted one.
+    """Return the speed of a model as text: measured in its last answer, or else predicted.
 
-    An answer counts only if the model was loaded with the same layout as in its forecast.
+    An answer counts only if it was made with the layout of the present forecast.
     """
     # Only one on the layout of the forecast counts (`measured_of`): another layout can be several times as fast.
     measured = model.measured_of(model.chosen)
@@ -144,7 +148,7 @@ def speed_of(model: Listed) -> str:
 
 
 def short_speed(model: Listed, quantisation: Quantisation) -> str:
-    """Return the tokens per second of a quantisation as a short text: of the last answer, or else predicted."""
+    """Return the tokens per second of a quantisation as a short text: measured in an answer, or else predicted."""
     measured, fit = model.measured_of(quantisation), model.fit_of(quantisation)
     if quantisation.fault:
         return ""
@@ -157,7 +161,10 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer, which used another layout than the forecast; or empty text."""
+    """Return a sentence on the speed of the last answer, with the devices of its layout; empty if there is no answer.
+
+    It is for a model whose last answer used another layout than the forecast.
+    """
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)

@@ -38,7 +38,7 @@ _STEPS = 1000
 
 
 class DownloadRow(QWidget):
-    """The row of one download. The same widget is used as long as the download is listed."""
+    """The row of one download. It stays the same widget as long as the download is listed."""
 
     def __init__(self, rows: DownloadRows, job_id: str) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class FindPanel(QWidget):
             self._search()
 
     def show_message(self, text: str) -> None:
-        """Show a message about a request that is running or has failed; an empty text hides the message."""
+        """Show a message about a request to the hub that is running or has failed; an empty text hides the message."""
         self.message_label.setText(text)
         self.message_label.setVisible(bool(text))
 
@@ -234,7 +234,7 @@ class FindPanel(QWidget):
         self._paint()
 
     def set_card(self, card: QWidget) -> None:
-        """Set the widget for model cards, which can be shown instead of the quantisations."""
+        """Set the widget that shows model cards. A button shows it in place of the quantisations."""
         self._card = card
         self._side.addWidget(card)
         self._side.setCurrentIndex(self.card_button.isChecked())

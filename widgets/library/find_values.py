@@ -8,7 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class FoundRepo:
-    """A repository found by a search, as texts."""
+    """A repository found by a search, as texts.
+
+    `size`: number of parameters of the model. `updated`: when it was last changed. `detail`: text of the tooltip.
+    """
 
     repo: str
     size: str
@@ -19,7 +22,13 @@ class FoundRepo:
 
 @dataclass(frozen=True, slots=True)
 class OfferedRow:
-    """A quantisation that a repository offers, as texts. `fit_colour`: name of a colour of the palette."""
+    """A quantisation that a repository offers, as texts.
+
+    `name`: name by which it is downloaded. `label`: name for people.
+    `fit`: whether it fits this rig. `fit_colour`: name of the colour of this text in the palette.
+    `sentence`: the forecast in full, as the tooltip.
+    `is_best`: whether the quantisation is proposed for download.
+    """
 
     name: str
     label: str
@@ -45,7 +54,7 @@ class ShownRepo:
 
 @dataclass(frozen=True, slots=True)
 class ShownCard:
-    """A model card, as the description of a model on the hub is called.
+    """A model card: the description of a model on the hub.
 
     `facts`: rows (name, value), such as the licence. `text`: the description as Markdown.
     `note`: a remark, such as the reason why there is no text.
@@ -59,9 +68,9 @@ class ShownCard:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A download as texts.
+    """A download, as its row shows it.
 
-    `words`: its state.
+    `words`: state of the download.
     `fraction`: downloaded part, 0 to 1; None if unknown.
     `is_bad`: whether the download has failed.
     `may_pause`, `may_resume`: whether the button that pauses or resumes the download is shown.
@@ -81,7 +90,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """A request to search the hub for `text`, or to show the repository if `text` is an address.
+    """A request to search the hub for `text`. If `text` is the address of a repository, that repository is shown.
 
     `order`: sort order of the results.
     """

@@ -34,7 +34,7 @@ class LibraryListModel(QAbstractListModel):
         return self._models
 
     def set_models(self, models: Sequence[Listed], searched: Sequence[str] = ()) -> bool:
-        """Replace the models. Return False if the rows hold the same models as before, so that the selection is valid.
+        """Replace the models. Return False if every row has the same model as before, so that a selection stays valid.
 
         `searched`: words of the search in lower case.
         """
@@ -146,7 +146,7 @@ class EntryDelegate(QStyledItemDelegate):
         painter.drawRoundedRect(option.rect.adjusted(1, 1, -1, -1), RADIUS, RADIUS)
 
     def _draw_title(self, painter: QPainter, place: QRect, font: QFont, words: RowWords) -> None:
-        """Draw the name, and as many badges as fit."""
+        """Draw the name of the model into `place`, and beside it as many badges as fit."""
         bold = QFont(font)
         bold.setBold(True)
         left = place.left()
@@ -197,7 +197,7 @@ class EntryDelegate(QStyledItemDelegate):
         painter.drawText(place, side.value | Qt.AlignmentFlag.AlignVCenter.value, shown)
 
     def _highlight(self, painter: QPainter, place: QRect, shown: str, searched: Sequence[str]) -> None:
-        """Draw the background of the searched words in a left-aligned text."""
+        """Draw the background of the searched words in the text `shown`, which begins at the left of `place`."""
         ground, metrics = QColor(self._palette.accent), painter.fontMetrics()
         ground.setAlpha(HIGHLIGHT_ALPHA)
         for first, last in word_places(shown, searched):
@@ -208,7 +208,10 @@ class EntryDelegate(QStyledItemDelegate):
 
 
 def word_places(text: str, searched: Sequence[str]) -> list[tuple[int, int]]:
-    """Return begin and end of the first occurrence of each searched word (in lower case) in `text`."""
+    """Return where the searched words are in `text`: begin and end of the first occurrence of each.
+
+    `searched`: words in lower case.
+    """
     folded = text.casefold()
     if len(folded) != len(text):
         return []  # "ß" is folded to "ss", and so on: places would be wrong.

@@ -176,11 +176,11 @@ class LibraryView(QWidget):
         self._arrange()
 
     def show_progress(self, text: str) -> None:
-        """Show a text on the progress of work on the library; an empty text hides it."""
+        """Show a text on the progress of a scan or other work of the library; an empty text hides it."""
         self.progress_label.setText(text)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:
-        """Set the suggestions for an empty library."""
+        """Set the models that an empty library suggests to download."""
         self.starters.show_starters(starters)
 
     def begin(self) -> None:

@@ -15,10 +15,10 @@ from widgets.common.roles import plain_label, plain_tool_tip
 
 
 class LoadAnswer(StrEnum):
-    """An answer to the question what to do about a model that does not fit. Its value is saved in the settings.
+    """What to do about a model that does not fit. The settings file stores the value.
 
-    UNLOAD: unload loaded models, then load. BESIDE: load the layout as it is. PROPOSAL: load the proposed layout
-    instead.
+    UNLOAD: unload other models, then load. BESIDE: load the layout as it is. PROPOSAL: load the proposed layout
+    instead. CANCEL: do not load.
     """
 
     UNLOAD = "unload"
@@ -29,7 +29,10 @@ class LoadAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
-    """The texts of the question bar and of its buttons. A button with an empty text is hidden.
+    """The question, as the question bar shows it, with the texts of the buttons. A button with an empty text is hidden.
+
+    `text`: the question.
+    `unload_text`, `beside_text`, `proposal_text`: labels of the buttons for these answers (`LoadAnswer`).
 
     `can_remember`: whether "Do not ask again" is offered.
     """
@@ -45,7 +48,7 @@ class LoadQuestion:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """The user's answer in the question bar, and whether to use it for later loads without a question."""
+    """The user's answer in the question bar. `remember`: whether later loads use it and do not ask."""
 
     answer: LoadAnswer
     remember: bool = False

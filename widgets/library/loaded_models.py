@@ -38,10 +38,13 @@ KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
 class LoadedEntry:
     """A model that is loaded or being loaded.
 
-    `number`: number of the model in this window.
+    `number`: number by which the window knows the model.
+    `detail`: text on its memory.
     `state`: text such as "idle for 3 min".
     `end_text`: label of the button that unloads the model or cancels its load.
-    `may_end`: whether that button is enabled.
+    `may_end`: whether this button is enabled.
+    `keep_alive_s`: seconds after the last answer until an idle model is unloaded.
+    `is_current`: whether the window shows this model.
     `may_park`: whether the model can be parked now, which unloads it until its next question.
     """
 

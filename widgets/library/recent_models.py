@@ -38,7 +38,7 @@ AnyIndex = QModelIndex | QPersistentModelIndex
 
 
 class RecentListModel(QAbstractListModel):
-    """Qt model of the recent models, with a role that marks the open one."""
+    """Qt model of the recently opened models. A data role tells which of them is open now."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""The bar above the editor that offers to unload idle models, so that the shown model fits without the CPU."""
+"""The bar above the editor that offers to unload idle models, so that the edited layout needs no CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from widgets.common.boxes import h_box
 from widgets.common.roles import plain_label, plain_tool_tip
 
 MAX_BUTTON_PX = 320
-"""Largest width of a button: its text has the name of a model, which can be as long as a file name."""
+"""Maximum width of a button in pixels. Its label has the name of a model, which can be very long."""
 
 
 @dataclass(frozen=True, slots=True)

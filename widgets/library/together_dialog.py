@@ -102,7 +102,13 @@ class TogetherDialog(Dialog):
     def show_plan(
         self, models: Sequence[Sequence[str]], devices: Sequence[Sequence[str]], sentence: str, *, may_load: bool
     ) -> None:
-        """Show the layouts, the memory of each device, and a sentence. `may_load`: whether all can be loaded."""
+        """Show the layouts that were found, and the memory of each device.
+
+        `models`: the rows of the table of models and their layouts.
+        `devices`: the rows of the table of devices and their memory.
+        `sentence`: a sentence below the tables.
+        `may_load`: whether all models can be loaded together.
+        """
         self.models_table.show_rows(models)
         self.devices_table.show_rows(devices)
         self._words.setText(sentence)

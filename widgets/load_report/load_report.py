@@ -108,7 +108,7 @@ class LoadReport(QWidget):
         return self._attempts
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the part colours of `palette`."""
+        """Use the colours that `palette` has for the parts of memory."""
         self._palette = palette
         if self._table is not None:
             self._table.apply_palette(palette)
@@ -173,10 +173,10 @@ class LoadReport(QWidget):
         proposals: Sequence[ProposalWords] = (),
         short_bytes: int = 0,
     ) -> None:
-        """Show which device could not allocate how many bytes, with proposals.
+        """Show which device ran out of memory, how many bytes it could not allocate, and proposals.
 
         `names`: names of devices by id.
-        `proposals`: if there are none, the proposals of `event` are shown.
+        `proposals`: proposals with their effects; if there are none, those of `event` are shown without effects.
         `short_bytes`: memory that the layout lacks on the device that ran out, by its forecast; 0 if unknown.
         """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))

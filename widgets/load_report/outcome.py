@@ -43,7 +43,9 @@ class Outcome:
     tone: the kind of outcome, which determines the colour of the badge.
     sentence: the result in one sentence.
     detail: further sentences; empty if there are none.
-    rows: measured memory by device. forecast: the forecast for the same devices.
+    rows: measured memory by device. rows_title: heading of the table with these rows.
+    forecast: the forecast for the same devices.
+    proposals: changes after which the load should fit; empty if it did not run out of memory.
     attempts: layouts that were tried, as texts; empty if there was only one.
     """
 
@@ -153,9 +155,9 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return the number, the layout and, on a second line, the reason of an attempt.
+    """Return an attempt as two lines of text. The second line is the reason why this layout is tried.
 
-    The first line is such as "2. layers 0-3 on CPU, layers 4-7 on RPC0".
+    The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0".
     """
     return f"{event.number}. {event.layout}\n    {event.reason}"
 
@@ -169,7 +171,7 @@ def failed_outcome(event: Failed, *, was_loaded: bool = False) -> Outcome:
 
 
 def crashed_outcome(event: Crashed) -> Outcome:
-    """Return the outcome of a load whose model child process ended without a last message."""
+    """Return the outcome of a load whose model child crashed: it ended without reporting a cause."""
     return Outcome(
         badge=tr("CRASHED"),
         tone="bad",
@@ -228,7 +230,7 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
 
 
 def time_words(seconds: Mapping[Stage, float]) -> str:
-    """Return a sentence on the duration of a load, in all and by stage; empty if nothing was timed."""
+    """Return a sentence on the duration of a load, in all and by stage; empty if no stage was timed."""
     whole_s = sum(seconds.values())
     if not seconds:
         return ""

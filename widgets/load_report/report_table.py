@@ -22,7 +22,11 @@ from widgets.load_report.outcome import Outcome, ProposalWords, format_differenc
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: a part of the memory, or the total if `role` is None."""
+    """A column of the table: one part of the memory, or the total.
+
+    `size_bytes`: returns the size from the row of a device.
+    `role`: the part of memory whose colour the heading has; None for the total.
+    """
 
     title: str
     size_bytes: Callable[[DeviceRow], int]
@@ -47,7 +51,11 @@ DIFFERENCE_TITLE = tr("Difference")
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """The cells of one device: measured memory, and the forecast in as many cells; empty if there was no forecast."""
+    """The texts of one device in the table.
+
+    `measured`, `forecast`: measured and forecast memory, one text for each column. `forecast` is empty if unknown.
+    `difference`: total of the measured memory minus that of the forecast.
+    """
 
     device: str
     measured: tuple[str, ...]
@@ -56,7 +64,7 @@ class TableLine:
 
 
 def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
-    """Return the columns to show. Columns of rare parts are shown only if a device has such memory."""
+    """Return the columns to show. Those of rare parts, such as a draft, are shown only if a device has such memory."""
     return tuple(
         column
         for column in ALL_COLUMNS
@@ -112,7 +120,7 @@ class ReportTable(QWidget):
         self.apply_palette(palette)
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the part colours of `palette`."""
+        """Use the colours that `palette` has for the parts of memory."""
         for label, column in self._swatches:
             if column.role is None:
                 continue

@@ -1,4 +1,7 @@
-"""Values that the parser returns and the document shows: blocks (lines and tables) of text runs. Also their limits."""
+"""Values that the parser returns and the document shows: blocks, which are lines and tables, of runs of text.
+
+Also the limits on blocks and formulas.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ Alignment = Literal["left", "center", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Text in one format.
+    """Neighbouring characters of a line that have the same format.
 
+    `struck`: whether the text is struck through. `dim`: whether it has the colour of secondary text.
     `formula`: kind of a formula, whose LaTeX source is `text`; empty for other text.
     `token`: kind of a token in highlighted code; empty for other text.
     `link`: address to which the text links; empty if it is no link.
@@ -35,9 +39,10 @@ class Run:
 class Line:
     """One paragraph, heading, horizontal rule or line of code.
 
-    `level`: level of a heading.
+    `level`: level of a heading; 0 for other lines.
     `marker`: text before a list item: a bullet, a number or a check box.
     `indent`, `quote`: levels of lists and quotes around the line.
+    `language`: language of the code, as its fence names it.
     `begins`, `ends`: whether the line is the first or last line of a code block.
     `joins`: whether the line of code continues the previous line, which was too long.
     """
@@ -92,7 +97,7 @@ The cache of formulas must have room for more than these, or formulas would be r
 
 @dataclass(slots=True)
 class Room:
-    """How many blocks and formulas the rest of a message may have, so that Qt can still lay it out fast.
+    """Numbers of blocks and formulas that the rest of a message may still have, so that Qt lays it out fast.
 
     `pieces`: lines and table cells. `formulas`: rendered formulas; further ones stay text.
     `left_out`: number of characters in the blocks that exceeded the limits.

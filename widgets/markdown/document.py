@@ -152,7 +152,7 @@ class MarkdownDocument(QTextDocument):
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
-        """Return the text between two character positions, with the LaTeX source of formulas."""
+        """Return the text from the character position `first` to `last`, with formulas as LaTeX source."""
         parts: list[str] = []
         block = self.findBlock(first)
         while block.isValid() and block.position() <= last:
@@ -177,7 +177,7 @@ class MarkdownDocument(QTextDocument):
         return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
 
     def _write(self, place: int, blocks: Sequence[Block]) -> None:
-        """Replace all blocks from the index `place` on by `blocks`."""
+        """Replace all blocks of the document from the block with the index `place` on by `blocks`."""
         cursor = QTextCursor(self)
         # Layout happens once, at the end of the edit block.
         cursor.beginEditBlock()
@@ -199,7 +199,10 @@ class MarkdownDocument(QTextDocument):
         cursor.endEditBlock()
 
     def _write_block(self, cursor: QTextCursor, block: Block, *, fresh: bool) -> bool:
-        """Write one block at the end; return whether an empty text block follows, which the next block can use."""
+        """Write one block at the end of the document; return whether Qt leaves an empty text block after it.
+
+        `fresh`: whether the document ends with an empty text block, which this block can use.
+        """
         # Qt puts a text block before each table.
         if isinstance(block, Table):
             first = _EMPTY_LINE
@@ -248,7 +251,7 @@ class MarkdownDocument(QTextDocument):
                 self._write_runs(inside, runs, bold=row == 0)
 
     def _lay_out_formula(self, key: FormulaKey) -> None:
-        """Lay out the blocks with this formula again, because its rendered image has another size than its source."""
+        """Lay out again the blocks that have this formula: its rendered image has another size than its source."""
         for number, block in enumerate(self.blocks):
             if any(run.formula and run.text == key.source for run in block.all_runs):
                 start = self._starts[number]

@@ -165,7 +165,7 @@ class Flow:
 
 
 def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
-    """Return the inline tokens of a paragraph as runs, with formats, links and formulas."""
+    """Convert the inline tokens of a paragraph to runs of text with formats, links and formulas."""
     runs: list[Run] = []
     bold = italic = struck = 0
     link, link_from = "", 0

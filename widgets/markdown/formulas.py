@@ -76,7 +76,7 @@ class Formulas(QObject):
         return None
 
     def renderer(self, key: FormulaKey, formula: Formula) -> QSvgRenderer:
-        """Return the SVG renderer of a formula; it is made once."""
+        """Return the Qt object that paints the SVG image of `formula`. It is made once for each `key`."""
         if key not in self._renderers:
             self._renderers[key] = QSvgRenderer(QByteArray(formula.svg))
         return self._renderers[key]
@@ -99,7 +99,7 @@ class Formulas(QObject):
 
 
 def key_of(character_format: QTextFormat) -> FormulaKey:
-    """Return the key of a formula from its character format."""
+    """Return the cache key of a formula, which its character format in the document contains."""
     return FormulaKey(
         str(character_format.property(SOURCE)),
         character_format.property(SHOWN) == "display",

@@ -62,7 +62,10 @@ _KINDS: tuple[tuple[_TokenType, str], ...] = (
 
 
 def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
-    """Yield the runs of each line of code. The runs have token kinds if the code is highlighted."""
+    """Yield the runs of each line of code. In highlighted code each run has the kind of its token.
+
+    Code is highlighted if its language is one of `LANGUAGES` and it is within the limits of length and time.
+    """
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for start in range(0, len(lines), SEGMENT_LINES):
         segment = lines[start : start + SEGMENT_LINES]

@@ -44,7 +44,7 @@ ITEM_GAP_PX = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TokenColours:
-    """Colours of code by the kind of token."""
+    """The colour of each kind of token in highlighted code."""
 
     keyword: str
     string: str

@@ -20,7 +20,8 @@ _T = TypeVar("_T")
 class Typesetter(QObject):
     """Makes Markdown documents, and runs work for them in other threads.
 
-    `parse`: runs a function in the thread that parses Markdown. `draw`: does so in the thread that renders formulas.
+    `parse`: runs a function in the thread that parses Markdown.
+    `draw`: runs a function in the thread that renders formulas.
     `draw_formula`: renders a formula; if it is None, formulas are shown as their LaTeX source.
     """
 

@@ -95,14 +95,20 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ search
 
     def show_matches(self, pattern: re.Pattern[str] | None, current: int | None = None) -> None:
-        """Highlight the matches of `pattern`; None removes the highlights. `current`: number of the current match."""
+        """Highlight the matches of `pattern`; None removes the highlights.
+
+        `current`: number of the current match in this message, counted from 0; None if it is in another message.
+        """
         if pattern is None and self._pattern is None:
             return
         self._pattern, self._current_match = pattern, current
         self._highlight()
 
     def match_rect(self, number: int) -> QRect | None:
-        """Return the rectangle of a match in this widget; None if the text is not drawn that far yet."""
+        """Return where a match is in this widget; None if the text is not drawn that far yet.
+
+        `number`: number of the match in this message, counted from 0.
+        """
         cursor = next(islice(self._matches(), number, None), None)
         if cursor is None:
             return None

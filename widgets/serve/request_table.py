@@ -33,7 +33,7 @@ _PADDING = 13
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A row of the table of requests.
+    """A request in the table.
 
     `number`: unique number of the request.
     `texts`: one text for each of `HEADINGS`.

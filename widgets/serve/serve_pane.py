@@ -32,7 +32,7 @@ from widgets.serve.snippets import PROGRAMS, snippet
 MASK = "•" * 12
 """Text that is shown instead of the key."""
 EXAMPLE_MODEL = "MODEL"
-"""Name of the model in snippets while no model is loaded."""
+"""Placeholder for the name of the model in snippets while no model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,10 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Makes the text to copy out of the key. It is called once the key has been read; None if no copy waits."""
+        """Returns the text to copy, given the API key. It is called once the key has been read.
+
+        None if nothing is to be copied then.
+        """
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -273,7 +276,7 @@ class ServePane(QWidget):
         self.start_box.setChecked(starts)
 
     def show_text(self, text: str) -> None:
-        """Show the text of the selected request."""
+        """Show `text` as the text of the request that is selected in the table."""
         if text != self.text_edit.toPlainText():
             self.text_edit.setPlainText(text)
 
@@ -350,7 +353,7 @@ class ServePane(QWidget):
             _copy(self._snippet(""))
 
     def _copy_when_known(self, made: Callable[[str], str]) -> None:
-        """Copy the text that `made` returns for the key. If the key is not known yet, request it first."""
+        """Copy the text that `made` returns for a given API key. If the key is not known yet, request it first."""
         if self._status.key:
             _copy(made(self._status.key))
         else:

@@ -12,8 +12,9 @@ NO_KEY = "none"
 
 
 def snippet(program: str, url: str, key: str, model: str, n_ctx: int) -> str:
-    """Return the snippet for one of `PROGRAMS`.
+    """Return a command or settings to copy into one of `PROGRAMS`, so that it uses the API server.
 
+    `url`: address of the API server.
     `key`: API key of the server; empty if the server needs no key.
     `n_ctx`: context of one request, in tokens.
     """

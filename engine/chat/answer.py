@@ -258,7 +258,9 @@ class AnswerRun:
 
     @property
     def continuation(self) -> str | None:
-        """The text from which the model continues after `answer_now`; None if `answer_now` was not called."""
+        """The text from which a second run lets the model continue after `answer_now`; None if `answer_now` was not
+        called.
+        """
         if not self.goes_on or self.message.state != "stopped":
             return None
         return begun_answer(self.message.reasoning, "", self.marks)

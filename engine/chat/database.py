@@ -202,7 +202,7 @@ def _newer(path: Path) -> str:
 
 
 def _damage(path: Path) -> str:
-    """Return the reason if an existing database is damaged; empty if no damage is found."""
+    """Return a clause on the damage of an existing database, such as "is damaged"; empty if no damage is found."""
     try:
         with _looking(path) as connection:
             if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:

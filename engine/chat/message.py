@@ -38,8 +38,8 @@ def now_ms() -> int:
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts and times of an answer. A time is None if it is unknown.
 
-    `cached_tokens`: prompt tokens that were in the KV cache.
-    `thinking_tokens`: generated tokens of the thought.
+    `cached_tokens`: number of prompt tokens that were in the KV cache.
+    `thinking_tokens`: number of generated tokens of the thought.
     `first_token_seconds`: time from the request to the first token.
     `draft`: statistics of speculative decoding in the last part of the answer; None if nothing was drafted.
     """

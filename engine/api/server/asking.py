@@ -134,7 +134,8 @@ async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, endin
     """Return the error for an answer that failed.
 
     If the prompt is too long, the error states the number of its tokens and the context size.
-    `counting`: the request that counts these tokens; sent only if the failure may be due to a prompt that is too long.
+    `counting`: a request that counts the tokens of the prompt; sent only if the failure may be due to a prompt that is
+    too long.
     """
     assert not isinstance(ending, Done | Answered)
     if isinstance(ending, Failed) and ending.kind == "argument":

@@ -69,7 +69,7 @@ class RequestText:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all requests that have ended since the server began."""
+    """Numbers of requests and tokens, added up over all requests that have ended since the server began."""
 
     requests: int = 0
     failed: int = 0
@@ -214,6 +214,6 @@ class Journal:
 
     @property
     def totals(self) -> Totals:
-        """Sums over all requests that have ended. For any thread."""
+        """Numbers of requests and tokens, added up over all requests that have ended. For any thread."""
         with self._lock:
             return self._totals

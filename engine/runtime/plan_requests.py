@@ -270,8 +270,7 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
 
 
 def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
-    """Return the value of a variable such as `HIP_VISIBLE_DEVICES` that shows a child only the used devices, as its
-    entries.
+    """Return the entries of a variable such as `HIP_VISIBLE_DEVICES`, so that a child sees only the used devices.
 
     Return None if the variable must not be set. If a device is hidden, ggml numbers the visible devices anew. So the
     variable is only set if every device has a PCI id, by which the child finds it.

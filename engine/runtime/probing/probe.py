@@ -206,9 +206,11 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with our computed compute buffer, which is already rounded for the host.
+    """Return the row of a dry load with the compute buffer that we computed. Its size is already rounded for the host.
 
     The projector's part stays as the dry load reported it.
+
+    `estimated`: the row that we computed.
     """
     compute_bytes = estimated.compute_bytes + row.projector_bytes
     memory = replace(row.memory, compute_bytes=compute_bytes, pipeline_bytes=estimated.pipeline_bytes)

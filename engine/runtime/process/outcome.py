@@ -45,7 +45,10 @@ _OF_LOOKUP = re.compile(
 llama.cpp's tokenizers look up tokens that a vocabulary should have, such as the tokens of single bytes.
 """
 _OF_VALUES = re.compile(r"eps >= 0")
-"""Pattern of assertions about a number from the model file (a norm's epsilon), in the sources of `_OF_LAYOUTS`."""
+"""Pattern of assertions about a number from the model file (a norm's epsilon).
+
+They occur in source files whose other assertions concern devices and layouts (`_OF_LAYOUTS`).
+"""
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"

@@ -67,7 +67,9 @@ class Questions:
     `argv`: command; None for the model child.
     `cancel`: cancels the request that runs.
     `name`: role of the process, for process lists and the log.
-    `environment`, `messages`, `own_group`: arguments of `ChildProcess`.
+    `environment`: variables to add to our own.
+    `messages`: union of the message types that the child may send.
+    `own_group`: whether the child leads a process group of its own.
     """
 
     def __init__(

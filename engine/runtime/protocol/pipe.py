@@ -73,7 +73,7 @@ class Pipe:
             self._write(data)
 
     def send_abort_text(self, text: str) -> None:
-        """Send `Aborting` with only a text, as `send_aborting` does."""
+        """Send an `Aborting` that has only a text. Any thread may call this, even while another thread is writing."""
         self.send_aborting(Aborting(text=text))
 
     def send_aborting(self, message: Aborting) -> None:

@@ -150,7 +150,8 @@ class LoadRun:
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: back-off of the layout after a refusal, in tenths of a device's capacity (`planning.fit.step_back`).
+    `tenths`: part of a device's capacity, in tenths, that the layout leaves unused after refusals
+    (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
@@ -257,7 +258,7 @@ class State:
 
     `numbers`: last number given to a child, ticket or timer.
     `asked`: number of requests so far.
-    `context_used`: tokens in the context at the end of the last answer.
+    `context_used`: number of tokens in the context at the end of the last answer.
     `waiting`: load that was ordered while something runs; it begins after that has ended.
     `stop_timer`: number of the running stop timer; None if none runs.
     `loss`: loss of the child whose cause is being searched for.

@@ -59,7 +59,7 @@ class PromptBudget:
     def tokens(self, missing: int, *, with_answers: bool) -> int:
         """Return how many tokens of prompts the next batch may have.
 
-        `missing`: tokens of prompts that must still be computed.
+        `missing`: number of tokens of prompts that must still be computed.
         `with_answers`: whether answers are running.
         """
         if self._tokens_per_second is None:
@@ -111,7 +111,7 @@ class DecodeLoop:
 
     The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` may be
     called in another thread.
-    `stop`: flag that is set by the thread which reads requests.
+    `stop`: flag that the thread which reads requests sets if a request must stop.
     `send`: sends messages in their order.
     """
 

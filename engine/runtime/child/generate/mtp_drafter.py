@@ -66,7 +66,8 @@ class _Sequence:
 
 
 class MtpDrafter(Drafter):
-    """Computes drafts with the MTP heads of a loaded model. `is_reading` stays False, because `note` computes prompts.
+    """Computes drafts with the MTP heads of a loaded model. Prompts are computed in `note`, so `is_reading` stays
+    False.
 
     `target`: the context of the model itself.
     `heads`: the context of the model's MTP heads.
@@ -99,7 +100,7 @@ class MtpDrafter(Drafter):
                 self._read(part.number)
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Let the heads read the tokens of the slots that they have not computed yet, up to the last ones.
+        """Let the heads compute the tokens of each slot that they have not computed yet, up to the last one.
 
         A draft stays empty if hidden states are missing.
         """

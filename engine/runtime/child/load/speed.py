@@ -151,8 +151,7 @@ class _Graph:
     its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions in the graph, which then adds the column repeatedly instead of the product; 0: the
-    product.
+    `sums`: number of additions, if the graph only adds a column repeatedly instead of multiplying; 0: it multiplies.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
     `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
     `columns`: width of the matrix.

@@ -300,7 +300,11 @@ class FreeMemory:
 def allocation_failure(
     devices: ResolvedDevices, facts: LogFacts, free: FreeMemory, stage: LoadStage, parts: tuple[Part, ...]
 ) -> AllocationFailure | None:
-    """Return the message about the last failed allocation in the log; None if there is none."""
+    """Return the message about the last failed allocation in the log; None if there is none.
+
+    `free`: free memory of the devices at the moment of the failure.
+    `parts`: memory that was allocated before.
+    """
     if not facts.failed:
         return None
     # llama.cpp retries some allocations, such as without pipeline parallelism: only the last failure is final.

@@ -72,7 +72,8 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
-        """Queue a job for the next transaction. If the transaction fails, each of its jobs gets one of its own.
+        """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
+        its own.
 
         `comes_again`: whether a later job writes the same data again.
         """

@@ -40,9 +40,9 @@ class Requests:
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[int, RequestEvent]] = deque()
         self._put_characters = 0
-        """Characters that the model has written; only the session's thread counts them."""
+        """Number of characters that the model has written; only the session's thread counts them."""
         self._taken_characters = 0
-        """Characters that `next` has returned; only the event loop counts them."""
+        """Number of characters that `next` has returned; only the event loop counts them."""
         self._is_too_slow = False
         self._arrived = asyncio.Event()
         self._is_woken = False

@@ -176,6 +176,8 @@ class Journal:
         """Append to the kept text of request `number`, up to `MAX_TEXT`.
 
         Only the last `MAX_TEXTS` requests keep their text.
+
+        `asked`, `answered`: more text of the request, and of its answer.
         """
         with self._lock:
             before = self._texts.get(number)

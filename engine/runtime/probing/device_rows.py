@@ -87,7 +87,10 @@ def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
 
 
 def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
-    """Return the estimated memory of a tensor split's members by device id; None if no Meta device was reported."""
+    """Return the estimated memory of the devices of a tensor split, by device id.
+
+    Return None if llama.cpp reported no Meta device, which stands for all of them.
+    """
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
         return None
     devices = plan.resolved.model_estimate.devices

@@ -170,8 +170,8 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     """Return the rows of a dry load (`no_alloc`), completed with computed values that a dry load cannot give.
 
     The computed values are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all
-    weights as memory; the rounding of pinned host buffers; and compute buffers if a load has other ones
-    (`_plans_otherwise`).
+    weights as memory; the rounding of pinned host buffers; and compute buffers if their size differs in a load with
+    memory (`_plans_otherwise`).
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)

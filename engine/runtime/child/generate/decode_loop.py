@@ -38,9 +38,9 @@ A batch of several micro batches keeps several devices busy, and each micro batc
 aborts the batch early, and `WorkHeartbeat` sends heartbeats while it is computed.
 """
 LARGEST_REST = 0.25
-"""Share by which a batch may exceed the budget if it then completes the prompt.
+"""Share by which a batch of prompt tokens may exceed its usual size (`PromptBudget`) if it then completes the prompts.
 
-A small last batch would cost more per token.
+A separate small batch for the last tokens would cost more per token.
 """
 SECONDS_WITH_ANSWERS = 0.15
 """Longest time in seconds of a batch with prompt tokens while answers run, because their next tokens wait for it."""

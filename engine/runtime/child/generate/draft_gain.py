@@ -131,7 +131,7 @@ class AnswerDraft:
             self._declined = 0
 
     def decline(self) -> None:
-        """Count a step for which nothing is drafted, because its drafts would make it slower."""
+        """Count a step of this answer for which nothing is drafted, because drafts would make the step slower."""
         self._declined += 1
 
     def accept(self) -> None:

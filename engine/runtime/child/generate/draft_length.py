@@ -1,9 +1,10 @@
 """Chooses how many tokens are drafted for a step, so that the answers get the most tokens per second.
 
-A step with drafts takes longer than a plain step: the model computes more tokens, and a draft model computes too. How
-much longer is measured for each number of tokens (`StepCosts`); on a processor the duration rises in steps, with the
-tiles of the matrix products. What a step gives depends on the chances that the first, the first two, ... drafted tokens
-are accepted (`Acceptance`). `DraftLengths` compares both and chooses a number for each answer; 0 means a plain step.
+A step with drafts takes longer than a plain step (a step without drafts): the model computes more tokens, and a draft
+model computes too. How much longer is measured for each number of tokens (`StepCosts`); on a processor the duration
+rises in steps, with the tiles of the matrix products. What a step gives depends on the chances that the first, the
+first two, ... drafted tokens are accepted (`Acceptance`). `DraftLengths` compares durations and chances, and chooses a
+number of tokens for each answer; 0 means no draft.
 """
 
 from __future__ import annotations

@@ -216,6 +216,6 @@ class Drafting:
 
 
 def _draft_of(task: SequenceTask) -> AnswerDraft:
-    """Return the draft statistics of a request, which must have some (`SequenceTask.draft`)."""
+    """Return `SequenceTask.draft`, the draft statistics of a request for which tokens may be drafted."""
     assert task.draft is not None
     return task.draft

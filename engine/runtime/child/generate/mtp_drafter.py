@@ -148,7 +148,10 @@ class MtpDrafter(Drafter):
         return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
 
     def _add_missing(self, draft: Draft, tokens: Sequence[int]) -> None:
-        """Add to the batch the tokens of the slot that the heads have not computed yet."""
+        """Add to the batch the tokens of the slot that the heads have not computed yet.
+
+        `tokens`: all tokens of the slot.
+        """
         begin, last = self._first(draft.number), len(tokens) - 1
         draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
         self._keep_one(self._sequences[draft.number], last - 1)
@@ -181,7 +184,7 @@ class MtpDrafter(Drafter):
         return last
 
     def _read(self, number: int) -> bool:
-        """Let the heads read all kept states of a slot, in batches, and keep only the last one.
+        """Let the heads read all kept hidden states of a slot, in batches, and keep only the last one.
 
         Return whether that succeeded.
         """
@@ -206,7 +209,7 @@ class MtpDrafter(Drafter):
 
     @staticmethod
     def _keep_one(sequence: _Sequence, position: int) -> None:
-        """Keep only the state of the token at `position`, because the heads have read the others."""
+        """Keep only the hidden state of the token at `position`, because the heads have read the others."""
         index = position - sequence.hidden_start
         sequence.hidden = sequence.hidden[index : index + 1].copy()
         sequence.hidden_tokens = sequence.hidden_tokens[index : index + 1]

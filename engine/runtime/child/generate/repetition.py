@@ -19,7 +19,8 @@ PROSE_TIMES, PROSE_TOKENS = 6, 144
 from which a repetition counts as endless.
 """
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""The same two limits for other texts: numbers, code, table rows and rules of dashes.
+"""Limits for texts other than prose (numbers, code, table rows, rules of dashes), from which a repetition counts as
+endless: the smallest number of repetitions, and the smallest number of tokens in all repetitions together.
 
 The limits are so large that an array of 500 zeros does not count.
 """

@@ -156,7 +156,7 @@ class EngineLog:
         self.failed: FailedCard | None = None
         """The card on which a CUDA call failed, after which the engine aborts; None if no call failed."""
         self._card_error: tuple[str, str] | None = None
-        """Backend and text of a logged error of a card, until a following line names the card."""
+        """Backend and text of a logged CUDA error, until a later line names its card; None if none is open."""
         self._refused_bytes: int | None = None
         self.is_mute = False
         """Whether log lines are kept from standard error, because an intended failure is in progress."""

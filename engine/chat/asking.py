@@ -158,7 +158,7 @@ def answer_request(
 
 
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
-    """Find the tokens of earlier answers in a prompt; return their recorded alternatives, by index in `pieces`.
+    """Find the tokens of earlier answers in a prompt; return their recorded probabilities, by index in `pieces`.
 
     `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
     prompt may have other token boundaries than the generated answer, because the prompt is tokenised as a whole. A

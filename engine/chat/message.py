@@ -20,7 +20,9 @@ MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
 the model's process ended during the answer. `failed`: the answer ended with the error in `note`.
 """
 MAX_CHOICES = 2048
-"""Largest number of a message's tokens that are stored with their alternatives; each takes some hundred bytes."""
+"""Largest number of a message's tokens that are stored with probabilities (`Message.choices`); each takes some hundred
+bytes.
+"""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 
@@ -129,7 +131,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     `settings`: sampling settings that differ from the defaults, by the names of `SamplingSettings`.
     `stop_reason`: why generation ended, as in the engine's `Done` event.
     `note`: a sentence on an error or on dropped turns.
-    `choices`: alternatives of its first tokens (thought included) if they were requested; at most `MAX_CHOICES`.
+    `choices`: its first tokens (thought included) with their probabilities and the most probable tokens, if requested;
+    at most `MAX_CHOICES`.
     `cut`: the turns that were left out of the answer's prompt; None if there were none.
     `calls`: tool calls that the model wrote after `content`.
     """

@@ -173,7 +173,8 @@ def probe_request(plan: Plan) -> Probe:
 
 
 def draft_probe_request(plan: Plan) -> Probe | None:
-    """Return the request of a dry run of the draft model alone; None if the plan has no draft model.
+    """Return the request of a dry run (a load without memory) of the draft model alone; None if the plan has no draft
+    model.
 
     It needs the same files, devices and memory as `probe_request`, so the same child can carry it out.
 
@@ -210,7 +211,7 @@ def probe_memory_bytes(plan: Plan) -> int:
     """Return the limit for a probe's private memory in bytes, computed from the model's header and rounded up to whole
     GiB.
 
-    A dry run allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
+    A probe allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
     cache. If it needs more than this limit, the header is damaged.
     """
     projector = plan.edit.side_files.projector

@@ -135,7 +135,9 @@ class _Answers:
         return b"".join(written)
 
     def _part(self, index: int, event: RequestEvent) -> Part:
-        """Return the text and tool calls that an event adds to answer `index`; record the event in the journal."""
+        """Return the text and tool calls that an event adds to answer `index`; record the event in the journal of
+        requests.
+        """
         if isinstance(event, Token):
             self._exchange.record.note_first_token()
             self._exchange.record.note_answered(event.text)

@@ -516,8 +516,8 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If models are loaded outside the pool (`PoolParts.load`), models passed to `lend` are in `own` too, because
-        their owner unloads idle models when memory is needed.
+        If models are loaded outside the pool (`PoolParts.load`), models passed to `lend` count among those that may be
+        unloaded (`Holdings.own`), because their owner unloads idle models when memory is needed.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

@@ -50,7 +50,7 @@ class Question:
     `values`: further variables of the chat template.
     `n`: number of answers.
     `includes_usage`: whether a stream ends with the token counts.
-    `top_logprobs`: alternatives to return for each token; None: no probabilities.
+    `top_logprobs`: number of most probable tokens to return for each token; None: no probabilities.
     `keep_alive_s`: idle time in seconds after which the model is unloaded; None: unchanged.
     """
 

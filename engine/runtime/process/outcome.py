@@ -267,7 +267,7 @@ def failure_text(failure: Failure) -> str:
 def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str, about: str) -> None:
     """Log the end of a child. The line has no text of a conversation, because a child writes none to standard error.
 
-    `engine`: name and version of the software in the child, from its hello.
+    `engine`: name and version of the software in the child, from its first message (`Hello`).
     `about`: last work of the child.
     """
     expected = outcome.reason is EndReason.STOPPED or outcome.exit_code == 0

@@ -282,7 +282,9 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with its own estimate tables (`LoadRun.base`), for planning in a worker thread."""
+    """Return the ordered plan with cached estimates of its own (`LoadRun.base`), so that a worker thread can plan with
+    it.
+    """
     assert transition.load.base is not None
     return transition.load.base
 

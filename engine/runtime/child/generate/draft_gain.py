@@ -91,7 +91,7 @@ class PlainSteps:
         self._since += 1
 
     def seconds(self, answers: int) -> float | None:
-        """Return the median duration of a plain step in seconds; None if too few were measured."""
+        """Return the median duration in seconds of a plain step (a step without drafts); None if too few were timed."""
         measured = self._seconds.get(answers, ())
         return median(measured) if len(measured) >= LEAST_PLAIN else None
 
@@ -142,7 +142,7 @@ class AnswerDraft:
     def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool) -> None:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
-        `plain_seconds`: duration of a plain step; equal to `seconds` if this step was plain.
+        `plain_seconds`: duration of a plain step (a step without drafts); equal to `seconds` if this step was plain.
         `has_drafts`: whether the step drafted or tried to draft for this answer, and not only for other answers.
         """
         # A batch that computes lost tokens again may give no token.

@@ -76,13 +76,15 @@ class StepCosts:
 
         `answers`: number of running answers.
         `drafted`: number of tokens that were to be drafted, for all answers together.
-        `cost`: the duration, divided by that of a plain step with as many answers.
+        `cost`: the duration, divided by that of a plain step (a step without drafts) with as many answers.
         """
         self._measured.setdefault(answers, {}).setdefault(drafted, deque(maxlen=KEPT_COSTS)).append(cost)
         self._last[answers, drafted] = self._steps
 
     def cost(self, answers: int, drafted: int) -> float:
-        """Return the duration of a step, divided by that of a plain step; interpolated if it was not measured.
+        """Return the duration of a step, divided by that of a plain step (a step without drafts).
+
+        The duration is interpolated if it was not measured.
 
         `answers`: number of running answers.
         `drafted`: number of drafted tokens, for all answers together.

@@ -111,8 +111,8 @@ class Drafting:
         return drafts
 
     def begin(self, task: SequenceTask) -> None:
-        """Prepare drafts for a request that got a slot. The request gets no drafts while they are paused after a loss
-        of time.
+        """Prepare drafts for a request that got a slot. The request gets no drafts if these are paused because they
+        made an earlier answer slower.
         """
         if task.draft is not None:
             task.draft.rest = self._rest

@@ -45,11 +45,14 @@ _N_TENSORS = 4096
 _GROWTH = (1, 4, 16)
 """Factors that enlarge a measured operation, in the order in which they are tried.
 
-The next factor is used if a pass takes less than `SHORT_S` seconds.
+The next factor is used if one computation of the operation takes less than `SHORT_S` seconds.
 """
 SHORT_S = 0.002
 _TOO_SHORT_S = 0.00005
-"""Shortest usable duration of a pass in seconds. In a shorter one the start of the kernel takes too large a part."""
+"""Shortest usable duration of one computation of an operation, in seconds.
+
+In a shorter one the start of the kernel takes too large a part.
+"""
 _REPACKED_BUFFER = b"CPU_REPACK"
 
 Speeds = dict[str, float]
@@ -59,8 +62,8 @@ def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: flo
     """Return two tables of speeds by kernel name: bytes of weights read per second for one token, and multiplications
     per second.
 
-    Names are as in `engine/planning/speed/speeds.py`. Kernels that the device does not support are left out. No kernel
-    is measured after the time `end` (seconds of `time.perf_counter`).
+    The names of kernels are defined in `engine/planning/speed/speeds.py`. Kernels that the device does not support are
+    left out. No kernel is measured after the time `end` (seconds of `time.perf_counter`).
     """
     read: Speeds = {}
     products: Speeds = {}
@@ -269,14 +272,14 @@ class _Kernel:
         return self._call("ggml_ssm_conv", columns, self._tensor(_F32, (_CONVOLVED, _CHANNELS * growth)))
 
     def quick_s(self) -> float:
-        """Return the approximate duration of a pass in seconds, from two passes after an untimed one."""
+        """Return the approximate duration in seconds of one computation, from two computations after an untimed one."""
         self._pass()
         return min(self._timed(self._pass) for _ in range(2))
 
     def seconds(self) -> float:
-        """Return the duration in seconds of the fastest of several passes.
+        """Return the duration in seconds of the fastest of several computations.
 
-        The fastest pass counts because other programs can only make a pass slower.
+        The fastest one counts, because other programs can only make a computation slower.
         """
         # Without the time of reading a result back, which is no part of the kernel.
         trip = min(self._timed(self._ask) for _ in range(5))

@@ -153,8 +153,8 @@ class MemberBuffers:
     def _agrees(self, whole: Part) -> bool:
         """Return whether the counts agree with llama.cpp's figures.
 
-        llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member and the
-        bytes of all members together.
+        llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member (device of
+        the split) and the bytes of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))

@@ -259,7 +259,7 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) with which the prompt of an answer begins.
+    """Return the cut (turns left out of the prompt) that applies to an answer before a new decision is made.
 
     This is the answer's own cut, else the cut of its newest version that has one, else the cut of the previous answer.
     Cuts that were made for a shorter context than `n_ctx` are ignored.

@@ -85,7 +85,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def our_name() -> str:
-    """Return the id of this process for messages that it writes: its process id and start time.
+    """Return the id that marks unfinished messages as written by this process: its process id and start time.
 
     The start time is needed because process ids are reused.
     """
@@ -93,7 +93,7 @@ def our_name() -> str:
 
 
 def name_of(pid: int) -> str:
-    """Return the id of the process `pid` for messages that it writes."""
+    """Return the id that marks unfinished messages as written by the process `pid`: its process id and start time."""
     return f"{pid}:{_start_of(pid)}"
 
 

@@ -159,8 +159,8 @@ class MtpDrafter(Drafter):
     def _first(self, number: int) -> int:
         """Return the position of the first token that the heads compute next.
 
-        If hidden states are missing between the tokens that the heads have read and the kept states, the sequence
-        begins anew.
+        If hidden states are missing between the tokens that the heads have read and the kept hidden states, the
+        sequence begins anew.
         """
         sequence = self._sequences[number]
         if not sequence.tokens:

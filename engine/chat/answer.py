@@ -258,7 +258,9 @@ class AnswerRun:
 
     @property
     def continuation(self) -> str | None:
-        """The text from which the model continues after `answer_now`; None if `answer_now` was not called."""
+        """The text from which a second run lets the model continue after `answer_now`; None if `answer_now` was not
+        called.
+        """
         if not self.goes_on or self.message.state != "stopped":
             return None
         return begun_answer(self.message.reasoning, "", self.marks)
@@ -364,7 +366,7 @@ class AnswerRun:
     def token(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
         """Add a token's text to the answer. `flush` returns the effect that stores it.
 
-        `choices`: the chosen tokens with their alternatives, if they were requested.
+        `choices`: the chosen tokens, each with the most probable tokens, if they were requested.
         """
         if self._step is not _Step.WRITING:
             return

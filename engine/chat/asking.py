@@ -26,17 +26,22 @@ HEAD_CHARACTERS = 32
 
 
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
-    """Return the messages of the prompt, as the chat template gets them (`messages_by_id`), in their order."""
+    """Return the messages of the prompt in the form that the chat template gets, in their order.
+
+    `shown`: the messages of the conversation that are in the prompt.
+    """
     return tuple(messages_by_id(system, shown, tools).values())
 
 
 def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> Mapping[str, ChatMessage]:
-    """Return the messages of the prompt, as the chat template gets them, by message id.
+    """Return the messages of the prompt in the form that the chat template gets, by message id.
 
     The system prompt comes first, with the key `SYSTEM`. Messages contain the text of their attachments. They name
     images and sounds, whose bytes `with_files` adds. Tool calls and results are in the form that `tools` needs.
     Thoughts are left out. Questions without an answer are left out too, because templates expect alternating questions
     and answers.
+
+    `shown`: the messages of the conversation that are in the prompt.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
     # Results in the order of their calls: some templates write no ids, so that only the order tells them apart.
@@ -153,7 +158,7 @@ def answer_request(
 
 
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
-    """Find the tokens of earlier answers in a prompt; return their recorded alternatives, by index in `pieces`.
+    """Find the tokens of earlier answers in a prompt; return their recorded probabilities, by index in `pieces`.
 
     `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
     prompt may have other token boundaries than the generated answer, because the prompt is tokenised as a whole. A

@@ -389,9 +389,9 @@ GAP = "\n\n"
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
-    """Return the marks with which calls begin, of those that a chat template contains.
+    """Return the marks with which tool calls begin, as far as they occur in a chat template.
 
-    If it contains none, return the Hermes mark `<tool_call>`. Layerdeck's own system prompt asks for this mark if the
+    If none occurs, return the Hermes mark `<tool_call>`. Layerdeck's own system prompt asks for this mark if the
     template cannot describe tools.
     """
     found = tuple(mark for mark in STYLES if mark in template)

@@ -22,13 +22,15 @@ from engine.runtime.protocol.requests import ChatMessage
 Overflow = Literal["drop", "stop", "ask"]
 OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
 DEFAULT_RESERVE = 1024
-"""Tokens reserved for an answer that has no token limit, if the context has room for them."""
+"""Number of tokens that are reserved for an answer without a token limit, if the context has room for them."""
 RESERVE_SHARE = 4
 """Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""Characters per token of the context up to which a prompt is assumed to fit, so that its tokens are not counted."""
+"""Number of characters, for each token of the context, up to which a prompt is assumed to fit. The tokens of such a
+prompt are not counted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -
     """Return how the prompt's tokens are distributed over its parts.
 
     `used`: number of tokens of the whole prompt as the chat template writes it.
-    `system`, `attachments`: tokens of the system prompt, and of the attached texts of the messages in the prompt.
+    `system`, `attachments`: number of tokens of the system prompt, and of the attached texts of the messages in the
+    prompt.
     `reserve`: tokens for the answer; limited to the tokens that the prompt leaves free.
     """
     system = min(system, used)
@@ -191,7 +194,7 @@ def choose(
     """Decide which messages the prompt contains.
 
     `path`: the messages from the first one to the last question.
-    `tokens`: tokens by message id, from `tokens_of`.
+    `tokens`: number of tokens by message id, from `tokens_of`.
     `room`: largest number of tokens for the messages; the answer's reserve is already subtracted.
     `policy`: action if the messages do not fit: drop turns, ask a person, or stop.
     `already`: ids of messages that earlier decisions left out.
@@ -256,7 +259,7 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) with which the prompt of an answer begins.
+    """Return the cut (turns left out of the prompt) that applies to an answer before a new decision is made.
 
     This is the answer's own cut, else the cut of its newest version that has one, else the cut of the previous answer.
     Cuts that were made for a shorter context than `n_ctx` are ignored.

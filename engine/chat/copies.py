@@ -109,7 +109,7 @@ class DatabaseCopies:
     def confirm(self) -> None:
         """Set the file time of the newest copy to that of the database, so that `is_current` is true again.
 
-        Called after closing the database has changed the time of its file, but no row.
+        Called if closing the database has changed the time of its file without changing a row.
         """
         for newest in self.paths()[:1]:
             with suppress(OSError):

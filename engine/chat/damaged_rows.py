@@ -29,7 +29,8 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """Number of messages that a recovery added from the damaged database to the copy, and number of lost messages.
+    """Number of messages that a recovery added from the damaged database to the undamaged copy, and number of lost
+    messages.
 
     `n_messages`: number of messages that the copy did not have, or had in an earlier state.
     `n_lost`: number of messages in the damaged file's index that neither file contains; None: the index cannot be read.
@@ -78,6 +79,7 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
     """Return the readable rows of a table that have all columns of schema version 1 and no unknown column.
 
     Rows with NUL characters in a text are left out, because they come from a page of zeros.
+    `source`: the damaged database.
     `target`: the undamaged database, whose column names are the known ones.
     """
     columns = target.execute(f"PRAGMA table_info ({table})").fetchall()
@@ -93,7 +95,7 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 
 
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """Yield the rows of a table by row id, except those on unreadable pages.
+    """Yield the rows of a table of the damaged database `source` by row id, except those on unreadable pages.
 
     A damaged page ends the forward scan. Then a backward scan begins at the last row. The row ids between the ends of
     both scans are tried one by one.
@@ -112,7 +114,8 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Scan a table and add its rows to `rows` by row id; stop at the first row that is already in `rows`.
+    """Scan a table of the damaged database `source` and add its rows to `rows` by row id; stop at the first row that is
+    already in `rows`.
 
     Return False if damage ended the scan. `order`: ASC or DESC.
     """
@@ -191,7 +194,9 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Replace the pieces (stored text) of each unfinished message by the damaged file's, unless these are fewer."""
+    """Replace the pieces (stored text) of each unfinished message by those in the damaged file, unless that file has
+    fewer.
+    """
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)

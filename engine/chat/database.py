@@ -85,7 +85,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def our_name() -> str:
-    """Return the id of this process for messages that it writes: its process id and start time.
+    """Return the id that marks unfinished messages as written by this process: its process id and start time.
 
     The start time is needed because process ids are reused.
     """
@@ -93,7 +93,7 @@ def our_name() -> str:
 
 
 def name_of(pid: int) -> str:
-    """Return the id of the process `pid` for messages that it writes."""
+    """Return the id that marks unfinished messages as written by the process `pid`: its process id and start time."""
     return f"{pid}:{_start_of(pid)}"
 
 
@@ -202,7 +202,7 @@ def _newer(path: Path) -> str:
 
 
 def _damage(path: Path) -> str:
-    """Return the reason if an existing database is damaged; empty if no damage is found."""
+    """Return a clause on the damage of an existing database, such as "is damaged"; empty if no damage is found."""
     try:
         with _looking(path) as connection:
             if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:

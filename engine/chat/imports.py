@@ -230,7 +230,11 @@ def _from_markdown(text: str) -> Imported:
 def _imported(
     conversation: Conversation, messages: Sequence[Message], leaf: object, files: Mapping[str, bytes]
 ) -> Imported:
-    """Return a conversation of our own format with new ids and checked attachments."""
+    """Return a conversation of our own format with new ids and checked attachments.
+
+    `leaf`: id of the last shown message in the file.
+    `files`: bytes of attachments by SHA-256.
+    """
     _check_media(messages, files)
     tree = _renamed(messages, leaf)
     used = {each.sha256 for message in messages for each in message.attachments}
@@ -269,6 +273,8 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
     """Refuse images and sounds with an unknown header or an impossible size. Images and sounds are decoded only when
     needed.
+
+    `files`: bytes of attachments by SHA-256.
     """
     for message in messages:
         for each in message.attachments:
@@ -355,7 +361,11 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
 
 
 def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
-    """Return a message of the web UI's JSON, and add the bytes of its images and sounds to `files`."""
+    """Return a message of the web UI's JSON, and add the bytes of its images and sounds to `files`.
+
+    `record`: JSON object of the message.
+    `roots`: its keys are the ids of messages of type `root`; messages below them become the first messages of the tree.
+    """
     parent = record.get("parent")
     attachments = []
     for extra in record.get("extra") or ():
@@ -393,7 +403,10 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
 
 
 def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
-    """Return an attached image. It is decoded, which takes a moment, because the JSON lacks its size in pixels."""
+    """Return an attached image, and add its bytes to `files` by SHA-256.
+
+    The image is decoded, which takes a moment, because the JSON lacks its size in pixels.
+    """
     _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
     try:
         found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
@@ -404,7 +417,10 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
-    """Return an attached sound. It is decoded, which takes a moment, because the JSON lacks its length."""
+    """Return an attached sound, and add its bytes to `files` by SHA-256.
+
+    The sound is decoded, which takes a moment, because the JSON lacks its length.
+    """
     try:
         found = as_attachment(
             base64.b64decode(_text(extra.get("base64Data")), validate=True), str(extra.get("name") or "sound")

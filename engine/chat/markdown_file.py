@@ -117,7 +117,7 @@ def read_markdown(text: str) -> MarkdownConversation:
 def _parts(
     conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None
 ) -> list[tuple[str, dict[str, Any], str]]:
-    """Return heading, hidden fields and text of each part: the system prompt, then each message."""
+    """Return heading, fields for the HTML comment, and text of each part: the system prompt, then each message."""
     parts: list[tuple[str, dict[str, Any], str]] = []
     if conversation.system:
         parts.append(("System", dict(_SYSTEM), conversation.system))

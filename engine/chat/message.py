@@ -20,7 +20,9 @@ MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
 the model's process ended during the answer. `failed`: the answer ended with the error in `note`.
 """
 MAX_CHOICES = 2048
-"""Largest number of a message's tokens that are stored with their alternatives; each takes some hundred bytes."""
+"""Largest number of a message's tokens that are stored with probabilities (`Message.choices`); each takes some hundred
+bytes.
+"""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 
@@ -38,8 +40,8 @@ def now_ms() -> int:
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts and times of an answer. A time is None if it is unknown.
 
-    `cached_tokens`: prompt tokens that were in the KV cache.
-    `thinking_tokens`: generated tokens of the thought.
+    `cached_tokens`: number of prompt tokens that were in the KV cache.
+    `thinking_tokens`: number of generated tokens of the thought.
     `first_token_seconds`: time from the request to the first token.
     `draft`: statistics of speculative decoding in the last part of the answer; None if nothing was drafted.
     """
@@ -129,7 +131,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     `settings`: sampling settings that differ from the defaults, by the names of `SamplingSettings`.
     `stop_reason`: why generation ended, as in the engine's `Done` event.
     `note`: a sentence on an error or on dropped turns.
-    `choices`: alternatives of its first tokens (thought included) if they were requested; at most `MAX_CHOICES`.
+    `choices`: its first tokens (thought included) with their probabilities and the most probable tokens, if requested;
+    at most `MAX_CHOICES`.
     `cut`: the turns that were left out of the answer's prompt; None if there were none.
     `calls`: tool calls that the model wrote after `content`.
     """

@@ -150,6 +150,8 @@ def _alone(record: Path) -> Iterator[None]:
     """Hold an exclusive file lock, so that only one process at a time recovers the database.
 
     On Windows nothing is locked.
+
+    `record`: the file that is locked (`damage_record`).
     """
     if sys.platform == "win32":
         record.touch()

@@ -17,11 +17,13 @@ MAX_WANTED_CHARACTERS = 1000
 patterns.
 """
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120
-"""Characters of the snippet before and after the match."""
+"""Largest numbers of characters that a snippet has before the match, and after it."""
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, ...]:
-    """Return the matches of `text` in conversations that are not deleted: titles first, then messages, newest first."""
+    """Return at most `limit` matches of `text` in conversations that are not deleted: titles first, then messages,
+    newest first.
+    """
     wanted = readable(text[:MAX_WANTED_CHARACTERS]).replace("\0", " ").strip(" ")
     if not wanted.strip():
         return ()
@@ -59,7 +61,10 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
 
 
 def _text_with(wanted: str, content: str, calls: str) -> str:
-    """Return the part of a message that contains the match: its content, or else its tool calls."""
+    """Return the part of a message that contains the match: its content, or else its tool calls.
+
+    `wanted`: the search text.
+    """
     if not calls or wanted.lower() in content.lower():
         return content
     return " ".join(f"{call.name} {call.arguments}" for call in calls_of(calls))

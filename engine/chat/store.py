@@ -152,7 +152,9 @@ class ChatStore:
             return None if row is None else bytes(row[0])
 
     def search(self, text: str, limit: int = DEFAULT_HITS) -> tuple[Hit, ...]:
-        """Return the matches of `text` in titles and in messages of all branches, newest first; case is ignored."""
+        """Return at most `limit` matches of `text` in titles and in messages of all branches, newest first; case is
+        ignored.
+        """
         with self._reading() as connection:
             return search(connection, text, limit)
 

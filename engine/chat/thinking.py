@@ -32,7 +32,9 @@ FAMILIES: tuple[Marks, ...] = (
     Marks("<|channel|>analysis<|message|>", "<|end|>"),
     Marks("<|channel>thought", "<channel|>"),
 )
-"""Thinking tags, in this order: Qwen and DeepSeek, three of fine-tunes, Seed, Mistral, Command, gpt-oss, Gemma."""
+"""Thinking tags, in this order: Qwen and DeepSeek, three pairs of fine-tuned models, Seed, Mistral, Command, gpt-oss,
+Gemma.
+"""
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
 """Tags before an answer that are part of neither the answer nor the thought."""
 CONTROL_MARKS = frozenset(
@@ -159,6 +161,7 @@ def marks_of(template: str) -> Marks | None:
 def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
     """Return the text from which a model continues an answer.
 
+    `reasoning`, `content`: the thought and the answer so far.
     `thinking`: whether the model continues the incomplete thought. If not, the text closes the thought, and the model
     writes the answer after it ("Answer now").
     """

@@ -162,8 +162,8 @@ class CallReader:
         return self._after_calls(content)
 
     def _after_calls(self, content: str) -> str:
-        """Return a piece of content. The first piece after a call begins with `GAP` if the answer has content before
-        the call.
+        """Return a piece of content. The first piece after a call begins with the separator `GAP` if the answer has
+        content before the call.
         """
         if not content or not self._is_between:
             return content

@@ -51,7 +51,7 @@ class DefinitionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that one request may call.
+    """The tools that the model may call while it answers one request.
 
     `tools`: OpenAI definitions; empty: no tools. `template`: chat template in use.
     """
@@ -282,7 +282,10 @@ def check_tool(tool: object, place: str) -> Document:
 
 
 def check_depth(value: object, place: str) -> None:
-    """Raise `DefinitionError` if a value is nested deeper than `MAX_DEPTH`."""
+    """Raise `DefinitionError` if a value is nested deeper than `MAX_DEPTH`.
+
+    `place`: path of the value in the document, for the error.
+    """
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -321,6 +324,8 @@ def check_finite(schema: Document, place: str) -> None:
 
     Example: a list with at least one item, where each item is again such a list. A schema that may contain itself but
     need not, such as a tree, is accepted.
+
+    `place`: path of the schema in the document, for the error.
 
     Raises:
         DefinitionError: the schema requires itself, or a reference has no target.
@@ -364,6 +369,8 @@ def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
     """Yield the references (`$ref`) that apply to every value that matches the schema.
 
     References in optional parts are left out, such as references in properties that are not required.
+
+    `budget`: limits the number of visited values.
     """
     pending = [schema]
     while pending:

@@ -265,7 +265,9 @@ def difference(before: MessageTree, after: MessageTree) -> TreeChange:
 
 
 def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
-    """Return a tree of `messages`.
+    """Return a tree of `messages` with the last shown message `leaf`. Nothing is taken from `tree`.
+
+    `messages`: messages by id.
 
     Raises:
         ValueError: a parent is not among the messages.
@@ -309,8 +311,9 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
     """Return the id of the last shown message after the messages `gone` were removed from `tree`.
 
-    If the old one was removed, the nearest remaining version of the first removed message of the shown path takes that
-    message's place, or else its nearest remaining ancestor. The newest branch below the substitute is shown.
+    If the last shown message remains, it stays the same. Otherwise a substitute is searched for the first removed
+    message of the shown path: its nearest remaining version, else its nearest remaining ancestor, else the last
+    remaining root. The newest branch below the substitute is then shown.
     `left`: the tree of the remaining messages.
     """
     if tree.leaf is None or tree.leaf not in gone:

@@ -26,12 +26,12 @@ BATCH_SECONDS = 0.04
 RETRY_SECONDS = 2.0
 """Shortest time in seconds between two attempts to write while the disk is full.
 
-It is also at least ten times the duration of the last attempt.
+The wait is also at least ten times as long as the last attempt took.
 """
 MAX_BEHIND = 50_000
 """Largest number of jobs that wait for room on the disk.
 
-Above it, pieces of text are dropped, because `finish` later writes the complete message.
+If more jobs wait, pieces of text are dropped, because `finish` later writes the complete message.
 """
 Job = Callable[[sqlite3.Connection], None]
 
@@ -72,7 +72,8 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
-        """Queue a job for the next transaction. If the transaction fails, each of its jobs gets one of its own.
+        """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
+        its own.
 
         `comes_again`: whether a later job writes the same data again.
         """

@@ -173,7 +173,8 @@ def probe_request(plan: Plan) -> Probe:
 
 
 def draft_probe_request(plan: Plan) -> Probe | None:
-    """Return the request of a dry run of the draft model alone; None if the plan has no draft model.
+    """Return the request of a dry run (a load without memory) of the draft model alone; None if the plan has no draft
+    model.
 
     It needs the same files, devices and memory as `probe_request`, so the same child can carry it out.
 
@@ -210,7 +211,7 @@ def probe_memory_bytes(plan: Plan) -> int:
     """Return the limit for a probe's private memory in bytes, computed from the model's header and rounded up to whole
     GiB.
 
-    A dry run allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
+    A probe allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
     cache. If it needs more than this limit, the header is damaged.
     """
     projector = plan.edit.side_files.projector
@@ -270,8 +271,7 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
 
 
 def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
-    """Return the value of a variable such as `HIP_VISIBLE_DEVICES` that shows a child only the used devices, as its
-    entries.
+    """Return the entries of a variable such as `HIP_VISIBLE_DEVICES`, so that a child sees only the used devices.
 
     Return None if the variable must not be set. If a device is hidden, ggml numbers the visible devices anew. So the
     variable is only set if every device has a PCI id, by which the child finds it.

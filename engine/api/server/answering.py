@@ -61,6 +61,8 @@ async def send_answers(
     `counting`: for each answer, a request that counts the tokens of the prompt. It is sent if an answer failed because
     the prompt may be too long.
     `per_prompt`: number of consecutive answers to the same prompt.
+    `writer`: makes the API's JSON from the answers.
+    `streams`: whether to send the answers as a stream of events.
 
     Raises:
         ApiError: an answer failed, and nothing has been sent yet.
@@ -133,7 +135,9 @@ class _Answers:
         return b"".join(written)
 
     def _part(self, index: int, event: RequestEvent) -> Part:
-        """Return the text and tool calls that an event adds to answer `index`; record the event in the journal."""
+        """Return the text and tool calls that an event adds to answer `index`; record the event in the journal of
+        requests.
+        """
         if isinstance(event, Token):
             self._exchange.record.note_first_token()
             self._exchange.record.note_answered(event.text)
@@ -148,10 +152,10 @@ class _Answers:
         return Part()
 
     async def _check(self, index: int, event: RequestEvent) -> None:
-        """Stop all answers if an event says that answer `index` has failed.
+        """Raise an error if an event ends the answer `index` without success. All answers are stopped first.
 
         Raises:
-            ApiError: the answer has ended without `Done`.
+            ApiError: the answer failed or was stopped.
         """
         if isinstance(event, RequestEnding) and not isinstance(event, Done):
             self.close()

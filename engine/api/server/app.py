@@ -50,7 +50,7 @@ READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 _MAX_PATH = 200
-"""Largest number of characters of a refused request's path in the journal; longer paths are cut."""
+"""Largest number of characters of a refused request's path in the journal of requests; longer paths are cut."""
 
 
 class Api:
@@ -103,7 +103,7 @@ class Api:
         return Guard(app, self._access, self._note_refused)
 
     def _note_refused(self, scope: Scope, error: ApiError) -> None:
-        """Add a journal entry for a request that the guard refused. It shows users clients without an API key."""
+        """Add a refused request to the journal of requests, so that users see clients without a valid API key."""
         client = scope.get("client")
         # Cut, because a stranger may send long ones.
         self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")

@@ -40,9 +40,9 @@ class Requests:
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[int, RequestEvent]] = deque()
         self._put_characters = 0
-        """Characters that the model has written; only the session's thread counts them."""
+        """Number of characters that the model has written; only the session's thread counts them."""
         self._taken_characters = 0
-        """Characters that `next` has returned; only the event loop counts them."""
+        """Number of characters that `next` has returned; only the event loop counts them."""
         self._is_too_slow = False
         self._arrived = asyncio.Event()
         self._is_woken = False
@@ -134,7 +134,8 @@ async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, endin
     """Return the error for an answer that failed.
 
     If the prompt is too long, the error states the number of its tokens and the context size.
-    `counting`: the request that counts these tokens; sent only if the failure may be due to a prompt that is too long.
+    `counting`: a request that counts the tokens of the prompt; sent only if the failure may be due to a prompt that is
+    too long.
     """
     assert not isinstance(ending, Done | Answered)
     if isinstance(ending, Failed) and ending.kind == "argument":

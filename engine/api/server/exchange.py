@@ -24,7 +24,7 @@ SEND_SECONDS = 60.0
 PING_S = 15.0
 """Seconds without data after which a stream gets a comment, so that clients and proxies keep the connection open."""
 GONE = 499
-"""Status in the journal if the client closed the connection, as in nginx. It is never sent."""
+"""Status in the journal of requests if the client closed the connection, as in nginx. It is never sent."""
 
 
 class Exchange:
@@ -32,7 +32,7 @@ class Exchange:
 
     A handler answers with one `respond`, or with `begin_stream`, several `send` and `end_stream`.
     `body`: the whole body of the request.
-    `record`: the journal's record of the request.
+    `record`: updates the request's entry in the journal of requests.
     `on_fail`: returns the last bytes of a stream that fails after its first byte; None until `keep_open` is called.
     """
 
@@ -143,7 +143,9 @@ class Exchange:
             self._sending_since_s = None
 
     async def end_stream(self, data: bytes, code: str = "") -> None:
-        """Send the last part of the stream. `code`: error code for the journal; empty if the answer is complete."""
+        """Send the last part of the stream. `code`: error code for the journal of requests; empty if the answer is
+        complete.
+        """
         self.has_ended = True
         await self._send_soon({"type": "http.response.body", "body": data})
         self.record.end(200, code)

@@ -24,7 +24,7 @@ from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.report import DeviceRow
 
 FRESH_S = 300.0
-"""Seconds for which a plan is reused. The memory of loaded models is read at each call."""
+"""Seconds for which a plan is reused. The memory that loaded models hold is read anew for each forecast."""
 LIST_SECONDS = 2.0
 """Longest time in seconds that a model list waits for missing plans; they are then completed in the background."""
 
@@ -59,14 +59,16 @@ class Forecasts:
         self._lock = asyncio.Lock()
 
     async def of(self, entry: ModelEntry) -> dict[str, Any]:
-        """Return the forecast of one model as JSON fields; plan its load first if there is no fresh plan."""
+        """Return the forecast of one model as JSON fields; plan its load first if no plan is younger than `FRESH_S`
+        seconds.
+        """
         async with self._lock:
             if self._fresh(entry) is None and await self._look():
                 await self._plan(entry)
         return self.known(entry)
 
     async def prepare(self, entries: Sequence[ModelEntry]) -> None:
-        """Plan the loads of all models in `entries` that have no fresh plan.
+        """Plan the loads of all models in `entries` that have no plan younger than `FRESH_S` seconds.
 
         Return after `LIST_SECONDS` at the latest; the planning continues in the background.
         """
@@ -79,8 +81,8 @@ class Forecasts:
     def known(self, entry: ModelEntry) -> dict[str, Any]:
         """Return the cached forecast of a model as JSON fields. Does not plan.
 
-        The model's memory is compared with what the models that are loaded now leave. If there is no fresh plan, `fits`
-        is None and there are no other fields.
+        The field `fits` tells whether the model fits beside the models that are loaded now, or after some of them are
+        unloaded. Without a plan younger than `FRESH_S` seconds, `fits` is None and there are no other fields.
         """
         planned, rig = self._fresh(entry), self._rig
         if planned is None or rig is None:

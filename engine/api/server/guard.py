@@ -102,7 +102,9 @@ def _host_name(header: str) -> str:
 
 
 class Guard:
-    """The outermost ASGI application: it refuses requests that `Access` does not allow, and limits bodies."""
+    """The outermost ASGI application: it refuses requests that `Access` does not allow, and limits the size of request
+    bodies.
+    """
 
     def __init__(self, app: App, access: Access, refused: Callable[[Scope, ApiError], None] | None = None) -> None:
         """Guard `app`. `refused`: called with each request that the guard refuses, before the request is answered."""

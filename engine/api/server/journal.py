@@ -69,7 +69,7 @@ class RequestText:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all requests that have ended since the server began."""
+    """Numbers of requests and tokens, added up over all requests that have ended since the server began."""
 
     requests: int = 0
     failed: int = 0
@@ -176,6 +176,8 @@ class Journal:
         """Append to the kept text of request `number`, up to `MAX_TEXT`.
 
         Only the last `MAX_TEXTS` requests keep their text.
+
+        `asked`, `answered`: more text of the request, and of its answer.
         """
         with self._lock:
             before = self._texts.get(number)
@@ -214,6 +216,6 @@ class Journal:
 
     @property
     def totals(self) -> Totals:
-        """Sums over all requests that have ended. For any thread."""
+        """Numbers of requests and tokens, added up over all requests that have ended. For any thread."""
         with self._lock:
             return self._totals

@@ -11,7 +11,7 @@ from engine.api.server.journal import Journal
 def metrics_text(journal: Journal, states: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the metrics: totals since the server began, and current numbers of requests and models.
 
-    `states`: result of `ModelPool.states`.
+    `states`: state of each loaded or requested model as JSON fields, by the model's id (`ModelPool.states`).
     """
     totals = journal.totals
     lines: list[str] = []

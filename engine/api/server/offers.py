@@ -16,7 +16,10 @@ from engine.model.gguf.reader import read_model
 
 
 def entries_of_library(models: Iterable[Listed], index: LibraryIndex) -> tuple[ModelEntry, ...]:
-    """Return the models of a library: one entry for each quantisation that can be opened."""
+    """Return the models of a library: one entry for each quantisation that can be opened.
+
+    `index`: contains the saved layouts of the models.
+    """
     return tuple(entry for model in models for entry in _entries_of(model.entry, index))
 
 
@@ -45,7 +48,10 @@ def entry_of_model(model: ModelFile) -> ModelEntry:
 
 
 def _entries_of(entry: Entry, index: LibraryIndex) -> list[ModelEntry]:
-    """Return one entry for each quantisation of a library model that can be opened."""
+    """Return one entry for each quantisation of a library model that can be opened.
+
+    `index`: contains the saved layouts of the models.
+    """
     sound = [each for each in entry.quantisations if not each.fault]
     return [_entry_of(entry, each, index, is_only=len(sound) == 1) for each in sound]
 

@@ -166,6 +166,8 @@ class ModelPool:
 
         Call it in the event loop. Call it again after each load of this session, to admit the requests that waited for
         it. The call has no effect if the pool itself has loaded this model.
+
+        `held`: the memory that the model holds.
         """
         slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
         if slot.session is not None and slot.lent is None:
@@ -274,7 +276,7 @@ class ModelPool:
         return self._profiles[slot.entry.id]
 
     async def _enter(self, slot: _Slot) -> None:
-        """Wait until the model is loaded, and add one request to the number of its users."""
+        """Wait until the model is loaded, and count one more request that it is answering."""
         if self._is_closed:
             raise _ending()
         if slot.is_ready:
@@ -514,8 +516,8 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If models are loaded outside the pool (`PoolParts.load`), models passed to `lend` are in `own` too, because
-        their owner unloads idle models when memory is needed.
+        If models are loaded outside the pool (`PoolParts.load`), models passed to `lend` count among those that may be
+        unloaded (`Holdings.own`), because their owner unloads idle models when memory is needed.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))
@@ -562,7 +564,10 @@ def _refusal(error: EngineError) -> ApiError:
 
 
 def no_room(entry: ModelEntry, room: Room) -> ApiError:
-    """Return the error for a model that does not fit, even if all others are unloaded."""
+    """Return the error for a model that does not fit, even if all others are unloaded.
+
+    `room`: the models that would have to be unloaded, and the memory that is still missing after that.
+    """
     device, missing_bytes = room.still_short[0]
     names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in room.still_short)
     return ApiError(

@@ -146,7 +146,10 @@ class ApiServer:
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests with a model that the caller has loaded, as `ModelPool.lend` does. For any thread."""
+        """Answer requests with a model that the caller has loaded. Only the caller unloads this model. For any thread.
+
+        `held`: the memory that the model holds.
+        """
         self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
 
     def take_back(self, id: str) -> None:

@@ -229,7 +229,7 @@ def _milliseconds(tokens: int, per_second: float) -> float:
 
 
 def logprobs_of(choices: Iterable[TokenChoice], count: int) -> list[dict[str, object]]:
-    """Return OpenAI's `logprobs` entries of tokens, each with `count` alternatives."""
+    """Return OpenAI's `logprobs` entries of tokens, each with the `count` most probable tokens."""
     return [
         {
             **_entry(choice.text, choice.probability),

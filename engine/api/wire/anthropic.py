@@ -173,7 +173,10 @@ def _images(message: MessageIn) -> int:
 
 
 def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
-    """Return a message as messages for the chat template, where each tool result is a message of the role `tool`."""
+    """Return a message as messages for the chat template, where each tool result is a message of the role `tool`.
+
+    `number`: index of the message in the request, for errors.
+    """
     place = f"messages[{number}]"
     if message.role not in ("user", "assistant", "system"):
         raise invalid(f"{place}.role is {message.role[:40]}; use user or assistant.", f"{place}.role")
@@ -321,7 +324,7 @@ def _block(segment: Segment, *, whole: bool) -> dict[str, object]:
 
 
 def _object(arguments: str) -> object:
-    """Return the arguments of a call as an object for Anthropic's `input`; empty if the call was cut off."""
+    """Return the arguments of a call as an object for Anthropic's `input`; an empty object if they are incomplete."""
     try:
         found = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):

@@ -59,6 +59,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
 def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
     """Return the prompts of a request field: a text, a list of tokens, or a list of texts or of lists of tokens.
 
+    `place`: name of the field, for the error.
+
     Raises:
         ApiError: the value has none of these forms.
     """
@@ -106,7 +108,10 @@ def read_completion(body: bytes) -> CompletionRequest:
 
 
 def completion_requests(request: CompletionRequest, texts: Sequence[str], profile: Profile) -> list[Generate]:
-    """Return an engine request for each answer. Requests for the same prompt are neighbours in the list."""
+    """Return an engine request for each answer. Requests for the same prompt are neighbours in the list.
+
+    `texts`: the prompts as text.
+    """
     limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     alternatives = None if request.logprobs is None else max(1, request.logprobs)
     settings = request.settings(max_tokens=limit if limit >= 0 else None, alternatives=alternatives)
@@ -122,7 +127,7 @@ def completion_requests(request: CompletionRequest, texts: Sequence[str], profil
 
 
 def counting_requests(asked: Sequence[Generate]) -> list[Tokenise]:
-    """Return requests that count the tokens of these prompts."""
+    """For each request in `asked`, return a request that counts the tokens of its prompt."""
     return [Tokenise(text=each.prompt) for each in asked]
 
 

@@ -140,7 +140,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, Any] | list[Any] | None = None
 
     def settings(self, **further: object) -> dict[str, object]:
-        """Return the sampling settings that the request sets, together with `further`.
+        """Return the sampling settings that the request sets, and the settings in `further`.
+
+        `further`: more settings, by the names of `SamplingSettings`; they override those of the request.
 
         Raises:
             ApiError: a value is out of range or not supported.

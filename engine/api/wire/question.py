@@ -50,7 +50,7 @@ class Question:
     `values`: further variables of the chat template.
     `n`: number of answers.
     `includes_usage`: whether a stream ends with the token counts.
-    `top_logprobs`: alternatives to return for each token; None: no probabilities.
+    `top_logprobs`: number of most probable tokens to return for each token; None: no probabilities.
     `keep_alive_s`: idle time in seconds after which the model is unloaded; None: unchanged.
     """
 
@@ -80,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The properties of the answering model that the translation of a `Question` needs."""
+    """The file of the answering model, from which a request takes the chat template and default sampling settings."""
 
     file: ModelFile
 
@@ -184,7 +184,8 @@ def forced_schema(question: Question) -> Document:
 
 
 def _with_own_definitions(parameters: Document, prefix: str, definitions: Document, budget: SchemaBudget) -> Document:
-    """Return a tool's schema with its `$ref`s renamed, so that schemas of several tools can be in one document.
+    """Return a tool's schema (`parameters`) with its `$ref`s renamed, so that schemas of several tools can be in one
+    document.
 
     The targets of the references are added to `definitions`, under names that begin with `prefix`. The names must be
     unique, because llama-cpp-python's converter names a grammar rule after the last part of a reference's path only.

@@ -40,7 +40,8 @@ class Step(NamedTuple):
 
 
 class Segments:
-    """Divides one streamed answer into segments. A new one begins where thought, text and tool calls follow each other.
+    """Divides one streamed answer into segments. A new segment begins when the answer changes between thought, text and
+    tool calls, and with each further call.
 
     `all`: the segments so far; only the last one can still get more text.
     """

@@ -75,7 +75,7 @@ SLACK_BYTES = 8 << 20
 Measured: 3.4 MiB with a model of 252 MiB.
 """
 RECEIVE_SHARE = 64
-"""Divisor of the memory cap: this part of it is added for the server's receive buffer.
+"""Divisor of the memory cap. The quotient is the memory that is added for the server's receive buffer.
 
 The buffer holds a tensor while the server copies it to the device. The largest tensors of a model may need more. Then
 a plan that uses the whole cap fails.

@@ -35,7 +35,7 @@ def rows_from_parts(
     Parts of devices that are not in the rig are left out. The overhead of a device is 0, because llama.cpp does not
     report it. For a tensor split llama.cpp reports a single Meta device. Then the rows of the split's members have
     weights and state from `estimate`, the whole reported compute buffer, and the grade `estimated`.
-    `grade`: grade of the rows of devices that are not such members.
+    `grade`: grade of all rows except those of members of a tensor split.
     `estimate`: estimated memory of the members of a tensor split; None if llama.cpp reported each member.
     """
     sums: dict[str, list[int]] = {device_id: [0] * len(_SUMS) for device_id in rig.ids}
@@ -87,7 +87,10 @@ def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
 
 
 def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
-    """Return the estimated memory of a tensor split's members by device id; None if no Meta device was reported."""
+    """Return the estimated memory of the devices of a tensor split, by device id.
+
+    Return None if llama.cpp reported no Meta device, which stands for all of them.
+    """
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
         return None
     devices = plan.resolved.model_estimate.devices

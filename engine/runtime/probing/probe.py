@@ -170,8 +170,8 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
     """Return the rows of a dry load (`no_alloc`), completed with computed values that a dry load cannot give.
 
     The computed values are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all
-    weights as memory; the rounding of pinned host buffers; and compute buffers if a load has other ones
-    (`_plans_otherwise`).
+    weights as memory; the rounding of pinned host buffers; and compute buffers if their size differs in a load with
+    memory (`_plans_otherwise`).
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
@@ -206,9 +206,11 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with our computed compute buffer, which is already rounded for the host.
+    """Return the row of a dry load with the compute buffer that we computed. Its size is already rounded for the host.
 
     The projector's part stays as the dry load reported it.
+
+    `estimated`: the row that we computed.
     """
     compute_bytes = estimated.compute_bytes + row.projector_bytes
     memory = replace(row.memory, compute_bytes=compute_bytes, pipeline_bytes=estimated.pipeline_bytes)

@@ -57,7 +57,7 @@ class ProposalCheck:
 
     `plan`: the plan whose load failed.
     `missing`: missing bytes by device id, from `missing_bytes`.
-    `constraints`: limits of the search.
+    `constraints`: pinned layers and devices that must not be used.
     """
 
     def __init__(

@@ -176,7 +176,9 @@ class ChildProcess:
         self._about = about
 
     def send(self, request: Request) -> None:
-        """Queue a request. It is written after the child's hello, and dropped if the child ends before."""
+        """Queue a request. It is written after the child's first message (`Hello`), and dropped if the child ends
+        before.
+        """
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
@@ -193,8 +195,8 @@ class ChildProcess:
         """Begin to end the child, without waiting. The child gets `Quit` and the end of input, then SIGTERM, then
         SIGKILL.
 
-        A child that has not sent its hello is terminated at once. A second call can only shorten the deadlines. Does
-        nothing if the child is not running.
+        A child that has not sent its first message (`Hello`) is terminated at once. A second call can only shorten the
+        deadlines. Does nothing if the child is not running.
         `ask_s`: seconds from `Quit` to SIGTERM.
         `terminate_s`: seconds from SIGTERM to SIGKILL; 0: no SIGTERM is sent.
         """

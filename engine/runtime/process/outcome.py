@@ -45,7 +45,10 @@ _OF_LOOKUP = re.compile(
 llama.cpp's tokenizers look up tokens that a vocabulary should have, such as the tokens of single bytes.
 """
 _OF_VALUES = re.compile(r"eps >= 0")
-"""Pattern of assertions about a number from the model file (a norm's epsilon), in the sources of `_OF_LAYOUTS`."""
+"""Pattern of assertions about a number from the model file (a norm's epsilon).
+
+They occur in source files whose other assertions concern devices and layouts (`_OF_LAYOUTS`).
+"""
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
@@ -264,7 +267,7 @@ def failure_text(failure: Failure) -> str:
 def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str, about: str) -> None:
     """Log the end of a child. The line has no text of a conversation, because a child writes none to standard error.
 
-    `engine`: name and version of the software in the child, from its hello.
+    `engine`: name and version of the software in the child, from its first message (`Hello`).
     `about`: last work of the child.
     """
     expected = outcome.reason is EndReason.STOPPED or outcome.exit_code == 0

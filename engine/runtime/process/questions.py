@@ -35,7 +35,7 @@ from engine.runtime.protocol.requests import CountVocabulary, Job, Load, Probe, 
 
 DEFAULT_TIMEOUT_S = 30.0
 START_S = 20.0
-"""Seconds in which a small child must send its hello; enough for a cold disk and a busy machine."""
+"""Seconds in which a small child must send its first message (`Hello`); enough for a cold disk and a busy machine."""
 CANCEL_POLL_S = 0.1
 """Interval in seconds at which `ask` calls its argument `cancelled`. A `CancelToken` wakes `ask` at once."""
 SMALL_CHILD = {"MALLOC_ARENA_MAX": "1"}
@@ -62,12 +62,14 @@ class Questions:
     It is a context manager: `with` starts the child, and the child has ended when the block is left.
 
     `timeout_s`: time limit of each answer, in seconds.
-    `start_timeout_s`: time limit of the hello; None for `timeout_s`.
+    `start_timeout_s`: time limit of the child's first message (`Hello`), in seconds; None for `timeout_s`.
     `stall_timeout_s`: longest silence; None for the longer of these two limits.
     `argv`: command; None for the model child.
     `cancel`: cancels the request that runs.
     `name`: role of the process, for process lists and the log.
-    `environment`, `messages`, `own_group`: arguments of `ChildProcess`.
+    `environment`: variables to add to our own.
+    `messages`: union of the message types that the child may send.
+    `own_group`: whether the child leads a process group of its own.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ _log = logging.getLogger("layerdeck.engine")
 def log_start(name: str, pid: int | None, engine: str, environment: Mapping[str, str], request: Request) -> None:
     """Log the start of a child.
 
-    `engine`: name and version of the software in the child, from its hello.
+    `engine`: name and version of the software in the child, from its first message (`Hello`).
     `environment`: variables of the child besides our own.
     `request`: first request to the child. A `Load` or `Probe` names its devices.
     """

@@ -115,6 +115,8 @@ def _end_with_us(lifeline: int, owner: int) -> None:
     the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer of the pipe is gone. Owner and signal
     belong to the open file, which the child holds open, so the child itself need not do anything. PR_SET_PDEATHSIG is
     unsuitable: it would kill the child when the thread that started it ends.
+
+    `lifeline`: the reading end of the pipe, opened for this child (`_open_lifeline`).
     """
     if sys.platform.startswith("linux"):
         import fcntl
@@ -145,7 +147,7 @@ def close_pipe(pipe: IO[bytes]) -> None:
 def signal_process(process: subprocess.Popen[bytes], *, kill: bool, group: bool = True) -> None:
     """Send SIGTERM to a process, or SIGKILL if `kill`. Does nothing if it has ended.
 
-    `group`: signal its whole process group. On Windows the process alone is killed in any case.
+    `group`: whether to signal its whole process group. On Windows the process alone is killed in any case.
     """
     if process.poll() is not None:
         return  # The system may have given its number to another process.

@@ -91,7 +91,7 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     `read_bytes_per_second`: rate at which a matrix product with one column reads F16 weights.
     `round_trip_s`: seconds to read a few bytes back.
     `sent_bytes_per_second`: rate of copies to the device.
-    `by_type`: bytes per second, as `read_bytes_per_second`, with weights of each requested type.
+    `by_type`: rate at which such a product reads weights of each requested type, in bytes per second.
     `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
     `products`: multiplications per second (weights times tokens) in a matrix product with many columns, for each type.
     `by_type` and `products` also have rates of other kernels, by the names of `engine/planning/speed/speeds.py`.
@@ -281,8 +281,9 @@ class FinalMessage(Answer, frozen=True, kw_only=True):
 class Reading(Answer, frozen=True, tag="reading", kw_only=True):
     """Progress of computing a prompt, sent after each batch, and repeated as a heartbeat during a long batch.
 
-    `read_tokens`: tokens of the prompt that are in the KV cache now.
-    `cached_tokens`: tokens of the prompt that were in the cache before the request, and so are not computed again.
+    `read_tokens`: number of tokens of the prompt that are in the KV cache now.
+    `cached_tokens`: number of tokens of the prompt that were in the cache before the request, and so are not computed
+    again.
     """
 
     read_tokens: int
@@ -309,7 +310,7 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
     `choices`: the tokens sampled since the last piece, if they were requested. Text that may begin a stop text is held
     back, so it may come in a later piece than its tokens.
-    `context_used`: KV cells of the sequence now.
+    `context_used`: number of KV cells that the sequence takes now.
     """
 
     text: str
@@ -342,8 +343,8 @@ DraftPause = Literal["", "slower", "earlier", "state", "context", "failed"]
 class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of speculative decoding for one answer.
 
-    `drafted_tokens`: tokens that were drafted.
-    `accepted_tokens`: drafted tokens that the model sampled too.
+    `drafted_tokens`: number of tokens that were drafted.
+    `accepted_tokens`: number of drafted tokens that the model sampled too.
     `steps`: number of batches that continued the answer. Each added its accepted drafted tokens and one more token.
     `gain`: speed of the answer divided by its speed without drafts, over the timed steps; None for too few of them.
     Steps with drafts are compared with steps without drafts at the same number of running answers
@@ -372,17 +373,17 @@ class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     """End of a generation.
 
-    `prompt_tokens`: KV cells of the prompt; an image may take more cells than tokens.
-    `cached_tokens`: KV cells of the prompt that were in the cache before the request.
-    `evaluated_tokens`: tokens of the prompt that were computed.
+    `prompt_tokens`: number of KV cells of the prompt; an image may take more cells than tokens.
+    `cached_tokens`: number of KV cells of the prompt that were in the cache before the request.
+    `evaluated_tokens`: number of tokens of the prompt that were computed.
     `prompt_seconds`: time from the start in a slot to the first token.
     `generation_seconds`: time from the first token to the end.
-    `context_used`: KV cells of the sequence at the end.
+    `context_used`: number of KV cells that the sequence takes at the end.
     `stop_text`: the stop text that ended the answer; empty if none did.
     `replaced`: why the chat template failed and ChatML was used instead; empty if it did not fail.
     `replaced_for_log`: the same reason without text from the template, which may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
-    `dropped_tokens`: tokens that context shifts removed during the answer.
+    `dropped_tokens`: number of tokens that context shifts removed during the answer.
     `draft`: speculative decoding of the answer; None if the load has no draft.
     """
 
@@ -425,8 +426,8 @@ class Detokenised(FinalMessage, frozen=True, tag="detokenised", kw_only=True):
 class Counted(FinalMessage, frozen=True, tag="counted", kw_only=True):
     """Token counts.
 
-    `prompt`: tokens of the whole conversation with its chat template.
-    `messages`, `texts`, `media`: tokens of each item alone, without a template.
+    `prompt`: number of tokens of the whole conversation with its chat template.
+    `messages`, `texts`, `media`: number of tokens of each item alone, without a template.
     `n_ctx`: context of one request, in tokens.
     """
 

@@ -39,7 +39,7 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
     `connections`: largest number of connections at the same time.
     `segment_bytes`: size of the segment that one connection fetches.
     `trial_s`: seconds after which one more connection is tried.
-    `block_bytes`: bytes between two writes of the journal; a kill loses at most one block of each connection.
+    `block_bytes`: bytes between two records of the progress on disk; a kill loses at most one block of each connection.
     `reserve_bytes`: disk space that stays free.
     `tries`: attempts in a row without progress before the download fails.
     `backoff_s`: wait before the second attempt, in seconds.

@@ -1,10 +1,10 @@
 """The child's end of the protocol: sends messages, reads requests, and limits the rights of the process.
 
-The order is the same in all children. `begin_child` takes over standard output and sends the hello. The first request
-is read in the main thread. The child then gives up the rights that this request does not need, and only then starts
-other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts later, so a thread
-started earlier would keep all rights. One of the other threads reads further requests. The end of the input ends the
-process, even while native code computes.
+The order is the same in all children. `begin_child` takes over standard output and sends the first message (`Hello`).
+The first request is read in the main thread. The child then gives up the rights that this request does not need, and
+only then starts other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts
+later, so a thread started earlier would keep all rights. One of the other threads reads further requests. The end of
+the input ends the process, even while native code computes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Pipe:
         self._lock = threading.Lock()
 
     def greet(self, engine: str) -> None:
-        """Send the hello. `engine`: name and version of the software in this process."""
+        """Send the first message (`Hello`). `engine`: name and version of the software in this process."""
         self.send(Hello(protocol=PROTOCOL_VERSION, engine=engine, pid=os.getpid()))
 
     def send(self, message: Message) -> None:
@@ -73,7 +73,7 @@ class Pipe:
             self._write(data)
 
     def send_abort_text(self, text: str) -> None:
-        """Send `Aborting` with only a text, as `send_aborting` does."""
+        """Send an `Aborting` that has only a text. Any thread may call this, even while another thread is writing."""
         self.send_aborting(Aborting(text=text))
 
     def send_aborting(self, message: Aborting) -> None:
@@ -208,7 +208,7 @@ class Limits:
 
 
 def begin_child(engine: str) -> Pipe:
-    """Prepare this process as a child and send the hello. Return its pipe to the parent.
+    """Prepare this process as a child and send its first message (`Hello`). Return its pipe to the parent.
 
     Core files are disabled, because they would hold weights and conversations. Log lines go to the parent's log.
 

@@ -302,7 +302,9 @@ class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
 
 
 class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
-    """Tokenise a text; answered by `Tokenised`. `add_special`: add BOS and EOS if the vocabulary requires them."""
+    """Tokenise a text; answered by `Tokenised`. `add_special`: whether to add BOS and EOS if the vocabulary requires
+    them.
+    """
 
     text: str
     add_special: bool = True

@@ -117,7 +117,7 @@ class Explain:
     `plan`: the plan that was ordered.
     `tried`: the layouts that failed.
     `ending`: the failure of the last layout.
-    `constraints`: limits of the search.
+    `constraints`: pinned layers and devices that must not be used.
     """
 
     ticket: int

@@ -137,9 +137,9 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
 class Reading(Event, frozen=True, kw_only=True, tag="reading"):
     """Progress of computing a request's prompt.
 
-    `read_tokens`: tokens of the prompt that are in the KV cache so far.
-    `cached_tokens`: tokens of the prompt that are not computed again, because an earlier request or a restored KV state
-    begins with the same tokens.
+    `read_tokens`: number of tokens of the prompt that are in the KV cache so far.
+    `cached_tokens`: number of tokens of the prompt that are not computed again, because an earlier request or a
+    restored KV state begins with the same tokens.
     """
 
     request: int
@@ -152,7 +152,7 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
     """New text of an answer, from one or a few tokens.
 
     `choices`: probabilities of these tokens; empty unless requested (`SamplingSettings.alternatives`).
-    `context_used`: tokens of the context that prompt and answer take so far; None if unknown.
+    `context_used`: number of tokens of the context that prompt and answer take so far; None if unknown.
     """
 
     text: str
@@ -177,12 +177,12 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation. Speeds are in tokens per second.
 
     `prompt_tokens_per_second`: speed over the tokens that were computed, without the cached ones.
-    `cached_tokens`: tokens of the prompt that were in the KV cache already.
+    `cached_tokens`: number of tokens of the prompt that were in the KV cache already.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `stop_text`: the stop text that ended the answer; empty if none did. JSON output leaves it out.
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
     `replaced_for_log`: the same without quotations from the conversation. JSON output leaves it out.
-    `dropped_tokens`: tokens that context shifts removed during the answer.
+    `dropped_tokens`: number of tokens that context shifts removed during the answer.
     `draft`: statistics of speculative decoding; None if the load has no draft.
     """
 

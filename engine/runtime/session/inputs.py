@@ -71,7 +71,7 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 class Prepared:
     """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
-    `plan`: the plan with its own estimate tables (`Plan.with_own_tables`) and a computed forecast.
+    `plan`: the plan with a computed forecast, and with cached estimates of its own (`Plan.with_own_tables`).
     `request`: the request for the child.
     """
 

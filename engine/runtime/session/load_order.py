@@ -80,7 +80,7 @@ class LoadAttempt:
 
 
 def refusal_of(event: OutOfMemory) -> Refusal:
-    """Return the `Refusal` of the device in an event, with the bytes that it had allocated before."""
+    """Return the `Refusal` of the device in an event, with the bytes that were allocated on the device before."""
     # A device that is not among the rows has got nothing before.
     placed_bytes = next((row.need_bytes for row in event.allocated if row.id == event.device), 0)
     return Refusal(event.device, event.requested_bytes, event.free_bytes, placed_bytes)

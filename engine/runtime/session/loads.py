@@ -124,7 +124,10 @@ def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutO
 
 
 def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
-    """Report how much memory a layout needs on a device beyond its forecast, so that later forecasts include it."""
+    """Report how much memory a layout needs on a device beyond its forecast, so that later forecasts include it.
+
+    `tried`: the layout, with the refusal of the device.
+    """
     assert tried.refusal is not None
     need = computing_need(plan, tried.refusal.device)
     if need is not None:
@@ -192,7 +195,11 @@ def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
 
 
 def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> None:
-    """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible."""
+    """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
+
+    `reason`: why this layout is tried, as a sentence.
+    `tenths`: part of a device's capacity, in tenths, that the layout leaves unused after refusals.
+    """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
     transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
@@ -275,7 +282,9 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with its own estimate tables (`LoadRun.base`), for planning in a worker thread."""
+    """Return the ordered plan with cached estimates of its own (`LoadRun.base`), so that a worker thread can plan with
+    it.
+    """
     assert transition.load.base is not None
     return transition.load.base
 
@@ -458,7 +467,11 @@ def _load_without_tensor_api(transition: Transition) -> None:
 
 
 def _note(transition: Transition, outcome: str, *, loaded: bool = True) -> None:
-    """Set the outcome of the latest attempt, unless the attempt has one already."""
+    """Set the outcome of the latest attempt, unless the attempt has one already.
+
+    `outcome`: result of the attempt, as a sentence.
+    `loaded`: whether a load of the layout was tried, and not only a forecast.
+    """
     attempts = transition.load.attempts
     if attempts and not attempts[-1].outcome:
         transition.change_load(attempts=(*attempts[:-1], replace(attempts[-1], outcome=outcome, loaded=loaded)))

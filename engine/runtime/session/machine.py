@@ -221,7 +221,11 @@ def _take_bug(transition: Transition) -> None:
 
 
 def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
-    """End the load or the requests of a lost child. If an RPC worker may be the cause, greet the workers first."""
+    """End the load or the requests of a lost child. If an RPC worker may be the cause, greet the workers first.
+
+    `stage`: stage of the load; None: the child was answering or idle.
+    `plan`: plan of the child.
+    """
     # ggml's RPC client aborts the process when a server does not answer, and often without its address. A greeting from
     # here tells which server is gone.
     if stage is not None and transition.state.load is not None:

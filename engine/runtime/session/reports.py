@@ -329,6 +329,9 @@ def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes:
 
     An RPC server reports the memory of its machine. So the result is at most the memory that the rig says is available
     on the device, minus our allocations.
+
+    `reported_bytes`: free memory that the device reported; None if it did not.
+    `placed_bytes`: memory that we had allocated on the device before.
     """
     if device is None or (device.cap_bytes is None and device.free_bytes is None):
         return reported_bytes

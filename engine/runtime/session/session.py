@@ -127,9 +127,12 @@ class ModelSession:
         return self._driver.ask(request, receiver)
 
     def stream(self, request: AnyModelRequest) -> RequestStream:
-        """Send a request as `ask` does, but deliver its events to the returned stream instead of the receiver.
+        """Send a request to the loaded model. Its events go to the returned stream instead of the session's receiver.
 
         Any number of streams may be open at once, each read by its own thread.
+
+        Raises:
+            ArgumentError: no model is ready.
         """
         # Unbounded, as the events of a request are: the session's thread must not wait for a slow reader.
         events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
@@ -145,7 +148,7 @@ class ModelSession:
         self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
 
     def unload(self) -> None:
-        """Stop everything as `stop` does, then end the child, which frees the model."""
+        """Stop the load and every request, then end the child, which frees the model."""
         self._driver.take(inputs.Unload())
 
     def query_device_memory(self) -> None:

@@ -37,8 +37,8 @@ class Snapshot:
     `attempts`: layouts tried by the running load, or by the last one if none runs.
     `ending`, `proposals`: result of the last load that has ended.
     `requests`: requests under way.
-    `context_used`: tokens in the context at the end of the last answer; None before the first one. During an answer the
-    events `Reading` and `Token` carry it.
+    `context_used`: number of tokens in the context at the end of the last answer; None before the first one. During an
+    answer the events `Reading` and `Token` carry it.
     `holds_child`: whether the child process still exists, and with it its memory.
     `is_unloading`: whether the model is being unloaded, or the session closed.
     """

@@ -103,7 +103,7 @@ class Child:
 
     `id`: number by which effects and inputs name it.
     `plan`: the plan that it loads or has loaded.
-    `greeted`: whether it has sent its hello.
+    `greeted`: whether it has sent its first message (`Hello`).
     `ending`: whether it was asked to end.
     `killed`: whether it is being killed because its requests did not stop in time. Its later messages are ignored.
     """
@@ -144,13 +144,14 @@ class LoadRun:
 
     `asked`: the order.
     `plan`: the plan that is being tried.
-    `base`: plan of the order with its own estimate tables, which no other thread uses; None until it is prepared.
+    `base`: plan of the order with cached estimates that no other thread uses; None until it is prepared.
     `step`: the present step, which names what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: back-off of the layout after a refusal, in tenths of a device's capacity (`planning.fit.step_back`).
+    `tenths`: part of a device's capacity, in tenths, that the layout leaves unused after refusals
+    (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
@@ -257,10 +258,10 @@ class State:
 
     `numbers`: last number given to a child, ticket or timer.
     `asked`: number of requests so far.
-    `context_used`: tokens in the context at the end of the last answer.
+    `context_used`: number of tokens in the context at the end of the last answer.
     `waiting`: load that was ordered while something runs; it begins after that has ended.
     `stop_timer`: number of the running stop timer; None if none runs.
-    `loss`: loss of the child whose cause is being searched for.
+    `loss`: a child that was lost, while the cause is searched for; None if none was.
     `exhausted`: the last model, if it ran out of memory in an answer. A load of the same edit that may try other
     layouts begins with a step back.
     `last`: result of the last load.

@@ -17,7 +17,7 @@ class Phase(Enum):
     """Phase of a model.
 
     STOPPED: no model is loaded.
-    STARTING: a load has begun; its child has not sent its hello.
+    STARTING: a load has begun; its child has not sent its first message.
     LOADING: the child loads the model.
     READY: the model is loaded and has no request.
     ANSWERING: a request is under way.

@@ -110,7 +110,10 @@ def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, s
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other; not the last."""
+    """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other.
+
+    The last checkpoint is kept.
+    """
     # Dropping a checkpoint costs at most the tokens between its neighbours.
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)

@@ -38,9 +38,9 @@ A batch of several micro batches keeps several devices busy, and each micro batc
 aborts the batch early, and `WorkHeartbeat` sends heartbeats while it is computed.
 """
 LARGEST_REST = 0.25
-"""Share by which a batch may exceed the budget if it then completes the prompt.
+"""Share by which a batch of prompt tokens may exceed its usual size (`PromptBudget`) if it then completes the prompts.
 
-A small last batch would cost more per token.
+A separate small batch for the last tokens would cost more per token.
 """
 SECONDS_WITH_ANSWERS = 0.15
 """Longest time in seconds of a batch with prompt tokens while answers run, because their next tokens wait for it."""
@@ -59,7 +59,7 @@ class PromptBudget:
     def tokens(self, missing: int, *, with_answers: bool) -> int:
         """Return how many tokens of prompts the next batch may have.
 
-        `missing`: tokens of prompts that must still be computed.
+        `missing`: number of tokens of prompts that must still be computed.
         `with_answers`: whether answers are running.
         """
         if self._tokens_per_second is None:
@@ -111,7 +111,7 @@ class DecodeLoop:
 
     The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` may be
     called in another thread.
-    `stop`: flag that is set by the thread which reads requests.
+    `stop`: flag that the thread which reads requests sets if a request must stop.
     `send`: sends messages in their order.
     """
 

@@ -20,20 +20,24 @@ LEAST_PLAIN = 3
 slow.
 """
 KEPT_PLAIN = 9
-"""Number of latest plain steps (steps without drafts) whose median counts. Steps get slower as the context grows."""
+"""Number of the latest plain steps (steps without drafts) whose median duration is used. Steps get slower as the
+context grows.
+"""
 STEPS_BETWEEN = 40
 """Number of steps with drafts after which a plain step (a step without drafts) is measured again."""
 TESTED_TOKENS = 200
 """Number of tokens from steps with drafts after which drafts are paused if they have made the answer slower.
 
-Few drafts do: the measured durations also choose how many tokens are drafted (`draft_length`).
+This is rare, because the measured durations also decide how many tokens are drafted (`draft_length`).
 """
 DECLINED_STEPS = 8
-"""Number of steps in a row whose drafts would have been slower, after which the answer says so."""
+"""Number of consecutive steps for which nothing was drafted, because drafts would have lost time, after which the
+statistics of the answer report that drafts are paused.
+"""
 RESTED_TOKENS, MOST_RESTED = 200, 3200
-"""Numbers of answer tokens for which drafts pause after a loss: the first pause, and the longest.
+"""Numbers of answer tokens for which drafts pause after they lost time: the first pause, and the longest.
 
-Each loss doubles it.
+Each loss of time doubles the length of the next pause.
 """
 
 
@@ -49,7 +53,7 @@ class Rest:
 
     @property
     def is_on(self) -> bool:
-        """Whether an answer that begins now gets no drafts."""
+        """Whether the pause has begun and not ended, so that an answer that begins now gets no drafts."""
         return self._left > 0
 
     def begin(self) -> None:
@@ -87,7 +91,7 @@ class PlainSteps:
         self._since += 1
 
     def seconds(self, answers: int) -> float | None:
-        """Return the median duration of a plain step in seconds; None if too few were measured."""
+        """Return the median duration in seconds of a plain step (a step without drafts); None if too few were timed."""
         measured = self._seconds.get(answers, ())
         return median(measured) if len(measured) >= LEAST_PLAIN else None
 
@@ -127,7 +131,7 @@ class AnswerDraft:
             self._declined = 0
 
     def decline(self) -> None:
-        """Count a step for which nothing is drafted, because its drafts would make it slower."""
+        """Count a step of this answer for which nothing is drafted, because drafts would make the step slower."""
         self._declined += 1
 
     def accept(self) -> None:
@@ -138,7 +142,7 @@ class AnswerDraft:
     def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool) -> None:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
-        `plain_seconds`: duration of a plain step; equal to `seconds` if this step was plain.
+        `plain_seconds`: duration of a plain step (a step without drafts); equal to `seconds` if this step was plain.
         `has_drafts`: whether the step drafted or tried to draft for this answer, and not only for other answers.
         """
         # A batch that computes lost tokens again may give no token.

@@ -1,9 +1,10 @@
 """Chooses how many tokens are drafted for a step, so that the answers get the most tokens per second.
 
-A step with drafts takes longer than a plain step: the model computes more tokens, and a draft model computes too. How
-much longer is measured for each number of tokens (`StepCosts`); on a processor the duration rises in steps, with the
-tiles of the matrix products. What a step gives depends on the chances that the first, the first two, ... drafted tokens
-are accepted (`Acceptance`). `DraftLengths` compares both and chooses a number for each answer; 0 means a plain step.
+A step with drafts takes longer than a plain step (a step without drafts): the model computes more tokens, and a draft
+model computes too. How much longer is measured for each number of tokens (`StepCosts`); on a processor the duration
+rises in steps, with the tiles of the matrix products. What a step gives depends on the chances that the first, the
+first two, ... drafted tokens are accepted (`Acceptance`). `DraftLengths` compares durations and chances, and chooses a
+number of tokens for each answer; 0 means no draft.
 """
 
 from __future__ import annotations
@@ -15,38 +16,48 @@ from statistics import mean, median
 from typing import NamedTuple
 
 KEPT_COSTS = 9
-"""Number of latest durations kept for a number of drafted tokens."""
+"""Number of the latest step durations that are kept for each number of drafted tokens."""
 LEAST_COSTS = 2
-"""Number of durations from which they count. The shorter one of two counts: the first batch of a size is often slow."""
-MOST_SLOW = 3.0
-"""Durations above this multiple of the median are the work of another program, and do not count."""
-NEW_COST = 0.1
-"""Duration that is assumed for each drafted token before anything was measured, in durations of a plain step.
+"""Number of durations that must be measured for a number of drafted tokens before they are used.
 
-It is low, so that drafts are tried.
+Of two durations the shorter one is used, because the first batch of a size is often slow.
+"""
+MOST_SLOW = 3.0
+"""Multiple of the median duration. A longer duration is ignored, because another program has slowed the step down."""
+NEW_COST = 0.1
+"""Additional duration that is assumed for each drafted token before anything was measured.
+
+It is a fraction of the duration of a plain step (a step without drafts), and low, so that drafts are tried.
 """
 UNMEASURED = 0.8
-"""Factor of a duration that is interpolated: a number of tokens that may be the best one is tried."""
+"""Factor that shortens an interpolated duration, so that the number of tokens is tried and its duration measured."""
 FORGOTTEN_STEPS = 1000
-"""Number of steps after which a duration that was not measured again is forgotten, and may be tried again."""
+"""Number of steps after which a duration that was not measured again is forgotten, so that it may be measured anew."""
 TRIED_WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of tokens in a batch that are tried, besides that of the longest drafts.
+"""Sizes of a batch in tokens that are compared to find the best one: one token for each answer, and drafted tokens.
 
-Most are multiples of 4, the height of ggml's tiles.
+The size with all possible drafted tokens is compared too. Most sizes are multiples of 4, the height of ggml's tiles.
 """
 
 KEPT_EVIDENCE = 0.93
-"""Factor of the earlier drafts in the counts of accepted tokens with each new draft. So about 14 drafts count."""
+"""Factor by which each new draft reduces the weight of the earlier drafts in the counts of accepted tokens.
+
+With this factor about the last 14 drafts count.
+"""
 PRIOR_DRAFTS = 2.0
-"""Number of drafts with the assumed acceptance that count before there were any."""
+"""Weight of the assumed share of accepted tokens: it counts as much as this number of measured drafts."""
 MODEL_RATES = (0.6,)
-"""Assumed share of accepted tokens of draft models and MTP heads, whose drafts are of one kind."""
+"""Assumed share of accepted tokens by kind of draft. All drafts of draft models and MTP heads are of one kind."""
 LEAST_GAIN = 1.03
-"""Expected gain below which nothing is drafted."""
+"""Smallest expected gain (speed with drafts divided by speed without) for which tokens are drafted."""
 
 
 class StepCosts:
-    """Durations of steps by the number of drafted tokens, in durations of a plain step with as many answers."""
+    """Measured durations of steps by number of running answers and number of drafted tokens.
+
+    A duration is stated as a multiple: how many times as long as a plain step (a step without drafts) with the same
+    number of answers.
+    """
 
     def __init__(self) -> None:
         self._measured: dict[int, dict[int, deque[float]]] = {}
@@ -61,12 +72,23 @@ class StepCosts:
                 del self._measured[answers][drafted], self._last[answers, drafted]
 
     def note(self, answers: int, drafted: int, cost: float) -> None:
-        """Add the duration of a step. `drafted`: number of tokens that were to be drafted for all `answers`."""
+        """Add the duration of a step.
+
+        `answers`: number of running answers.
+        `drafted`: number of tokens that were to be drafted, for all answers together.
+        `cost`: the duration, divided by that of a plain step (a step without drafts) with as many answers.
+        """
         self._measured.setdefault(answers, {}).setdefault(drafted, deque(maxlen=KEPT_COSTS)).append(cost)
         self._last[answers, drafted] = self._steps
 
     def cost(self, answers: int, drafted: int) -> float:
-        """Return the duration of a step; interpolated if it was not measured."""
+        """Return the duration of a step, divided by that of a plain step (a step without drafts).
+
+        The duration is interpolated if it was not measured.
+
+        `answers`: number of running answers.
+        `drafted`: number of drafted tokens, for all answers together.
+        """
         measured = self._measured.get(answers, {})
         known = sorted(each for each, costs in measured.items() if len(costs) >= LEAST_COSTS)
         if drafted in known:
@@ -92,7 +114,7 @@ def _typical(costs: Sequence[float]) -> float:
 class Acceptance:
     """Chances that the first, the first two, ... tokens of a draft are accepted, for drafts of several kinds.
 
-    `rates`: assumed share of accepted tokens for each kind.
+    `rates`: assumed share of accepted tokens for each kind. A kind is an index in this list.
     """
 
     def __init__(self, rates: Sequence[float] = MODEL_RATES) -> None:
@@ -101,7 +123,12 @@ class Acceptance:
         self._accepted: dict[int, list[float]] = {}
 
     def note(self, kind: int, accepted: int, tried: int) -> None:
-        """Add a draft of which the first `accepted` tokens were right. `tried`: one more if the next one was wrong."""
+        """Record a draft whose first tokens were accepted, as many as `accepted` says.
+
+        `kind`: kind of the draft.
+        `tried`: number of tokens that were compared with the answer: one more than `accepted` if the next one was
+        wrong.
+        """
         tries, right = self._tried.setdefault(kind, []), self._accepted.setdefault(kind, [])
         for place in range(tried):
             if place == len(tries):
@@ -111,7 +138,11 @@ class Acceptance:
             right[place] = right[place] * KEPT_EVIDENCE + (place < accepted)
 
     def chances(self, kind: int, most: int) -> Iterator[float]:
-        """Yield the chance that the first token of a draft is accepted, that the first two are, and so on."""
+        """Yield the chance that the first token of a draft is accepted, that the first two are, and so on.
+
+        `kind`: kind of the draft.
+        `most`: number of chances.
+        """
         tries, right = self._tried.get(kind, ()), self._accepted.get(kind, ())
         rate, chance = self._rates[kind], 1.0
         for place in range(most):
@@ -122,20 +153,23 @@ class Acceptance:
             yield chance
 
     def forget(self) -> None:
-        """Forget the drafts so far, because the text may be another one."""
+        """Forget all earlier drafts, because after a pause the text may be of another sort."""
         self._tried.clear()
         self._accepted.clear()
 
 
 class Possible(NamedTuple):
-    """A draft that may be computed. `kind`: kind of the draft. `most`: largest number of tokens."""
+    """A draft that may be computed. `kind`: index of its kind in `Acceptance`. `most`: its largest number of tokens."""
 
     kind: int
     most: int
 
 
 class DraftLengths:
-    """Chooses the number of drafted tokens for each answer of a loaded model. `rates`: as of `Acceptance`."""
+    """Chooses the number of drafted tokens for each answer of a loaded model.
+
+    `rates`: assumed share of accepted tokens for each kind of draft.
+    """
 
     def __init__(self, rates: Sequence[float] = MODEL_RATES) -> None:
         self.costs = StepCosts()

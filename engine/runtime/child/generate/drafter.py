@@ -1,7 +1,7 @@
 """Base of the drafters that compute drafts: the draft model and the MTP heads of a loaded model.
 
 Both draft greedily, one token at a time for all running answers in a common batch, until a token is unlikely. They
-differ in how a sequence is brought to the tokens of its slot, and in what belongs to a drafted token.
+differ in how they compute the tokens of a slot before a draft, and in the data that a drafted token needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.runtime.child.load.loaded_context import DECODED, Batch, LoadedConte
 from engine.runtime.protocol.messages import DraftPause
 
 LEAST_PROBABILITY = 0.4
-"""Probability below which a draft ends: a token to which the draft model gives less would be rejected too often."""
+"""Probability below which a token is not drafted and the draft ends, because the token would be rejected too often."""
 
 
 class Wanted(NamedTuple):
@@ -35,8 +35,10 @@ class Wanted(NamedTuple):
 class Draft:
     """A draft that is being computed.
 
+    `number`: index of the slot.
     `position`: position of the next drafted token in the drafter's sequence.
-    `place`: index of the last token in the last batch, for its logits; -1 while tokens before the draft are missing.
+    `place`: index in the last batch of the token whose logits give the next drafted token; -1 until the tokens before
+    the draft are computed.
     """
 
     number: int
@@ -49,9 +51,10 @@ class Draft:
 class Drafter(ABC):
     """Computes drafts in the context of a draft model or of MTP heads. Use it in the main thread only.
 
-    `loaded`: that context.
-    `n_tokens`: number of the model's tokens; a draft model may have a few more, which are not drafted.
-    `is_reading`: whether the last call of `draft` computed tokens of a prompt, which costs time only once.
+    `loaded`: the draft model or the MTP heads, with this context.
+    `n_tokens`: size of the main model's vocabulary. A draft model may have a few more tokens, which are not drafted.
+    `is_reading`: whether the last call of `draft` also computed tokens of a prompt, so that its duration is not
+    typical.
     `has_failed`: whether a batch could not be computed, so that nothing is drafted any more.
     """
 
@@ -78,7 +81,7 @@ class Drafter(ABC):
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return the drafted tokens for each of `wanted`.
 
-        A draft is empty if its sequence could not be brought to the tokens of the slot, or after a stop.
+        A draft is empty after a stop, or if the tokens of its slot could not all be computed.
         """
         drafts = self._begin(wanted)
         # One token for each draft at a time; the last one is not computed, because nothing follows it.
@@ -94,9 +97,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Bring the sequences to the tokens of their slots and compute the last of these; return drafts without tokens.
+        """Compute the tokens of the slots that the drafter's sequences lack; return one draft without tokens for each
+        slot.
 
-        Each draft that can go on has its `place`.
+        A draft gets its `place` if tokens can be drafted for it.
         """
 
     @abstractmethod

@@ -4,7 +4,7 @@ The batch gets the last token of an answer and the drafted ones, with logits of 
 the other with the request's own sampler, as long as the sampled token is the drafted one (`DecodeLoop`). So sampler,
 grammar and stop texts see only tokens of the answer, and drafts change nothing about its distribution.
 
-How many tokens are drafted follows from what the last steps took and gave (`DraftLengths`).
+`DraftLengths` chooses how many tokens are drafted, by the durations and the accepted tokens of the last steps.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Drafting:
     def drafts(self, tasks: Sequence[SequenceTask], counts: Sequence[int], room: int) -> list[list[int]]:
         """Return the draft of each running request for the next batch; an empty list for a request that gets no draft.
 
-        `counts`: tokens of each request in the batch. `room`: number of further tokens that the batch can hold.
+        `counts`: number of tokens of each request in the batch. `room`: number of further tokens that the batch can
+        hold.
         """
         drafts: list[list[int]] = [[] for _ in tasks]
         self._asked.clear()
@@ -110,8 +111,8 @@ class Drafting:
         return drafts
 
     def begin(self, task: SequenceTask) -> None:
-        """Prepare drafts for a request that got a slot. The request gets no drafts while they are paused after a loss
-        of time.
+        """Prepare drafts for a request that got a slot. The request gets no drafts if these are paused because they
+        made an earlier answer slower.
         """
         if task.draft is not None:
             task.draft.rest = self._rest
@@ -183,9 +184,12 @@ class Drafting:
     def _chosen(
         self, tasks: Sequence[SequenceTask], wanting: Sequence[int], possible: Sequence[Possible], room: int
     ) -> list[int]:
-        """Return the number of tokens to draft for each request, and note it for the time of the step.
+        """Return the number of tokens to draft for each request in `wanting`, and record it for the statistics of the
+        step.
 
-        `wanting`: indices of the requests in `tasks`, each of which has an entry in `possible`.
+        `wanting`: indices in `tasks` of the requests for which drafts are possible.
+        `possible`: the possible draft of each of these requests.
+        `room`: largest number of drafted tokens in the batch.
         """
         if self._source.pauses:
             lengths = self._lengths.choose(len(tasks), possible, room)
@@ -212,6 +216,6 @@ class Drafting:
 
 
 def _draft_of(task: SequenceTask) -> AnswerDraft:
-    """Return the statistics of a request that drafts are made for."""
+    """Return `SequenceTask.draft`, the draft statistics of a request for which tokens may be drafted."""
     assert task.draft is not None
     return task.draft

@@ -112,7 +112,10 @@ def _decoded(media: Media, part: MediaPart, stop: StopFlag) -> bytes | None:
 
 
 def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> Any:
-    """Return a `llama_batch` of embedding rows `begin` to `end`. ctypes keeps the arrays alive with the batch."""
+    """Return a `llama_batch` of embedding rows `begin` to `end`. ctypes keeps the arrays alive with the batch.
+
+    `made`: the embeddings of an image, a tile of one, or a stretch of sound.
+    """
     count = end - begin
     positions = (ctypes.c_int32 * (count * len(made.positions)))(
         *(place for section in made.positions for place in section[begin:end])

@@ -14,7 +14,9 @@ from engine.runtime.child.generate.slots import common_prefix
 from engine.runtime.child.load.loaded_context import Batch, LoadedContext
 
 MOST_BEHIND = 8
-"""Number of tokens that a sequence of the draft model may lack between drafts. If it lacks more, it reads a prompt."""
+"""Number of tokens that a sequence of the draft model may lack before a draft. If more are missing, the draft model is
+computing a prompt (`Drafter.is_reading`).
+"""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class ModelDrafter(Drafter):
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
         """Compute one batch of the tokens that the draft model's sequences lack.
 
-        A draft whose tokens do not all fit stays empty.
+        A draft stays empty if the missing tokens of its slot do not all fit into the batch.
         """
         begun = [self._cut_to(each) for each in wanted]
         self._batch.clear()

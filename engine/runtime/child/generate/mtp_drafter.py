@@ -66,7 +66,8 @@ class _Sequence:
 
 
 class MtpDrafter(Drafter):
-    """Computes drafts with the MTP heads of a loaded model. `is_reading` stays False, because `note` computes prompts.
+    """Computes drafts with the MTP heads of a loaded model. Prompts are computed in `note`, so `is_reading` stays
+    False.
 
     `target`: the context of the model itself.
     `heads`: the context of the model's MTP heads.
@@ -99,7 +100,7 @@ class MtpDrafter(Drafter):
                 self._read(part.number)
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Let the heads read the tokens of the slots that they have not computed yet, up to the last ones.
+        """Let the heads compute the tokens of each slot that they have not computed yet, up to the last one.
 
         A draft stays empty if hidden states are missing.
         """
@@ -147,7 +148,10 @@ class MtpDrafter(Drafter):
         return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
 
     def _add_missing(self, draft: Draft, tokens: Sequence[int]) -> None:
-        """Add to the batch the tokens of the slot that the heads have not computed yet."""
+        """Add to the batch the tokens of the slot that the heads have not computed yet.
+
+        `tokens`: all tokens of the slot.
+        """
         begin, last = self._first(draft.number), len(tokens) - 1
         draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
         self._keep_one(self._sequences[draft.number], last - 1)
@@ -155,8 +159,8 @@ class MtpDrafter(Drafter):
     def _first(self, number: int) -> int:
         """Return the position of the first token that the heads compute next.
 
-        If hidden states are missing between the tokens that the heads have read and the kept states, the sequence
-        begins anew.
+        If hidden states are missing between the tokens that the heads have read and the kept hidden states, the
+        sequence begins anew.
         """
         sequence = self._sequences[number]
         if not sequence.tokens:
@@ -180,7 +184,7 @@ class MtpDrafter(Drafter):
         return last
 
     def _read(self, number: int) -> bool:
-        """Let the heads read all kept states of a slot, in batches, and keep only the last one.
+        """Let the heads read all kept hidden states of a slot, in batches, and keep only the last one.
 
         Return whether that succeeded.
         """
@@ -205,7 +209,7 @@ class MtpDrafter(Drafter):
 
     @staticmethod
     def _keep_one(sequence: _Sequence, position: int) -> None:
-        """Keep only the state of the token at `position`, because the heads have read the others."""
+        """Keep only the hidden state of the token at `position`, because the heads have read the others."""
         index = position - sequence.hidden_start
         sequence.hidden = sequence.hidden[index : index + 1].copy()
         sequence.hidden_tokens = sequence.hidden_tokens[index : index + 1]

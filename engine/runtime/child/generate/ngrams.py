@@ -17,13 +17,17 @@ from engine.runtime.child.generate.draft_length import Acceptance
 N = 3
 """Length of the n-grams, in tokens. Shorter ones match too often for the following tokens to be a good draft."""
 KEPT_PLACES = 4
-"""Number of the latest places of an n-gram that are compared."""
+"""Largest number of places in the sequence that are remembered for an n-gram: the latest ones."""
 LENGTHS = (N, 4, 6, 10, 20)
-"""Lengths of a match, in tokens, from which drafts are of another kind. A match is not followed beyond the last one."""
-RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.98)
-"""Assumed share of accepted tokens for each kind of draft: if the places differ, and for each of `LENGTHS`.
+"""Shortest match, in tokens, for drafts of kind 1, 2 and so on (`NgramDraft.kind`).
 
-The order is that of answers of a small model; the shares follow the text.
+A match is measured up to the last of these lengths.
+"""
+RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.98)
+"""Assumed share of accepted tokens by kind of draft. In kind 0 the places of the n-gram were followed by different
+tokens; the other kinds are those of `LENGTHS`.
+
+Answers of a small model had shares in this order; how large they are depends on the text.
 """
 
 
@@ -70,14 +74,17 @@ class NgramIndex:
 
 
 def _match(tokens: Sequence[int], place: int) -> int:
-    """Return how many tokens before `place` are those at the end; at least `N`, at most the last of `LENGTHS`."""
+    """Return how many tokens before the index `place` equal the last tokens of the sequence.
+
+    The result is at least `N`, and at most the last of `LENGTHS`.
+    """
     count = len(tokens)
     most = min(LENGTHS[-1], place)
     return next((n for n in range(N, most) if tokens[place - 1 - n] != tokens[count - 1 - n]), most)
 
 
 class NgramDrafts:
-    """N-gram drafts of one answer, each of which is compared with the tokens that came, whether computed or not."""
+    """Makes n-gram drafts for one answer, and compares them with the tokens that follow, even if none was computed."""
 
     def __init__(self) -> None:
         self._index = NgramIndex()
@@ -85,7 +92,9 @@ class NgramDrafts:
         self._begin = 0
 
     def draft(self, tokens: Sequence[int], most: int, acceptance: Acceptance) -> NgramDraft:
-        """Return up to `most` tokens that may follow `tokens`. `acceptance`: counts the earlier drafts."""
+        """Return up to `most` tokens that may follow `tokens`. `acceptance`: gets the number of tokens of an earlier
+        draft that were right.
+        """
         came, opened = tokens[self._begin :], self._open.tokens
         right = next((n for n, (one, other) in enumerate(zip(opened, came, strict=False)) if one != other), None)
         if right is not None:

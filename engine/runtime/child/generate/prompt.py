@@ -32,8 +32,9 @@ from engine.runtime.protocol.requests import (
 )
 
 _FILE_SIZE = 1 << 20
-"""Bytes that each image or sound adds to the size of the text in `tokenizer_limit`. Its pixels or samples are not
-decoded there.
+"""Size in bytes with which each image or sound counts in the limit for tokenising a prompt (`tokenizer_limit`).
+
+Images and sounds are not decoded in this step.
 """
 _REMEDY = (
     "Choose the model's projector (mmproj file) in the settings, and load again. If one is loaded, choose another one."

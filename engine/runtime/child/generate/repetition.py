@@ -15,10 +15,12 @@ CHECKED_EVERY = 32
 WINDOW = 1536
 """Number of latest tokens that are checked."""
 PROSE_TIMES, PROSE_TOKENS = 6, 144
-"""Limits for prose: from this number of repetitions, with this number of tokens in all of them, it counts as endless.
+"""Limits for prose: the smallest number of repetitions, and the smallest number of tokens in all repetitions together,
+from which a repetition counts as endless.
 """
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""The same two limits for other texts: numbers, code, table rows and rules of dashes.
+"""Limits for texts other than prose (numbers, code, table rows, rules of dashes), from which a repetition counts as
+endless: the smallest number of repetitions, and the smallest number of tokens in all repetitions together.
 
 The limits are so large that an array of 500 zeros does not count.
 """

@@ -256,7 +256,9 @@ def header_of(
     """Return the header for a saved sequence of the loaded context.
 
     `tokens`: number of tokens of the sequence.
+    `state_bytes`: size in bytes of the sequence's state.
     `digest`: SHA-256 of everything after the header.
+    `checkpoints`: entries of the checkpoints, ascending by tokens.
     """
     settings = loaded.settings
     return SequenceHeader(

@@ -219,7 +219,10 @@ class Slots:
         return sum(each.size_bytes for each in {each for slot in self.all for each in slot.checkpoints})
 
     def until_checkpoint(self, slot: Slot, missing: int, positions: Sequence[int]) -> int:
-        """Return how many of the `missing` tokens may be computed before a checkpoint is due."""
+        """Return how many of the `missing` tokens may be computed before a checkpoint is due.
+
+        `positions`: token positions in the prompt at which checkpoints are useful.
+        """
         if missing <= 1 or not self._taker.is_needed:
             return missing
         held = len(slot.tokens)

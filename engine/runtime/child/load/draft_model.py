@@ -70,7 +70,11 @@ def check_vocabulary(low: Any, model: int, draft: int, name: str) -> None:
 
 
 def _difference(low: Any, ours: Any, theirs: Any) -> str:
-    """Return how two vocabularies differ, as words; empty if they match."""
+    """Return how two vocabularies differ, as words; empty if they match.
+
+    `low`: the module `llama_cpp.llama_cpp`.
+    `ours`, `theirs`: the vocabularies of the model and of the draft model.
+    """
     if low.llama_vocab_type(ours) != low.llama_vocab_type(theirs):
         return "its tokenizer has another type"
     for adds, token, word in (
@@ -91,6 +95,8 @@ def context_without_rope(low: Any, model: int) -> int | None:
     """Return the context length in tokens with which a model without RoPE was trained; None if the model has RoPE.
 
     Such a model may have learned position embeddings, and ggml aborts at a position beyond the last of them.
+
+    `low`: the module `llama_cpp.llama_cpp`. `model`: address of the model.
     """
     return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
 

@@ -45,11 +45,14 @@ _N_TENSORS = 4096
 _GROWTH = (1, 4, 16)
 """Factors that enlarge a measured operation, in the order in which they are tried.
 
-The next factor is used if a pass takes less than `SHORT_S` seconds.
+The next factor is used if one computation of the operation takes less than `SHORT_S` seconds.
 """
 SHORT_S = 0.002
 _TOO_SHORT_S = 0.00005
-"""Shortest usable duration of a pass in seconds. In a shorter one the start of the kernel takes too large a part."""
+"""Shortest usable duration of one computation of an operation, in seconds.
+
+In a shorter one the start of the kernel takes too large a part.
+"""
 _REPACKED_BUFFER = b"CPU_REPACK"
 
 Speeds = dict[str, float]
@@ -59,8 +62,8 @@ def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: flo
     """Return two tables of speeds by kernel name: bytes of weights read per second for one token, and multiplications
     per second.
 
-    Names are as in `engine/planning/speed/speeds.py`. Kernels that the device does not support are left out. No kernel
-    is measured after the time `end` (seconds of `time.perf_counter`).
+    The names of kernels are defined in `engine/planning/speed/speeds.py`. Kernels that the device does not support are
+    left out. No kernel is measured after the time `end` (seconds of `time.perf_counter`).
     """
     read: Speeds = {}
     products: Speeds = {}
@@ -190,7 +193,7 @@ class _Kernel:
         return tensor
 
     def _call(self, name: str, *arguments: Any, types: Sequence[Any] = ()) -> int:
-        """Add an operation to the graph by calling a ggml function; return the address of the result.
+        """Add an operation to the graph by calling the ggml function `name`; return the address of the result.
 
         `arguments`: tensors, followed by other values. `types`: ctypes of these other values.
         """
@@ -200,12 +203,20 @@ class _Kernel:
         return result
 
     def product(self, type_number: int, rows: int, n_tokens: int, growth: int) -> int:
-        """Add a product of one matrix with `n_tokens` columns, one for each token."""
+        """Add a product of one matrix with `n_tokens` columns, one for each token.
+
+        `type_number`: ggml type of the matrix.
+        `rows`, `growth`: the matrix has `rows` times `growth` rows.
+        """
         matrix = self._tensor(type_number, (_WIDTH, rows * growth), weights=True)
         return self._call("ggml_mul_mat", matrix, self._tensor(_F32, (_WIDTH, n_tokens)))
 
     def experts(self, type_number: int, growth: int) -> int:
-        """Add a product with expert matrices: each token uses `_USED` experts, all experts equally often."""
+        """Add a product with expert matrices: each token uses `_USED` experts, all experts equally often.
+
+        `type_number`: ggml type of the matrices.
+        `growth`: factor that multiplies the number of their rows.
+        """
         matrices = self._tensor(type_number, (_WIDTH, _ROWS * growth, _EXPERTS), weights=True)
         columns, ids = self._tensor(_F32, (_WIDTH, 1, _TOKENS)), self._tensor(_I32, (_USED, _TOKENS))
         chosen = [index % _EXPERTS for index in range(_USED * _TOKENS)]
@@ -216,6 +227,9 @@ class _Kernel:
         """Add flash attention of `n_tokens` tokens to a KV cache in F16, in each of `n_layers` layers.
 
         Each layer has a KV cache of its own. So with enough layers no KV cache is still in a CPU cache when it is read.
+
+        `width`: width of a head.
+        `n_heads`, `growth`: there are `n_heads` times `growth` KV heads.
         """
         mask, n_heads = self._tensor(_F16, (_CELLS, n_tokens)), n_heads * growth
         real = ctypes.c_float
@@ -238,7 +252,9 @@ class _Kernel:
     def scan(self, shape: tuple[int, int, int], *, decays: bool, growth: int) -> int:
         """Add a scan of `_TOKENS` tokens over a recurrent state.
 
+        `shape`: width of the state, width of a head, number of heads.
         `decays`: whether each element of the state has its own decay.
+        `growth`: factor that multiplies the number of heads.
         """
         width, head, n_heads = shape[0], shape[1], shape[2] * growth
         state = self._tensor(_F32, (width, head, n_heads, 1))
@@ -248,19 +264,22 @@ class _Kernel:
         return self._call("ggml_ssm_scan", state, x, dt, a, b, c, self._tensor(_I32, (1,)), 1, types=(ctypes.c_int64,))
 
     def convolution(self, growth: int) -> int:
-        """Add a convolution of `_TOKENS` tokens, which also reads the tokens before them."""
+        """Add a convolution of `_TOKENS` tokens, which also reads the tokens before them.
+
+        `growth`: factor that multiplies the number of channels.
+        """
         columns = self._tensor(_F32, (_CONVOLVED - 1 + _TOKENS, _CHANNELS * growth, 1))
         return self._call("ggml_ssm_conv", columns, self._tensor(_F32, (_CONVOLVED, _CHANNELS * growth)))
 
     def quick_s(self) -> float:
-        """Return the approximate duration of a pass in seconds, from two passes after an untimed one."""
+        """Return the approximate duration in seconds of one computation, from two computations after an untimed one."""
         self._pass()
         return min(self._timed(self._pass) for _ in range(2))
 
     def seconds(self) -> float:
-        """Return the duration in seconds of the fastest of several passes.
+        """Return the duration in seconds of the fastest of several computations.
 
-        The fastest pass counts because other programs can only make a pass slower.
+        The fastest one counts, because other programs can only make a computation slower.
         """
         # Without the time of reading a result back, which is no part of the kernel.
         trip = min(self._timed(self._ask) for _ in range(5))

@@ -183,7 +183,10 @@ def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, widt
 
 
 def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> None:
-    """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`)."""
+    """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`).
+
+    `bitmap`: the image or sound in mtmd's form.
+    """
     chunks = _chunks(library, handle, marker, watch, stack, bitmap)
     if chunks:
         longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
@@ -192,7 +195,10 @@ def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: Exi
 
 
 def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> list[Any]:
-    """Return the mtmd chunks of an image or a sound; empty if the projector refuses it. `stack` frees them."""
+    """Return the mtmd chunks of an image or a sound; empty if the projector refuses it. `stack` frees them.
+
+    `bitmap`: the image or sound in mtmd's form.
+    """
     stack.callback(library.mtmd_bitmap_free, bitmap)
     chunks = library.mtmd_input_chunks_init()
     stack.callback(library.mtmd_input_chunks_free, chunks)

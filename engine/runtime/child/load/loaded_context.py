@@ -204,7 +204,10 @@ class LoadedContext:
             self.engine.low.llama_memory_clear(self.memory, False)
 
     def failed_computation(self, status: int, free: FreeMemory) -> AllocationFailure | Failure:
-        """Return the failure of a batch whose status is not `DECODED`, from log lines since `begin_computation`."""
+        """Return the failure of a batch whose status is not `DECODED`, from log lines since `begin_computation`.
+
+        `free`: free memory of the devices at the moment of a failed allocation.
+        """
         refused = allocation_failure(self.devices, self.log.facts, free, "context", self.parts())
         return refused or decode_failure(status, self.log.facts)
 

@@ -92,6 +92,7 @@ def dry_projector(
     The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if that fails. If
     there is no room for the compute buffers, the process ends with a `Failure`.
     `send_final`: sends the last message of a probe whose process ends inside native code.
+    `model`: address of the model.
 
     Raises:
         RequestError: the projector does not allow the limits for images in the settings.
@@ -146,7 +147,7 @@ def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: It
 
 
 def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict[int, BufferBytes]:
-    """Return a dry run's sizes with each compute buffer counted once.
+    """Return the sizes of a dry run (a load without memory) with each compute buffer counted once.
 
     A dry run counts a buffer again for each backend that shares its buffer type.
     """
@@ -159,7 +160,7 @@ def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict
 def without_surplus(
     sizes: dict[int, BufferBytes], buffer_types: list[int], host: int, copies_bytes: int
 ) -> dict[int, BufferBytes]:
-    """Return a dry run's sizes with compute buffers corrected for pipeline parallelism.
+    """Return the sizes of a dry run (a load without memory) with compute buffers corrected for pipeline parallelism.
 
     Pipeline parallelism copies the hidden state at boundaries between backends. A dry run assigns the norms to other
     backends than a load does, so it counts other boundaries. Two errors are corrected. A device with a single entry in

@@ -39,7 +39,10 @@ none.
 
 
 def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
-    """Return the bytes of a loaded projector by device address, weights without padding; None if unknown."""
+    """Return the bytes of a loaded projector by device address, weights without padding; None if unknown.
+
+    `library`: the binding of mtmd. `handle`: address of the projector.
+    """
     function = _function(library, _OF_ENCODER, ctypes.c_void_p)
     if function is None:
         return None
@@ -78,7 +81,10 @@ def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, 
 
 
 def _function(library: Any, name: str, *arguments: Any) -> Any:
-    """Return a C++ function of mtmd that writes a map to its first argument; None if it is not exported."""
+    """Return the C++ function `name` of mtmd, which writes a map to its first argument; None if it is not exported.
+
+    `library`: the binding of mtmd. `arguments`: ctypes types of the other arguments.
+    """
     try:
         function = library._libmtmd[name]
     except (AttributeError, ValueError):
@@ -178,6 +184,7 @@ class SideFileLoader:
     def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
         """Load the side files of a request.
 
+        `model`: address of the loaded model.
         `placed`: memory that was allocated before, for the report of a failure.
 
         Raises:

@@ -42,7 +42,7 @@ _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""Duration in seconds of a pass through the matrix above which parts of the matrix are measured too.
+"""Duration in seconds of one product of the whole matrix. If it takes longer, parts of the matrix are measured too.
 
 On a busy machine a short part is less disturbed.
 """
@@ -53,7 +53,7 @@ _TOKENS = 128
 _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
 """Size of the matrix whose product is measured for prompts: its columns, and the numbers of rows to try, ascending.
 
-The next larger number is used if a pass takes less than `SHORT_S`.
+The next larger number is used if one product takes less than `SHORT_S` seconds.
 """
 _THREAD_ROWS = 1024
 """Rows of the matrix for products with many columns in `measure_threads`.
@@ -132,7 +132,7 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
     """Return the multiplications per second of a matrix product for prompts: number of weights times number of tokens.
 
-    A larger matrix is measured if a pass takes less than `SHORT_S` seconds.
+    A larger matrix is measured if one product takes less than `SHORT_S` seconds.
     """
     for rows in _ROWS:
         with _Graph(
@@ -151,8 +151,7 @@ class _Graph:
     its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions in the graph, which then adds the column repeatedly instead of the product; 0: the
-    product.
+    `sums`: number of additions, if the graph only adds a column repeatedly instead of multiplying; 0: it multiplies.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
     `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
     `columns`: width of the matrix.

@@ -189,6 +189,9 @@ def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int 
     """Return the bytes of KV cache and of recurrent state in a buffer type; their sum is `total_bytes`.
 
     The log's rounded sizes are only used if the buffer type has both KV cache and recurrent state.
+
+    `has_attention`: whether the buffer type has a KV cache.
+    `logged_recurrent`: bytes of recurrent state in the log; None: the log has none for this buffer type.
     """
     if logged_recurrent is None:
         return total_bytes, 0

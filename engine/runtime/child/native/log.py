@@ -156,7 +156,7 @@ class EngineLog:
         self.failed: FailedCard | None = None
         """The card on which a CUDA call failed, after which the engine aborts; None if no call failed."""
         self._card_error: tuple[str, str] | None = None
-        """Backend and text of a logged error of a card, until a following line names the card."""
+        """Backend and text of a logged CUDA error, until a later line names its card; None if none is open."""
         self._refused_bytes: int | None = None
         self.is_mute = False
         """Whether log lines are kept from standard error, because an intended failure is in progress."""
@@ -300,7 +300,11 @@ class FreeMemory:
 def allocation_failure(
     devices: ResolvedDevices, facts: LogFacts, free: FreeMemory, stage: LoadStage, parts: tuple[Part, ...]
 ) -> AllocationFailure | None:
-    """Return the message about the last failed allocation in the log; None if there is none."""
+    """Return the message about the last failed allocation in the log; None if there is none.
+
+    `free`: free memory of the devices at the moment of the failure.
+    `parts`: memory that was allocated before.
+    """
     if not facts.failed:
         return None
     # llama.cpp retries some allocations, such as without pipeline parallelism: only the last failure is final.

@@ -114,7 +114,7 @@ class MemberBuffers:
             self._book(self._recurrent)
 
     def placed(self) -> tuple[Part, ...]:
-        """Return the bytes of each member so far, to report a refused allocation."""
+        """Return the bytes that each device of the tensor split has got so far, to report a refused allocation."""
         return tuple(
             Part(
                 device=device,
@@ -127,7 +127,8 @@ class MemberBuffers:
         )
 
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Replace the memory of the Meta device in `parts` by the memory of each member; return the new parts.
+        """Replace the memory of the Meta device in `parts` by the memory of each member (device of the split); return
+        the new parts.
 
         Each member gets the whole compute buffer. If the counted bytes do not agree with llama.cpp's figures, the parts
         are returned unchanged.
@@ -152,8 +153,8 @@ class MemberBuffers:
     def _agrees(self, whole: Part) -> bool:
         """Return whether the counts agree with llama.cpp's figures.
 
-        llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member and the
-        bytes of all members together.
+        llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member (device of
+        the split) and the bytes of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))

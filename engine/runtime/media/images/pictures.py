@@ -112,7 +112,9 @@ _WHITE = (255, 255, 255)
 
 
 class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
-    """Request to decode an image file; answered by `DecodedImage`. `small`: return a thumbnail, not all pixels."""
+    """Request to decode an image file; answered by `DecodedImage`. `small`: whether to return a thumbnail instead of
+    all pixels.
+    """
 
     data: bytes
     small: bool

@@ -149,7 +149,7 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects how the answers to several prompts end, and measures the time since it was made."""
+    """Collects how the answers to several prompts end, and measures the time since its construction."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []

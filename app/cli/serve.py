@@ -119,6 +119,8 @@ def _version() -> str:
 def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
     """Load a model before requests arrive; return whether it was loaded before an interrupt came.
 
+    `interrupted`: event that an interrupt sets.
+
     Raises:
         ApiError: if the model cannot be loaded.
     """

@@ -26,7 +26,7 @@ CLOSE_S = 2.0
 
 
 class ServeLog:
-    """Writes lines in its own thread, so that a reader that is slow or has stopped delays no answer."""
+    """Writes lines in its own thread, so that answers do not wait for a program that reads the output too slowly."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json

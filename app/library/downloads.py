@@ -47,7 +47,7 @@ class DownloadController(QObject):
             self._open_queue()
 
     def download(self, choice: DownloadChoice, listing: RepoListing) -> None:
-        """Append a quantisation of the repository `listing` to the queue."""
+        """Append the quantisation that the user has chosen in the repository `listing` to the queue."""
         from engine.library.downloads.job import hub_job
 
         try:

@@ -54,7 +54,7 @@ class ChatStorage:
         then({})
 
     def append(self, piece: Append, then: Then) -> None:
-        """Append text to the stored answer that is being written, then call `then`."""
+        """Append the text of `piece` to the stored answer that is being written, then call `then`."""
         then()
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
@@ -94,7 +94,7 @@ class Answering(QObject):
 
     begun = Signal()
     changed = Signal(AnswerRun)
-    """Emitted when the message of this answer has changed."""
+    """Carries an answer whose message has changed."""
     written = Signal(AnswerRun, Append)
     """Carries a piece of the answer's text that is stored and may be painted."""
     overflow_asked = Signal(str)
@@ -197,7 +197,10 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Emit a stored piece of text, unless the answer has ended: then the complete answer is shown."""
+        """Emit `piece`, text of the answer `run` that is stored now.
+
+        If the answer has ended meanwhile, nothing is emitted: the complete answer is shown then.
+        """
         if run is self.answer and not run.has_ended:
             run.written(piece)
             # First the piece: a receiver of `changed` may show the whole text, to which it must not be added again.

@@ -102,7 +102,7 @@ def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: P
     `checks`: file with the results of the engine's self-check, None to ignore them.
 
     Raises:
-        ArgumentError: if a text is not an endpoint, or is given twice.
+        ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
         EngineError: if an endpoint does not answer or is busy, or if the child failed.
     """
     rig = discover(rpc_endpoints)
@@ -175,7 +175,7 @@ def discover(
     `argv`: command of the child process, None for the default one.
 
     Raises:
-        ArgumentError: if a text is not an endpoint, or is given twice.
+        ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
         UnreachableError: if an endpoint does not answer as expected; `BusyError` if it serves another client.
         EngineError: if the child failed.
     """
@@ -232,9 +232,9 @@ def _ask_devices(
 
 
 def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the endpoints as host:port without spaces, because the engine aborts at a stray space.
+    """Return the endpoints in `texts` as host:port without spaces, because the engine aborts at a stray space.
 
-    Endpoints with a tunnel in `routes` are not changed.
+    `routes`: local addresses of tunnels by endpoint. An endpoint with a tunnel is not changed.
     """
     endpoints: list[str] = []
     for text in texts:
@@ -269,7 +269,7 @@ def _check(failed: Sequence[Greeting]) -> None:
 
 
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
-    """Convert the devices that ggml lists into devices of a rig; local ones come first.
+    """Return the devices that ggml lists (`found`) as devices of a rig; local ones come first.
 
     The CPU is left out, because it becomes the host. Accelerators such as BLAS are left out, because they hold no
     layers.

@@ -42,9 +42,9 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""A worker that ends within this many seconds after its start counts as failing (`MAX_QUICK_ENDS`)."""
+"""Seconds after a worker's start. If the worker ends earlier, its end counts towards `MAX_QUICK_ENDS`."""
 MAX_QUICK_ENDS = 5
-"""How many times in a row a worker may end within `RESTART_AFTER_S` and still be started again.
+"""Largest number of ends in a row, each within `RESTART_AFTER_S`, after which a worker is still started again.
 
 An end during a session is not counted here but against the borrower (`Refusals`): the borrower's model may have ended
 the worker, and the device must stay available to others.
@@ -54,8 +54,9 @@ _log = logging.getLogger("layerdeck.engine")
 
 @dataclass(frozen=True, slots=True)
 class SecureAddress:
-    """Network address of the listener for paired machines, and its identity.
+    """Network address of the listener for paired machines, and the identity of this machine.
 
+    `host`, `port`: IP address and TCP port of the listener.
     `name`: name under which paired machines list this one.
     `identity`: key and certificate of this machine.
     `book`: the file of pairings.
@@ -343,6 +344,9 @@ def _serving(
     The workers' cache folders are named after the listener's port, so the listener is started first. A client that
     connects before a worker is ready is told that the worker does not run.
 
+    `key`: source port of connections to the workers.
+    `kept`: cache of weights, None for no cache.
+    `on_paired`: called with each new pairing. `on_use`: called with all sessions whenever one begins or ends.
     `tell`: called with a sentence if a borrower is refused.
     """
     workers: list[_Worker] = []

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from engine.base.units import MIB
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Numbers of two `mallopt` parameters in glibc's `malloc.h`. Other C libraries lack `mallopt` or number them otherwise."""
+"""Numbers of two `mallopt` parameters in glibc's `malloc.h`. Other C libraries lack `mallopt` or use other numbers."""
 _ARENAS = 2
 """Largest number of malloc arenas. glibc allows eight for each core, and an arena keeps the free memory of its threads
 after they have ended. Our threads hold Python's interpreter lock while they allocate, so two arenas are enough."""

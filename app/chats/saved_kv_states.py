@@ -41,7 +41,7 @@ from engine.runtime.session.events import Answered
 from widgets.common.delayed_call import DelayedCall
 
 PAUSE_MS = 2000
-"""Milliseconds from the end of an answer to the saving of the KV state: a question that follows at once need not wait."""
+"""Milliseconds from the end of an answer to the saving of its KV state: the next question often comes before that."""
 
 _log = logging.getLogger("layerdeck.states")
 

@@ -33,7 +33,7 @@ Counts of single texts are cached until the next load.
 class CountedChat:
     """The prompt of a conversation, and its parts that the meter shows separately.
 
-    `template`: chat template, empty for the model's own. `files`: texts of attachments. `media`: images and sounds,
+    `messages`: the whole prompt. `system`: system prompt. `template`: chat template, empty for the model's own. `files`: texts of attachments. `media`: images and sounds,
     without their bytes. `max_tokens`: limit of the answer, None if there is none. `tools`: definitions of tools as
     JSON.
     """

@@ -377,7 +377,10 @@ class Conversation(QObject):
         return set() if answer is None else {result_key(answer.id, call) for call in found}
 
     def _forget_results(self, keys: set[str]) -> None:
-        """Delete typed results. Called after they are stored as messages, so that a crash in between loses nothing."""
+        """Delete the typed results with these storage keys.
+
+        Called after the results are stored as messages, so that a crash in between loses nothing.
+        """
         if keys & self.chat.results.keys():
             results = {name: text for name, text in self.chat.results.items() if name not in keys}
             self.change_chat(msgspec.structs.replace(self.chat, results=results))

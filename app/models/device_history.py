@@ -70,7 +70,7 @@ class _Readings:
 
 _WHOLE = frozenset({"used_bytes", "total_bytes", "own_bytes", "spilled_bytes", "major_faults"})
 _NUMBERS = ("time_s", *sorted(_WHOLE), "utilization_percent", "temperature_c", "power_w")
-"""The fields of `Sample` that are numbers. A float is exact for whole numbers up to 2^53."""
+"""The fields of `Sample` that are numbers. All are stored as floats, which are exact for whole numbers up to 2^53."""
 
 
 class DeviceHistory(QObject):

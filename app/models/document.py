@@ -167,7 +167,10 @@ class LayoutDocument(QObject):
         self.show(self.make_state(tables, edit, pace or Pace()), rig)
 
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
-        """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current."""
+        """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current.
+
+        `tables`: the model's tables for previews. `pace`: durations of earlier forecasts with these tables.
+        """
         stack = QUndoStack(self)
         # Before the first command: Qt ignores the limit for a stack that is not empty.
         stack.setUndoLimit(UNDO_STEPS)

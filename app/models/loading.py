@@ -52,7 +52,7 @@ class AnswerLost:
     """A request that failed.
 
     `request`: number of the request. `sentence`: the reason, for people.
-    `kind`: kind of the failure as in `Failed`; empty for other failures.
+    `kind`: kind of the error that the model's child reported (`Failed.kind`); empty for other failures.
     `goes_on`: whether the model is loaded again with another layout, in which the answer continues.
     """
 

@@ -76,7 +76,7 @@ class Lab(QObject):
         }
 
     def start(self, caps_bytes: Sequence[int], then: Callable[[], None] | None = None) -> None:
-        """Start workers with these memory caps in bytes, add them as devices, then call `then`.
+        """Start a worker for each of these memory caps in bytes, add the workers as devices, then call `then`.
 
         If a lab rig runs already, only `then` is called, at once.
         """

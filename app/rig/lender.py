@@ -47,6 +47,7 @@ class LendChoice(msgspec.Struct, frozen=True):
 class LendState:
     """State of lending for its dialog.
 
+    `is_starting`: whether the server is being started.
     `place`: `host:port` that other computers connect to; empty while nothing is lent.
     `code`: the valid pairing code; empty if it was used.
     `users`: pairs of a device id and the name of the client that uses the device.
@@ -116,7 +117,7 @@ class Lender(QObject):
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
         """Run `change` in the GUI thread, unless lending was stopped or restarted meanwhile.
 
-        Called in the server's threads.
+        Called in the server's threads. `until`: event that ends this run of the server.
         """
         self._reported.emit((until, change))
 

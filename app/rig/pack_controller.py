@@ -27,6 +27,7 @@ from engine.machines.rigs.pack_installer import PackInstaller
 class Packs:
     """The installed engine packs (ggml backends as files), and the running action on them.
 
+    `listed`: the packs with their states.
     `under_way`: description of the action for people; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
     """

@@ -179,7 +179,7 @@ class ServedModels(QObject):
         await loaded
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the idle time in seconds of a model, as a request demands.
+        """Set the idle time after which the model of `entry` is unloaded, in seconds, as a request demands.
 
         Ignored for models that a person has loaded.
         """

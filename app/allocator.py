@@ -61,7 +61,7 @@ def freeze_window_objects() -> None:
 def rare_full_collections() -> Iterator[None]:
     """Context manager that makes full garbage collections rare, for a command that ends soon.
 
-    A layout search keeps most of the objects that it makes. Full collections visit all of them, and took a quarter of
+    A layout search keeps most of the objects that it makes. Full collections visit all objects, and took a quarter of
     the time of a search.
     """
     before = gc.get_threshold()

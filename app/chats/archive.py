@@ -244,7 +244,10 @@ class ChatArchive(QObject, ChatStorage):
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256 (`names`), then call `then` with the bytes of those that are stored."""
+        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+
+        `names`: SHA-256 of each attachment.
+        """
         store = self._store
         if store is None:
             then({})

@@ -76,7 +76,7 @@ class KvStateRepository(QObject):
         self._background = background
         self._notices = notices
         self._deleted: set[str] = set()
-        """Ids of deleted conversations. If a state is still being written for one of them, it is removed afterwards."""
+        """Ids of deleted conversations, whose states are removed also if their writing ends after the deletion."""
         self._has_warned = False
 
     def start(self) -> None:

@@ -136,7 +136,7 @@ def _messages(found: Sequence[tuple[Chat, MessageTree]]) -> list[Message]:
 
 
 def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
-    """Return the bytes of all attachments of `messages` that are stored, by their SHA-256."""
+    """Return the bytes of the attachments of `messages` by SHA-256. Attachments that are not stored are left out."""
     names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
     return {name: data for name in sorted(names) if (data := store.file(name)) is not None}
 

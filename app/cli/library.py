@@ -25,7 +25,10 @@ from engine.library.stores import folder_stores, known_stores, opened_stores
 
 
 def run_library(options: Namespace) -> int:
-    """Print the models in the library's folders, in those of --folder, and in the stores of other programs."""
+    """Print the models in the library's folders, in the folders of --folder, and in model folders of other programs.
+
+    Return the exit code.
+    """
     named = [checked_folder(folder) for folder in options.folder]
     with closing(LibraryIndex(library_path())) as index:
         if index.set_aside is not None:

@@ -66,7 +66,7 @@ class ProgressLimit:
         self._last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether progress must be reported now. If so, the next report is due an interval later."""
+        """Return whether progress must be reported now. After a report the next one is due an interval later."""
         now_s = time.monotonic()
         if now_s - self._last_s < self._every_s:
             return False
@@ -285,7 +285,7 @@ class LibraryCatalogue:
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
         """Return the saved layouts and presets of the model file `path`; none if the file cannot be read any more.
 
-        If another file has replaced the model, the layouts that were saved for the former file are returned.
+        If another model file now has this path, the layouts of the file that had it before are returned.
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()

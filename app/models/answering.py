@@ -50,7 +50,10 @@ class ChatStorage:
         """Store the bytes of an attachment. Called before the message that refers to it is stored."""
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256 (`names`), then call `then` with the bytes of those that are stored."""
+        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+
+        `names`: SHA-256 of each attachment.
+        """
         then({})
 
     def append(self, piece: Append, then: Then) -> None:

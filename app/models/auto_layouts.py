@@ -130,7 +130,7 @@ class AutoLayouts(QObject):
     def toggle_pin(self, toggle: PinToggle) -> None:
         """Pin the layers, layer parts or output layer of `toggle` to their present devices.
 
-        If all of them are pinned to these devices already, the pins are removed.
+        If all are pinned to these devices already, the pins are removed.
         """
         edit = self._document.edit
         if edit is None:

@@ -148,7 +148,7 @@ class Conversation(QObject):
 
     @property
     def system(self) -> str:
-        """The system prompt: that of the conversation, else that of its preset."""
+        """The system prompt of the conversation; if it has none, the system prompt of its preset."""
         return system_prompt(self.chat, self.preset)
 
     @property

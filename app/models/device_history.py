@@ -38,7 +38,7 @@ class _Readings:
         self._end = 0
 
     def add(self, sample: Sample) -> None:
-        """Append a reading, and drop those that are older than `HISTORY_S`."""
+        """Append a reading, and drop readings that are older than `HISTORY_S`."""
         place = self._end % MAX_SAMPLES * len(_NUMBERS)
         values = (getattr(sample, name) for name in _NUMBERS)
         self._values[place : place + len(_NUMBERS)] = array("d", [nan if each is None else each for each in values])

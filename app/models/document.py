@@ -80,7 +80,7 @@ class LayoutDocument(QObject):
     def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.undo_group = QUndoGroup(self)
-        """The undo stacks of all edit states; that of the current model is active."""
+        """The undo stacks of all edit states; the undo stack of the current model is active."""
         self._state: EditState | None = None
         self._rig: Rig | None = None
         self._speeds = NO_MEASUREMENTS

@@ -23,7 +23,7 @@ from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
-"""If forecasts recently took at most so many processor seconds, the next one is computed in the GUI thread."""
+"""Largest processor time of recent forecasts, in seconds, with which the next one is computed in the GUI thread."""
 PREVIEW_SECONDS = 0.5
 """Limit in processor seconds for one preview. Memory that takes longer to compute is unknown until a probe."""
 
@@ -112,8 +112,8 @@ class Forecast:
 class Forecaster:
     """Computes the newest requested forecast.
 
-    `show`: called in the GUI thread with each computed forecast, even if a newer one was requested meanwhile
-    (`is_behind`). If `background` is None, forecasts are computed at once.
+    `show`: called in the GUI thread with each computed forecast. If a newer one was requested in the meantime,
+    `is_behind` is then true. If `background` is None, forecasts are computed at once.
     """
 
     def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:

@@ -229,7 +229,10 @@ class Loading(QObject):
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """Stop the answers of the window; if there are none, those of the API server. The text so far is not lost."""
+        """Stop the answers of the window; if there are none, the answers of the API server.
+
+        The text of the answers until then is not lost.
+        """
         if self.phase is not Phase.ANSWERING:
             return
         answers = {run.id for run in self.snapshot.requests if not isinstance(run.request, _SHORT_REQUESTS)}

@@ -31,8 +31,8 @@ class Replanner(QObject):
     or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
     for a loaded model.
 
-    A parked model (unloaded until its next question) may keep a layout that does not fit now. It does so if the
-    preference for idle models allows that other models are unloaded for its next load.
+    A parked model (unloaded until its next question) keeps a layout that does not fit now if the preference for idle
+    models allows that other models are unloaded for its next load.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class LiveMemory:
         self._seen_own_bytes = 0
         """Bytes of host memory that our processes hold, by the last samples.
 
-        An unload frees at most so many: a model whose weights are mapped (mmap) may hold none of them.
+        An unload frees at most this amount. It may free nothing if the model's weights are mapped (mmap).
         """
 
     @property
@@ -109,7 +109,7 @@ class LiveMemory:
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
         """Store the readings that a model's child has made, for devices that this process cannot read itself.
 
-        A CPU worker always reports all of its memory as free; such a reading is dropped.
+        A CPU worker always reports all of its memory as free. Readings without used memory are therefore dropped.
         """
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 

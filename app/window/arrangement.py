@@ -23,8 +23,8 @@ class Arrangement(Enum):
 class Arranger(QObject):
     """Switches between the arrangements of panels.
 
-    The arrangement with only the chat hides the other panels. The arrangement that follows shows them again at their
-    former places.
+    The arrangement with only the chat hides the other panels. The next arrangement shows the panels again at the
+    places that they had before.
     """
 
     changing = Signal()

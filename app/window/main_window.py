@@ -231,7 +231,7 @@ class MainWindow(QMainWindow):
             self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
 
     def fit_report(self) -> None:
-        """Set the height of the load report: that of its table, or of a few sentences if the table is hidden."""
+        """Make the load report as high as its table, or, if the table is hidden, as high as a few sentences."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
 
     def settle_report(self, needed_height: int) -> None:
@@ -275,7 +275,7 @@ class MainWindow(QMainWindow):
         return {name: dock.width() for name, dock in sides.items()} if are_there else {}
 
     def set_side_widths(self, widths: Mapping[str, int]) -> None:
-        """Set the widths of the side docks to those that `side_widths` returned."""
+        """Set the widths of the side docks. `widths`: a result of `side_widths`."""
         names = [name for name in widths if not self.docks[name].isHidden()]
         self.resizeDocks(
             [self.docks[name] for name in names], [widths[name] for name in names], Qt.Orientation.Horizontal

@@ -281,7 +281,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return lambda base, _token: base.plan
 
     def _named_text(self, key: str) -> str:
-        """Return the content of the named layout with this key; empty if the key is not that of a named layout."""
+        """Return the content of the named layout with this key; empty if no named layout has this key."""
         return next((each.text for each in self._named.documents if f"named:{each.name}" == key), "")
 
     def _finder(self, model: ModelFile) -> Callable[[str, Plan, CancelToken], Edit]:

@@ -34,7 +34,8 @@ BUSY_LOAD = 0.25
 OFFLOAD_BATCHES = (8, 128, 1024)
 """Values of `op_offload_min_batch` to try.
 
-Op offload: a card computes with weights of the CPU if a micro batch has at least so many tokens.
+With op offload, a card computes with weights that are stored in the CPU's memory. It does so only for micro batches
+that have at least `op_offload_min_batch` tokens.
 """
 
 

@@ -134,7 +134,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     `memory`, `devices`: memory and state of each device.
     `answers`: texts of the greedy answers, by the number of the round.
     `problem`: sentence that says why there are no further samples, else empty.
-    `problem_kind`: kind of the problem as in `docs/contract.md`, such as `does_not_fit`.
+    `problem_kind`: kind of the problem by `docs/contract.md`, such as `does_not_fit`.
     """
 
     name: str
@@ -271,7 +271,7 @@ class BenchModel(msgspec.Struct, frozen=True):
 
 
 class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """All results of a benchmark, as in its file. The first layout is the base of the comparisons.
+    """All results of a benchmark: the content of a results file. The first layout is the base of the comparisons.
 
     `layerdeck`, `engine`: versions of Layerdeck and of the engine.
     `made_s`: time of the benchmark in seconds since 1970.

@@ -407,7 +407,7 @@ def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample
 def _may_win(best: Measured, predicted_s: float | None) -> bool:
     """Return whether a candidate with the predicted time `predicted_s` is worth measuring.
 
-    It is if this time is at most `WORTH` times the measured time of the best layout, or if one of them is unknown.
+    It is if this time is at most `WORTH` times the measured time of the best layout, or if one of the two is unknown.
     """
     best_s = best.middle("answer")
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH

@@ -130,7 +130,7 @@ class Machine:
         )
 
     def steps(self) -> list[Step]:
-        """Return all steps of the examination in their order. They are not run here."""
+        """Return all steps of the examination in their order; do not run them."""
         return [
             Step("installed", "Checking what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),

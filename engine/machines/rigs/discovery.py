@@ -1,6 +1,6 @@
 """Discovery of the devices of this machine and of RPC endpoints.
 
-A short-lived child process lists the devices, because the engine may abort or allocate device memory meanwhile. The
+A short-lived child process lists the devices, because the engine may abort or allocate device memory in doing so. The
 host's memory is read in this process. `find_devices` adds margins, drivers and the results of earlier self-tests.
 """
 
@@ -152,7 +152,7 @@ LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """Backends for GPUs of several vendors. The vendor's own backend computes faster on the same card."""
 
 MAX_NAMED = 5
-"""If several endpoints fail, an error describes the first one and names at most so many others."""
+"""Largest number of endpoints that an error names if several endpoints fail, besides the first one."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
 """Time-out of a discovery with RPC endpoints. Together with the 2 s for the greeting it takes at most 10 s."""
@@ -284,7 +284,7 @@ def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
 
 
 def _by_one_backend(devices: list[Device]) -> list[Device]:
-    """Return the devices without duplicates: a card that several backends list is kept once, for its vendor's backend.
+    """Return the devices without duplicates: if several backends list a card, only its vendor's backend is kept.
 
     A card's memory exists once, so only one backend may use it. To use Vulkan or OpenCL, the user switches off the
     engine pack of the other backend.

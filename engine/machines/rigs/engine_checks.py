@@ -1,7 +1,7 @@
 """The engine's self-check: tests whether a device computes each type of weights and cache correctly.
 
 Small models are written in each type of weights. Each case decodes a few tokens in a child process of its own, so that
-a crash ends only that case. The expected logits are those of the CPU with plain weights, without repacked copies.
+a crash ends only that case. The expected logits are computed by the CPU with plain weights, without repacked copies.
 """
 
 from __future__ import annotations

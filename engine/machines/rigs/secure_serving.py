@@ -44,7 +44,8 @@ _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
 """Seconds after a worker's start. If the worker ends earlier, its end counts towards `MAX_QUICK_ENDS`."""
 MAX_QUICK_ENDS = 5
-"""Largest number of ends in a row, each within `RESTART_AFTER_S`, after which a worker is still started again.
+"""A worker that ended this many times in a row, each time within `RESTART_AFTER_S`, is still started again. After one
+more such end it is not.
 
 An end during a session is not counted here but against the borrower (`Refusals`): the borrower's model may have ended
 the worker, and the device must stay available to others.
@@ -98,7 +99,7 @@ def choose_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Return the devices to lend with their limits: those in `only`, in this order; by default all of `devices`.
+    """Return the devices to lend with their limits: the devices in `only`, in this order, or else all of `devices`.
 
     `only`, `without`: ids of the devices to lend and not to lend.
     `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.

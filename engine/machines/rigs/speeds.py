@@ -40,7 +40,7 @@ MAX_SILENT = 3
 _ENOUGH_S = 40.0
 """Seconds after which no further types of weights are measured on a device.
 
-Predictions use speeds of measured types for the other ones.
+For a type that was not measured, predictions use the speed of a measured type.
 """
 _MIN_BYTES = 4 * MIB
 _PART = 4

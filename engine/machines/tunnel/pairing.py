@@ -1,6 +1,6 @@
 """Pairing: two machines prove to each other that both know a code, and then store each other's certificate.
 
-The serving machine shows a code of 16 letters and digits, and a person types it at the other one. The TLS connection
+The serving machine shows a code of 16 letters and digits, and a person types it at the client. The TLS connection
 between them is not authenticated yet. Each side sends a random nonce and its certificate, and proves that it knows the
 code with an HMAC whose key is the code. The HMAC covers both nonces and both certificates as its maker saw them: the
 server's as TLS showed it, the client's as it was sent. A man in the middle shows certificates of his own, so the two
@@ -40,7 +40,7 @@ _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
 """First bytes of the text from which a proof is computed.
 
-Each side has its own, so a proof cannot be sent back as the proof of the other side.
+Client and server use different bytes, so a proof of one side cannot be sent back as the proof of the other side.
 """
 
 

@@ -67,7 +67,7 @@ class ChatArchive(QObject, ChatStorage):
         """
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
-        """Changes to write when the store is open; None if it cannot be opened."""
+        """Changes that wait until the store is open, and the callbacks for their end; None if it cannot be opened."""
         self._later: list[Callable[[], None]] = []
         """Calls of `work` that wait until the database is open."""
         self._chats: dict[str, Chat] = {}
@@ -235,7 +235,7 @@ class ChatArchive(QObject, ChatStorage):
             self.changed.emit()
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Store the changes of the messages of conversation `chat` from `before` to `after`."""
+        """Store how the messages of conversation `chat` have changed. `before`, `after`: all its messages."""
         self._touch(chat)
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 

@@ -56,7 +56,7 @@ class ServeLog:
         self._put({"event": "loaded", "model": entry.id}, f"layerdeck-cli: loaded {entry.id}")
 
     def request(self, entry: RequestEntry) -> None:
-        """Write how a request ended; nothing for /health and /metrics."""
+        """Write how a request ended. Requests for /health and /metrics are not written."""
         if entry.is_under_way or entry.path in ("/health", "/metrics"):
             return
         speed = "" if entry.tokens_per_second is None else f", {entry.tokens_per_second:.1f} tokens/s"

@@ -39,7 +39,7 @@ class LoraOption(NamedTuple):
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0, such as "512" or "8k"."""
+    """Return the number that `text` states, a whole number above 0 such as "512" or "8k"."""
     try:
         number = parse_count(text)
     except ValueError:
@@ -51,7 +51,7 @@ def positive(text: str) -> int:
 
 
 def port_number(text: str, least: int = 1) -> int:
-    """Return a TCP port. `least`: 0 if the system may choose one."""
+    """Return the TCP port that `text` states. `least`: smallest port; 0 if the system may choose the port."""
     # `isdigit` is true of superscripts and digits of other scripts, too.
     if not text.isascii() or not text.isdigit() or not least <= int(text) < 1 << 16:
         raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from {least} to 65535')
@@ -100,7 +100,7 @@ def add_context_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
-    """Return the context settings of a layout file, or the defaults for the model, as changed by the options.
+    """Return the context settings of a load. Options replace values of `given`, or else of the model's defaults.
 
     `given`: the settings of the layout file; None if there is no file.
     """

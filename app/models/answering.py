@@ -44,7 +44,7 @@ class ChatStorage:
         """Store a conversation: a new one if `before` is None, else its differences from `before`."""
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Store the changes of the messages of conversation `chat` from `before` to `after`."""
+        """Store how the messages of conversation `chat` have changed. `before`, `after`: all its messages."""
 
     def keep_file(self, data: bytes) -> None:
         """Store the bytes of an attachment. Called before the message that refers to it is stored."""
@@ -162,9 +162,9 @@ class Answering(QObject):
     # ------------------------------------------------------------------ effects
 
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
-        """Carry out effects, which are actions that the state machine of the answer has chosen.
+        """Carry out `effects`, actions that the state machine has chosen for the answer `run`.
 
-        Effects of an earlier answer are dropped.
+        If another answer is the present one by now, the effects are dropped.
         """
         for effect in effects:
             # An effect may end the answer, or a receiver may have begun another one.

@@ -260,14 +260,14 @@ class LayoutDocument(QObject):
         self._push(self._state, start, self._state.edit, self._move_text)
 
     def cancel_move(self) -> None:
-        """End the drag and restore the layout from its start."""
+        """End the drag and restore the layout from the start of the drag."""
         start = self._end_drag()
         if start is not None and self._state is not None:
             self._state.edit = start
             self._recompute()
 
     def _end_drag(self) -> Edit | None:
-        """End the drag and return layout and settings from its start; None if there is no drag."""
+        """End the drag. Return layout and settings from the start of the drag, or None if there is no drag."""
         start, self._drag_start = self._drag_start, None
         # Emitted in any case: the editor may have begun a drag that has not moved anything yet.
         self.drag_ended.emit()

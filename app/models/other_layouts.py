@@ -20,7 +20,7 @@ from engine.planning.memory.estimate import grade_words
 class OtherLayouts(QObject):
     """Puts proposals, and layouts that were loaded instead of the requested one, into the editor.
 
-    Each is one step of undo.
+    Each replacement of the edited layout is one step of undo.
     """
 
     def __init__(

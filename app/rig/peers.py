@@ -60,7 +60,7 @@ class Peers(QObject):
     found = Signal(tuple)
     """Carries the nearby and paired machines, as a tuple of `Found`; emitted at changes while the search runs."""
     told = Signal(str, bool)
-    """Carries a sentence about the last request, and True if it is an error."""
+    """Carries a sentence about the result of the last action, such as pairing or the search, and True if it failed."""
     paired = Signal(Pairing)
 
     _announced = Signal(tuple)

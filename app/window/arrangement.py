@@ -39,7 +39,7 @@ class Arranger(QObject):
         self._panels = QByteArray()
         """The state of the docks (`QMainWindow.saveState`), saved before all panels except the chat were hidden."""
         self._widths: dict[str, int] = {}
-        """Widths of the side panels, saved before one of them was hidden: `restoreState` does not restore them."""
+        """Widths of the side panels before one of the panels was hidden: `restoreState` does not restore widths."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:

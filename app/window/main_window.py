@@ -58,7 +58,7 @@ SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
 """Least height of the opened API server panel in pixels. In a high window it has `SERVER_SHARE` of the height."""
 SCREEN_ROOM = QSize(16, 40)
-"""Space in pixels on the screen for the frame that the window manager adds."""
+"""Width and height in pixels that the window leaves free on its screen, for the frame of the window manager."""
 MIN_SIZE = QSize(800, 480)
 """Smallest size of the window. It fits a screen of 1280x800 at a scale of 150 %, with frame and task bar."""
 

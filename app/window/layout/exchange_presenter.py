@@ -127,7 +127,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         self._kept_text = ""
         """The last text if it could not be used; the dialog shows it when it opens again."""
         self._read_for: ModelFile | None = None
-        """The model for which a text was read last."""
+        """The model that was current when the dialog's text was read last; None before the first time."""
         document.preview_changed.connect(lambda _preview: self._on_document_changed())
 
     def _on_open(self, dialog: ImportLayoutDialog) -> None:

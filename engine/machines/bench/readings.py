@@ -76,7 +76,7 @@ class Clocks(Protocol):
 
 
 class SystemClocks:
-    """The clocks of this machine."""
+    """The wall clock and the monotonic clock of this machine."""
 
     def wall(self) -> float:
         return time.time()

@@ -100,7 +100,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether no check of the report failed."""
+        """Whether the report has no check that failed. Checks without a clear result do not count as failed."""
         return all(check.ok is not False for check in self.checks)
 
     @property

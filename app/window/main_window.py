@@ -47,7 +47,7 @@ EMPTY_REPORT_HEIGHT = 52
 _SAME_HEIGHT = 4
 """Two heights of a dock count as the same up to this difference in pixels, since Qt rounds heights."""
 PROPOSALS_REPORT_HEIGHT = 200
-"""Height of the load report in pixels that shows the sentence of a failed load and its first proposals."""
+"""Height in pixels at which the load report shows the sentence of a failed load and its first proposals."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Largest width or height of a widget, as in Qt's macro of this name; PySide does not export it."""
 REPORT_SHARE = 0.27

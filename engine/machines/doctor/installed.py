@@ -199,9 +199,9 @@ def _confinement() -> Check:
 
 
 def environment_checks() -> Iterable[Check]:
-    """Yield a check for each set environment variable that can hide devices.
+    """Yield a check for each environment variable that is set and can hide devices.
 
-    A set variable is no error, because the user may want it.
+    Such a variable is no error, because the user may want to hide devices.
     """
     for each in find_hiding():
         yield Check(

@@ -117,7 +117,7 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
     Blocks for seconds.
 
     Raises:
-        ArgumentError: if `endpoint` is not an endpoint.
+        ArgumentError: if `endpoint` is not an address host:port.
         EngineError: if the worker does not answer or is busy, or if the child failed.
     """
     return _workers(discover((endpoint,)), checks)

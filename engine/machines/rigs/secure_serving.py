@@ -163,8 +163,8 @@ class _Worker:
     `key`: the only source port from which the worker accepts connections.
     `kept`: cache of weights on the disk, None for no cache.
     `kept_name`: name of the worker's subfolder in the cache of weights.
-    `blame`: called after the worker has ended. If a borrower had a session with it, counts the end against that
-    borrower and returns True.
+    `blame`: function that is called after the worker has ended. If a borrower had a session with the worker, the
+    function counts the end against that borrower and returns True.
     """
 
     def __init__(
@@ -281,10 +281,10 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """The listener's port and the workers' reports, when all workers accept connections.
+    """Result of the start of lending, when listener and workers accept connections.
 
     `port`: TCP port of the listener.
-    `servings`: the report of each worker that it accepts connections, in the order of the devices.
+    `servings`: for each device, in order, the message of its worker that it accepts connections.
     """
 
     port: int

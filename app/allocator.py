@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from engine.base.units import MIB
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Parameters of `mallopt` from glibc's `malloc.h`. Other C libraries have no `mallopt`, or other numbers for it."""
+"""Numbers of two `mallopt` parameters in glibc's `malloc.h`. Other C libraries lack `mallopt` or use other numbers."""
 _ARENAS = 2
 """Largest number of malloc arenas. glibc allows eight for each core, and an arena keeps the free memory of its threads
 after they have ended. Our threads hold Python's interpreter lock while they allocate, so two arenas are enough."""
@@ -61,7 +61,7 @@ def freeze_window_objects() -> None:
 def rare_full_collections() -> Iterator[None]:
     """Context manager that makes full garbage collections rare, for a command that ends soon.
 
-    A layout search keeps most of the objects that it makes. Full collections visit all of them, and took a quarter of
+    A layout search keeps most of the objects that it makes. Full collections visit all objects, and took a quarter of
     the time of a search.
     """
     before = gc.get_threshold()

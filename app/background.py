@@ -73,9 +73,9 @@ class Background(QObject):
         """Run `function` in the background, then call `on_result` or `on_error` in the GUI thread.
 
         `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread.
-        `what`: description that is shown while the work runs, such as "Reading demo.gguf", unless `quiet`.
-        `worker`: runs `function` after the functions that it was given before; None for a thread of its own. Writes to
-        one file need a worker: in two threads the later write could come first.
+        `what`: description on the status line while the work runs, such as "Reading demo.gguf", unless `quiet`.
+        `worker`: thread that runs `function` after all functions that it was given before; None: `function` gets a new
+        thread. Writes to one file need a worker: in two threads the later write could come first.
         """
         # A key of its own: two pieces of work may have the same description.
         work = object()
@@ -172,7 +172,8 @@ class Latest:
         """Run `work` in a background thread, then call `on_result` or `on_error` in the GUI thread.
 
         If another request starts before that, this one is cancelled and neither is called.
-        `what`: description that is shown while the work runs, unless `quiet`.
+        `what`: description on the status line while the work runs, unless `quiet`.
+        `on_progress`: called in the GUI thread with each value that `work` reports by `Task.tell`.
         """
         self.cancel()
         token = self._token = CancelToken()

@@ -22,7 +22,7 @@ _log = logging.getLogger("layerdeck.bug")
 
 
 def scrub(text: str, home: Path | None = None) -> str:
-    """Return `text` with the user's home folder written as `~`."""
+    """Return `text` with the path of the home folder replaced by `~`. `home`: None for the user's home folder."""
     folder = str(home or Path.home())
     # The home of root in a container may be `/`, and a path has many of those.
     return text if folder in ("/", "") else text.replace(folder, "~")

@@ -1,7 +1,7 @@
 """The language of the window: the preference, else the language of the system.
 
 It is set before modules with texts are imported, because texts at module level are translated at import. So this
-module must not import any of them.
+module must not import modules with texts.
 """
 
 from __future__ import annotations

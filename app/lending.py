@@ -20,7 +20,7 @@ def find_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Find the devices of this computer, and return those that it lends.
+    """Find the devices of this computer, and return the devices to lend with their limits and speeds.
 
     `only`, `without`: ids of devices to lend and not to lend. If `only` is empty, all others are lent.
     `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.

@@ -41,7 +41,7 @@ def pack_keys() -> PackKeys:
 
 
 def find_all_devices(self_tests: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this computer, with those that only engine packs support, and the devices of RPC servers.
+    """Return the devices of this computer, including devices that only engine packs support, and of RPC servers.
 
     `self_tests`: file with the results of testing whether a device may be several entries of one layout.
     `rpc_endpoints`: addresses `host:port` of the RPC servers.

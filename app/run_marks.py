@@ -82,7 +82,7 @@ class EndedRun:
 
 
 class RunMarks:
-    """Writes the run mark of this process (a file that exists while the window runs), and reads those of other windows.
+    """Writes the run mark of this process (a file that exists while the window runs), and reads marks of other windows.
 
     Each call accesses the disk.
     """

@@ -350,7 +350,7 @@ class Settings:
         self._write(key, document)
 
     def _write(self, key: str, document: object) -> None:
-        """Store `document` as JSON under `key`. If a path in it is not UTF-8, the old value is kept."""
+        """Store `document` as JSON under `key`. If the document has a path that is not UTF-8, the old value stays."""
         with suppress(UnicodeEncodeError):
             self.store.setValue(key, msgspec.json.encode(document).decode())
 

@@ -33,7 +33,7 @@ _Write = Callable[[ChatStore], "Future[None]"]
 
 
 def _nothing() -> None:
-    """Callback without effect, for changes whose storing nobody waits for."""
+    """Do nothing. The callback of a change if no code waits until the change is stored."""
 
 
 class ChatArchive(QObject, ChatStorage):
@@ -61,10 +61,13 @@ class ChatArchive(QObject, ChatStorage):
         self._store: ChatStore | None = None
         self._lock = threading.Lock()
         self._opened: ChatStore | None = None
-        """The open store, set in the thread that opens it, since the window may close before `_on_opened` is called."""
+        """The open store, which `close` closes; None before it is open.
+
+        It is set in the background thread, because the window may close before `_on_opened` is called.
+        """
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
-        """Changes to write when the store is open; None if it cannot be opened."""
+        """Changes that wait until the store is open, and the callbacks for their end; None if it cannot be opened."""
         self._later: list[Callable[[], None]] = []
         """Calls of `work` that wait until the database is open."""
         self._chats: dict[str, Chat] = {}
@@ -195,7 +198,7 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run(what, settled_work, then, self._notices.tell)
 
     def take_in(self, chats: Sequence[Chat]) -> None:
-        """Add `chats` to the list. An import has already written these conversations to the database."""
+        """Add imported conversations to the list. The import has already written them to the database."""
         self._chats |= {chat.id: chat for chat in chats}
         self.changed.emit()
 
@@ -232,7 +235,7 @@ class ChatArchive(QObject, ChatStorage):
             self.changed.emit()
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Store the changes of the messages of conversation `chat` from `before` to `after`."""
+        """Store how the messages of conversation `chat` have changed. `before`, `after`: all its messages."""
         self._touch(chat)
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 
@@ -241,7 +244,10 @@ class ChatArchive(QObject, ChatStorage):
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256 (`names`), then call `then` with the bytes of those that are stored."""
+        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+
+        `names`: SHA-256 of each attachment.
+        """
         store = self._store
         if store is None:
             then({})
@@ -258,7 +264,7 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run("Reading attachments", work, then, fail, quiet=True)
 
     def append(self, piece: Append, then: Then) -> None:
-        """Append text to the stored answer that is being written, then call `then`."""
+        """Append the text of `piece` to the stored answer that is being written, then call `then`."""
         self._do(lambda store: store.append(piece.message, piece.content, piece.reasoning, piece.calls), then)
 
     def finish(self, chat: str, message: Message, then: Then) -> None:

@@ -127,10 +127,9 @@ class Attacher(QObject):
         self.changed.emit()
 
     def take(self) -> tuple[tuple[Attachment, bytes | None], ...]:
-        """Remove all attachments of the shown conversation, and return those that are ready to be sent.
+        """Remove all attachments of the shown conversation, and return them with their bytes.
 
-        An attachment that is still being read is not returned. The bytes of an attachment are None if they are stored
-        already.
+        Attachments that are still being read are not returned. The bytes are None if they are stored already.
         """
         files = self._files.pop(self._conversation.chat.id, [])
         self.refused.emit("")

@@ -47,7 +47,7 @@ class PresetStore(QObject):
         self._background.run("Reading presets", lambda: read_presets(self._path), self._on_read, self._fail, quiet=True)
 
     def save(self, preset: Preset) -> None:
-        """Store a preset; it replaces one with the same name."""
+        """Store a preset. A stored preset with the same name is replaced."""
         self._presets[preset.name] = preset
         self._write(tr("Preset “{name}” saved", name=preset.name))
 

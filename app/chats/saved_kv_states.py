@@ -41,7 +41,7 @@ from engine.runtime.session.events import Answered
 from widgets.common.delayed_call import DelayedCall
 
 PAUSE_MS = 2000
-"""Milliseconds after an answer before its state is saved, so that a question that follows at once need not wait."""
+"""Milliseconds from the end of an answer to the saving of its KV state: the next question often comes before that."""
 
 _log = logging.getLogger("layerdeck.states")
 
@@ -76,7 +76,7 @@ class KvStateRepository(QObject):
         self._background = background
         self._notices = notices
         self._deleted: set[str] = set()
-        """Ids of deleted conversations. If a state is still being written for one of them, it is removed afterwards."""
+        """Ids of deleted conversations, whose states are removed also if their writing ends after the deletion."""
         self._has_warned = False
 
     def start(self) -> None:
@@ -119,9 +119,9 @@ class KvStateRepository(QObject):
         return self._states.place(conversation, key) if is_wanted else None
 
     def keep(self, conversation: str, path: Path) -> None:
-        """Add a state file that the child has written.
+        """Register the file `path`, into which the child has written the KV state of `conversation`.
 
-        If the limit is exceeded, the states used longest ago are removed.
+        If all states exceed the limit of the disk space, those used longest ago are removed.
         """
         # The conversation was deleted while the child wrote its state.
         if conversation in self._deleted:
@@ -193,6 +193,7 @@ class KvStateRepository(QObject):
 class _Unsaved:
     """A conversation in the KV cache whose state is not saved yet.
 
+    `chat`: id of the conversation.
     `request`: number of the request for its last answer.
     `tokens`: length of the state in tokens; None if the answer has not ended.
     """
@@ -267,14 +268,21 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """Record that the model begins an answer, and drop the state of the previous answer if it is not saved yet."""
+        """Record that the model begins an answer in conversation `chat`. `request`: number of the request for it.
+
+        If the KV state after the previous answer was not saved yet, it is no longer saved.
+        """
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
         self._hold(chat)
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """Start the pause after which the KV state of the conversation is saved."""
+        """Start the pause after which the KV state of conversation `chat` is saved.
+
+        `request`: number of the request for the answer that has ended.
+        `tokens`: length of the conversation in the KV cache.
+        """
         self._unsaved, self._running = _Unsaved(chat, request, tokens), None
         self._timer.start()
 

@@ -39,7 +39,7 @@ def shown_messages(
     """Return the messages on the shown path of a tree, as the chat shows them.
 
     `open_message`: id of the answer that is being written, or None. `left_out`: ids of messages that the prompt omits.
-    `results`: typed results of tool calls, by the key of `result_key`.
+    `results`: results that people have typed for tool calls but not sent, by the key that `result_key` returns.
     """
     said = (message for message in tree.path if message.role != "system")
     return tuple(shown_message(tree, message, open_message, left_out, results) for message in said)
@@ -55,7 +55,7 @@ def shown_message(
     """Return one message of a tree, as the chat shows it.
 
     `open_message`: id of the answer that is being written, or None. `left_out`: ids of messages that the prompt omits.
-    `results`: typed results of tool calls, by the key of `result_key`.
+    `results`: results that people have typed for tool calls but not sent, by the key that `result_key` returns.
     """
     versions = tree.versions(message.id)
     # A result of a call that is not there has no name; such messages were imported.
@@ -195,7 +195,11 @@ def prompt_words(timings: Timings) -> list[str]:
 
 
 def thinking_note(message: Message, *, is_open: bool) -> str:
-    """Return a text for the duration and length of a thought; empty if there is none, or while the model thinks."""
+    """Return a text for the duration and length of the thought in `message`.
+
+    The text is empty if there is no thought, or while the model still thinks.
+    `is_open`: whether the answer is being written.
+    """
     timings = message.timings
     if not message.reasoning or (is_open and not message.content):
         return ""

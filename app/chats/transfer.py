@@ -110,6 +110,8 @@ class ChatTransfer(QObject):
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
     """Return conversations as bytes of a file. A format for a single conversation gets only the first one.
 
+    `found`: conversations with their messages. `store`: database from which the attachments are read.
+
     Raises:
         ChatError: the bytes of an attachment cannot be read.
     """
@@ -134,16 +136,16 @@ def _messages(found: Sequence[tuple[Chat, MessageTree]]) -> list[Message]:
 
 
 def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
-    """Return the bytes of all attachments of `messages` that are stored, by their SHA-256."""
+    """Return the bytes of the attachments of `messages` by SHA-256. Attachments that are not stored are left out."""
     names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
     return {name: data for name in sorted(names) if (data := store.file(name)) is not None}
 
 
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
-    """Return the path and format for an export.
+    """Return the path and format for an export to the file `path`.
 
-    The extension of the file name decides the format. If the extension is unknown, the name filter `chosen` decides,
-    and the extension of that format is appended to the path.
+    The extension of the file name decides the format. If none of `forms` has this extension, the name filter that was
+    selected in the file dialog (`chosen`) decides, and the extension of that format is appended to the path.
     """
     # The longest ending first: one may be the end of another.
     by_length = sorted(forms, key=lambda form: -len(form.ending))

@@ -110,7 +110,11 @@ class _ProgressLine:
 
 
 def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
-    """Save the speeds for predictions. A failure is only printed, because the comparison itself has succeeded."""
+    """Save the answer speeds that a comparison has measured, for predictions.
+
+    A failure is only printed, because the comparison itself has succeeded.
+    `learnt`, `before`: the speed book after and before the comparison.
+    """
     if learnt == before:
         return
     try:

@@ -21,7 +21,7 @@ FULL_DEPTH = "full"
 
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:
-    """Add file, rig and the options that only `bench` has."""
+    """Add to the parser of `bench` the model file, --rig and the options that only `bench` has."""
     from app.cli.settings_options import positive
 
     command.add_argument("file", type=Path, metavar="FILE")

@@ -14,7 +14,7 @@ OVERFLOWS = ("drop", "stop", "ask")
 
 
 def add_chat_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options of `chat`; those for samplers are generated from the table of samplers."""
+    """Add the options of `chat`. The options for samplers are generated from the table of samplers."""
     command.add_argument("--list", action="store_true", help="list the saved conversations and exit")
     command.add_argument("--search", metavar="TEXT", help="search all conversations for TEXT and exit")
     command.add_argument(

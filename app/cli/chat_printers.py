@@ -61,6 +61,8 @@ class Notice(Event, frozen=True, kw_only=True, tag="notice"):
 class Answered(Event, frozen=True, kw_only=True, tag="done"):
     """Event at the end of an answer.
 
+    `prompt_tokens`, `cached_tokens`, `generated_tokens`: numbers of tokens.
+    `stop_reason`: why the answer ended.
     `message`: id of the answer's message.
     `replaced`: the reason why the model's chat template was not used; absent if the template was used.
     `dropped_tokens`: number of tokens that context shifts removed; absent if there were none.

@@ -30,7 +30,7 @@ def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ())
     New engine packs are checked first. The call waits for the network.
 
     Raises:
-        ArgumentError: if a text is not an endpoint, or is given twice.
+        ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
         EngineError: if an endpoint does not answer or is busy, or if the engine cannot list its devices.
     """
     _check_new_packs()
@@ -83,7 +83,9 @@ def run_packs(options: Namespace) -> int:
 
 
 def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
-    """Print the maker of a pack, and return whether to install it. The user is asked if the maker is not trusted.
+    """Print who signed the pack in the file of `options`, and return whether to install the pack.
+
+    The user is asked if this publisher is not trusted and --yes is not given.
 
     Raises:
         ArgumentError: if standard input is not a terminal, so that nobody can be asked.

@@ -29,7 +29,7 @@ _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG
 def run_doctor(options: Namespace) -> int:
     """Examine this computer, print the results, and return the exit code.
 
-    An interrupt ends it with the results so far.
+    An interrupt ends the examination; the results until then are printed.
     """
 
     def find() -> Rig:

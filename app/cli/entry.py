@@ -54,7 +54,7 @@ def _numbers() -> list[signal.Signals]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in `arguments`, and return its exit code. `arguments`: None for those of the process."""
+    """Run the command in `arguments`, and return its exit code. None: the arguments of the process are used."""
     try:
         raise_on_interrupt()
         from app.cli.dispatch import run

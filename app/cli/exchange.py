@@ -89,7 +89,7 @@ def _say_notes(notes: tuple[str, ...]) -> None:
 
 
 def _model_of(options: Namespace, load: ForeignLoad) -> Path:
-    """Return the model file for an import: that of --model, or the one in the imported command or file."""
+    """Return the model file for an import: the file of --model, or the file that the imported text names (`load`)."""
     if options.model is not None:
         return Path(options.model)
     if not load.model:

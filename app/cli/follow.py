@@ -66,8 +66,8 @@ class Follower:
     """Runs a `ModelSession` for a command.
 
     The session reports in its own thread; the main thread reads its events from a queue. A signal handler only counts
-    interrupts, and the loops of the main thread act on the count. `sequences`: folder of saved KV states; None for
-    none.
+    interrupts, and the loops of the main thread act on the count. `sequences`: folder of saved KV states; None: KV
+    states are neither saved nor restored.
     """
 
     def __init__(self, sequences: Path | None = None) -> None:
@@ -111,12 +111,12 @@ class Follower:
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
-        """Mark all interrupts so far as handled. Called when the answer that an interrupt has stopped has ended."""
+        """Mark all interrupts so far as handled. Called when an answer has ended because of an interrupt."""
         self._heeded = self._interrupts
 
     @property
     def cancelled(self) -> Cancelled:
-        """The last event of a command that was interrupted, with the stage of the load."""
+        """The last event of a command that was interrupted, with the stage that the load had reached."""
         return Cancelled(stage=self._stage)
 
     @property
@@ -180,7 +180,7 @@ class Follower:
         """Load another layout if an answer ran out of memory, the model is lost and the order allows a retry.
 
         Return whether a load was started; the caller then calls `load`.
-        `order`: the order of the load, with the plan that was loaded.
+        `order`: the order of the load, with the plan that was loaded. `ending`: the last event of the answer.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
         if not is_lost or not order.retry.retries or self.interrupted:

@@ -46,7 +46,7 @@ from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
     """Return the order of the load that `options` request.
 
-    `explain`: called with the reason of an automatic layout.
+    `explain`: called with a text that says why an automatic layout was chosen.
 
     Raises:
         EngineError: if a file cannot be read, or if the plan violates a rule.
@@ -94,7 +94,10 @@ _log = logging.getLogger("layerdeck.speeds")
 
 
 def learn_speed(plan: Plan, done: Done) -> None:
-    """Save the speed of an answer with `plan`, for later predictions. A failure is only logged."""
+    """Save the speed of an answer with `plan`, for later predictions. A failure is only logged.
+
+    `done`: last event of the answer, with the speed.
+    """
     answer = timed_answer(done)
     book = read_speed_book(speeds_path())
     predicted = bare_speed(plan, book, answer)
@@ -107,11 +110,11 @@ def learn_speed(plan: Plan, done: Done) -> None:
 
 
 _learning = threading.Lock()
-"""Held while the file of memory overheads is updated: `serve` has several sessions, each with its own thread."""
+"""Lock for updates of the file of memory overheads: `serve` has several sessions, each with its own thread."""
 
 
 def learn_need(need: ComputingNeed) -> None:
-    """Save the memory that a model used beyond its forecast while it computed. A failure is only logged.
+    """Save how much memory a model used beyond its forecast while it computed. A failure is only logged.
 
     May be called in any thread.
     """
@@ -129,7 +132,10 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The plan that options request. `explanation`: the reason of an automatic layout; None for other layouts."""
+    """The plan that options request.
+
+    `explanation`: a text that says why an automatic layout was chosen; None for other layouts.
+    """
 
     plan: Plan
     explanation: str | None = None

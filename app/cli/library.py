@@ -25,7 +25,10 @@ from engine.library.stores import folder_stores, known_stores, opened_stores
 
 
 def run_library(options: Namespace) -> int:
-    """Print the models in the library's folders, in those of --folder, and in the stores of other programs."""
+    """Print the models in the library's folders, in the folders of --folder, and in model folders of other programs.
+
+    Return the exit code.
+    """
     named = [checked_folder(folder) for folder in options.folder]
     with closing(LibraryIndex(library_path())) as index:
         if index.set_aside is not None:
@@ -47,7 +50,10 @@ def run_library(options: Namespace) -> int:
 
 
 def scan_library(index: LibraryIndex, folders: Sequence[Path]) -> tuple[Census, dict[Path, Facts]]:
-    """Return the models of the library and of `folders`, and the facts from the GGUF header of each file."""
+    """Return the models of the library and of `folders`, and the data from the GGUF header of each file.
+
+    `index`: the library's database, which stores the data of headers.
+    """
     added = dict.fromkeys((*index.folders(), *folders))
     stores = (*folder_stores(added), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
     census = scan(stores)
@@ -63,7 +69,10 @@ def checked_folder(folder: Path) -> Path:
 
 
 def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
-    """Return the facts from the GGUF headers of all files. Headers that the index lacks are read and saved."""
+    """Return the data from the GGUF headers of all files in `census`, the result of a scan.
+
+    Headers whose data are not in `index` are read, and their data are saved in it.
+    """
     facts = current_facts(census, index.facts())
     read = read_facts_of(census, unread(census, facts), facts.__setitem__, CancelToken())
     index.save_facts(read)
@@ -71,7 +80,10 @@ def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
 
 
 def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -> dict[str, Fit]:
-    """Return forecasts of the models for this computer, or for the rig of --rig."""
+    """Return forecasts of the models on this computer, or on the rig of --rig. The keys are fingerprints of files.
+
+    Forecasts that `index` lacks are computed and saved in it.
+    """
     # Imported for --fit only: a plain list needs neither strategies nor devices.
     from app.cli.auto_options import STRATEGIES
     from app.cli.inputs import this_machine

@@ -66,7 +66,7 @@ class LoadCommand:
         self._printer = printer
         self._follower = Follower()
         self._indices: dict[int, int] = {}
-        """Index of a prompt, by the number of the request for its answer."""
+        """Indices of the prompts. The keys are the numbers of the requests for their answers."""
         self._left = list(range(len(requests)))
         """Indices of the prompts whose answers have not ended."""
         self._summary = Answers()
@@ -149,7 +149,7 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects how the answers to several prompts end, and measures the time since it was made."""
+    """Collects how the answers to several prompts end, and measures the time since its construction."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []

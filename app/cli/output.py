@@ -106,7 +106,7 @@ def print_text(text: str) -> None:
 def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
     """Print a sentence to standard error; errors of writing are ignored.
 
-    `over`: replace the current line of the terminal.
+    `end`: text after the sentence. `over`: whether the sentence replaces the current line of the terminal.
     """
     # If standard error is closed, nobody can be told.
     with suppress(OSError):

@@ -120,6 +120,9 @@ def placed_modules(options: Namespace, rig: Rig) -> dict[str, str]:
 def check_modules(placed: Mapping[str, str], model: ModelFile, *, has_projector: bool, has_draft: bool = False) -> None:
     """Raise an error if the model lacks a module that --place names.
 
+    `placed`: device id of each module that --place names.
+    `has_projector`, `has_draft`: whether the load has a projector, and a draft model.
+
     Raises:
         ArgumentError: naming the module, and the modules that the model has.
     """

@@ -61,7 +61,7 @@ def run_plan(options: Namespace) -> int:
 
 
 class _Forecast:
-    """A plan with its predicted speed, and the forecast as JSON document and as text."""
+    """The forecast of a plan, memory and speed, as JSON document and as text."""
 
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation

@@ -71,7 +71,7 @@ class TextPrinter:
         """Do nothing: the text output is the same before and after the child has started."""
 
     def explain(self, explanation: str) -> None:
-        """Print the reason of the automatic layout."""
+        """Print `explanation`, a text that says why the automatic layout was chosen."""
         self._say(explanation)
 
     def show(self, event: AnyEvent) -> None:

@@ -119,6 +119,8 @@ def _version() -> str:
 def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
     """Load a model before requests arrive; return whether it was loaded before an interrupt came.
 
+    `interrupted`: event that an interrupt sets.
+
     Raises:
         ApiError: if the model cannot be loaded.
     """
@@ -132,7 +134,7 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
 
 
 class Catalogue:
-    """The models that `serve` offers, with the order to load each of them.
+    """The models that `serve` offers, and for each the order that loads it.
 
     The methods read files and devices, so they block. They may be called in any thread.
     """
@@ -149,7 +151,7 @@ class Catalogue:
         """Return the models that the command line names, which are loaded at the start.
 
         Raises:
-            EngineError: if one of them cannot be found.
+            EngineError: if one of these models cannot be found.
         """
         found = {}
         for name in self._options.names:

@@ -26,7 +26,7 @@ CLOSE_S = 2.0
 
 
 class ServeLog:
-    """Writes lines in its own thread, so that a reader that is slow or has stopped delays no answer."""
+    """Writes lines in its own thread, so that answers do not wait for a program that reads the output too slowly."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -56,7 +56,7 @@ class ServeLog:
         self._put({"event": "loaded", "model": entry.id}, f"layerdeck-cli: loaded {entry.id}")
 
     def request(self, entry: RequestEntry) -> None:
-        """Write how a request ended; nothing for /health and /metrics."""
+        """Write how a request ended. Requests for /health and /metrics are not written."""
         if entry.is_under_way or entry.path in ("/health", "/metrics"):
             return
         speed = "" if entry.tokens_per_second is None else f", {entry.tokens_per_second:.1f} tokens/s"

@@ -133,7 +133,7 @@ def keep_alive_of(options: Namespace) -> float | None:
 
 
 def preferences_of(options: Namespace) -> Preferences:
-    """Return the preferences of the settings file, with values of command-line options in place of stored ones.
+    """Return the preferences of the settings file, in which options of the command line replace stored values.
 
     Raises:
         ArgumentError: if the file cannot be used.

@@ -39,7 +39,7 @@ class LoraOption(NamedTuple):
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0, such as "512" or "8k"."""
+    """Return the number that `text` states, a whole number above 0 such as "512" or "8k"."""
     try:
         number = parse_count(text)
     except ValueError:
@@ -51,7 +51,7 @@ def positive(text: str) -> int:
 
 
 def port_number(text: str, least: int = 1) -> int:
-    """Return a TCP port. `least`: 0 if the system may choose one."""
+    """Return the TCP port that `text` states. `least`: smallest port; 0 if the system may choose the port."""
     # `isdigit` is true of superscripts and digits of other scripts, too.
     if not text.isascii() or not text.isdigit() or not least <= int(text) < 1 << 16:
         raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from {least} to 65535')
@@ -100,7 +100,7 @@ def add_context_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
-    """Return the context settings of a layout file, or the defaults for the model, as changed by the options.
+    """Return the context settings of a load. Options replace values of `given`, or else of the model's defaults.
 
     `given`: the settings of the layout file; None if there is no file.
     """
@@ -116,6 +116,8 @@ def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value |
     """Return settings in which each of `count` parallel prompts has the requested context.
 
     If --ctx is not given, the context of the layout file or of the defaults is used for each prompt.
+
+    `context`: settings without the options. `chosen`: settings that the options set, by key.
     """
     if "n_seq_max" in chosen:
         raise ArgumentError("--parallel and --sequences exclude each other; remove one.")
@@ -135,6 +137,8 @@ def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return the default settings for a model without a layout file.
 
     Encoders and embedding models, which read a whole text at once, have other defaults.
+
+    `n_ctx`: context size of the option --ctx; None if it is not given.
     """
     # Imported late: help needs only the table of settings.
     from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts
@@ -183,6 +187,8 @@ def _draft_of(
     options: Namespace, model: ModelFile, rig: Rig, placed: Mapping[str, str], given: LayoutFile | None
 ) -> Draft | None:
     """Return the draft (speculative decoding) of the options, or else of the layout file; None without a draft.
+
+    `placed`: device id of each module that --place names. `given`: the layout file; None if there is none.
 
     Raises:
         ModelFileError: the draft model cannot draft for `model`.

@@ -61,6 +61,7 @@ class TalkOptions:
     """Options of a chat.
 
     `settings`: sampler settings by key.
+    `overflow`: what to do if the context is full.
     `prompt`: the only question; None to read lines of standard input.
     `attached`: files for the first question.
     """
@@ -396,7 +397,7 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for a write to the database. If it fails, a notice is printed once, and the answer continues.
+        """Wait for `written`, a write to the database. If it fails, a notice is printed, and the answer continues.
 
         Another notice is printed when the text of the failed write has been stored.
         """

@@ -53,7 +53,10 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
 
 
 def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
-    """Return a phrase on the user of each lent device in use, by device id. Each machine is contacted once."""
+    """Return for each lent device in use a phrase such as "RPC0 is used by Ann", by device id.
+
+    `ask`: returns which devices a machine lends now, and to whom. It is called once for each machine.
+    """
     lent = [(device, machine) for device in rig.devices if (machine := machine_of(device)) is not None]
     offers = {machine: ask(machine) for machine in dict.fromkeys(machine for _, machine in lent)}
     found = {}

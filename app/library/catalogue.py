@@ -66,7 +66,7 @@ class ProgressLimit:
         self._last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether progress must be reported now. If so, the next report is due an interval later."""
+        """Return whether progress must be reported now. After a report the next one is due an interval later."""
         now_s = time.monotonic()
         if now_s - self._last_s < self._every_s:
             return False
@@ -196,6 +196,7 @@ class LibraryCatalogue:
     ) -> None:
         """Forecast the models that have no forecast for `rig` yet, and save the results.
 
+        `strategy`: name of the strategy that finds the layouts. `constraints`: limits for these layouts.
         `report`: called with the number of finished forecasts, and the number of forecasts to make in all.
         `text_only`: whether the forecasts leave out projectors.
         """
@@ -246,9 +247,9 @@ class LibraryCatalogue:
             index.save_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
     def note_opened(self, path: Path, at_s: float) -> Notes:
-        """Save the time when the model at `path` (its first file) was opened, in seconds since 1970.
+        """Save the time when a model was opened, and return its notes.
 
-        Return its notes.
+        `path`: the model's first file. `at_s`: the time in seconds since 1970.
         """
         # File names may be any bytes; SQLite stores text as UTF-8.
         if is_text(str(path)):
@@ -284,7 +285,7 @@ class LibraryCatalogue:
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
         """Return the saved layouts and presets of the model file `path`; none if the file cannot be read any more.
 
-        If another file has replaced the model, the layouts that were saved for the former file are returned.
+        If another model file now has this path, the layouts of the file that had it before are returned.
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()
@@ -327,7 +328,10 @@ class LibraryCatalogue:
             self.index.save_document(by_path, document)
 
     def forget_document(self, marks: Iterable[str], kind: str, name: str) -> None:
-        """Delete a saved layout or preset of a model. `marks`: fingerprints of its files."""
+        """Delete a saved layout or preset of a model.
+
+        `marks`: fingerprints of the model's files. `kind`, `name`: fields of the `SavedDocument`.
+        """
         for mark in marks:
             self.index.forget_document(mark, kind, name)
 
@@ -374,5 +378,9 @@ class LibraryCatalogue:
 
 
 def _mark_of_path(path: Path) -> str:
-    """Return the key for layouts that are saved by path: a hash of the path with a prefix that no fingerprint has."""
+    """Return the key under which layouts of the model at `path` are saved a second time.
+
+    A file that is downloaded again has another fingerprint, but the same path. The key is a hash of the path with a
+    prefix that no fingerprint has.
+    """
     return f"path:{blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}"

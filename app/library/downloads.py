@@ -47,7 +47,7 @@ class DownloadController(QObject):
             self._open_queue()
 
     def download(self, choice: DownloadChoice, listing: RepoListing) -> None:
-        """Append a quantisation of the repository `listing` to the queue."""
+        """Append the quantisation that the user has chosen in the repository `listing` to the queue."""
         from engine.library.downloads.job import hub_job
 
         try:
@@ -57,7 +57,7 @@ class DownloadController(QObject):
             self._notices.tell(error)
 
     def pause(self, job_id: str) -> None:
-        """Pause a download. The bytes that were downloaded are kept."""
+        """Pause a download. The bytes downloaded so far stay on the disk."""
         self._open_queue().pause(job_id)
 
     def resume(self, job_id: str) -> None:

@@ -203,6 +203,6 @@ class HubFinder(QObject):
         self._asking.run(what, ask, show, failed, quiet=True)
 
     def download(self, choice: DownloadChoice) -> None:
-        """Add a quantisation of the repository that is shown to the download queue."""
+        """Append the quantisation that the user has chosen in the shown repository to the download queue."""
         if self._listing is not None and self._listing.repo == choice.repo:
             self.downloads.download(choice, self._listing)

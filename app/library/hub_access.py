@@ -12,7 +12,7 @@ from engine.library.hub.tokens import TokenLocation, TokenStore
 
 
 class SavedHub(msgspec.Struct, frozen=True):
-    """Stored settings of the hub. `mirror`: address to use in place of the public hub, or empty.
+    """Stored settings of the hub. `mirror`: address to use in place of the public hub; empty for the public hub.
 
     `offline`: whether no requests are sent.
     """

@@ -43,6 +43,7 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
     """Return the quantisations of a repository as rows of the Find tab.
 
     If `address` names a quantisation, that quantisation is proposed; else the best one by the forecast is proposed.
+    `fit`: forecasts of the quantisations; None if they are not known yet.
     `why`: note below the rows.
     """
     fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}

@@ -62,7 +62,8 @@ class LibraryTask:
         """Run `work` in the background, then call `done`, unless another call or `cancel` comes before that.
 
         `what`: description of the work, on the status line while it runs if `quiet` is false.
-        `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced.
+        `progress`: text that shows the progress, in which `{done}` and `{total}` are replaced by numbers.
+        `work`: gets a function to which it passes these two numbers, and a token that `cancel` cancels.
         `failed`: called with an error; if it is None, the library shows the error.
         """
 
@@ -178,6 +179,7 @@ class Library(QObject):
         """Call `change`, which changes the catalogue, in the background; then show the new contents and call `then`.
 
         The contents are not shown before the library has been opened.
+        `what`: description of the change. `failed`: called with an error; if it is None, the error is shown.
         """
 
         def changed() -> LibraryContents | None:
@@ -291,11 +293,14 @@ class Library(QObject):
         self.run(tr("Removing a folder"), remove, lambda _none: self.scan())
 
     def note(self, marks: Iterable[str], **change: object) -> None:
-        """Change fields of a model's notes. `marks`: fingerprints of its files."""
+        """Change fields of a model's notes to the values in `change`. `marks`: fingerprints of the model's files."""
         self.change(tr("Saving notes"), lambda: self.catalogue.note(marks, change))
 
     def plan_removal(self, entry: Entry, quantisation: Quantisation, copy: Copy) -> None:
-        """Find the files of one copy of a model, and emit `removal_planned` to ask before they are removed."""
+        """Find the files of `copy`, and emit `removal_planned` to ask before they are removed.
+
+        `entry`: the model in the list. `copy`: a copy of its `quantisation` on this computer.
+        """
         others = [model.entry for model in self.contents.models]
 
         def found(removal: Removal) -> None:

@@ -172,7 +172,10 @@ class NamedLayouts(QObject):
         return partial(self._library.catalogue.save_document, document=document)
 
     def _run(self, what: str, change: _Change) -> None:
-        """Call `change` with the path of the current model in the background, then read its named layouts again."""
+        """Call `change` with the path of the current model in the background, then read its named layouts again.
+
+        `what`: description of the change.
+        """
         model = self._document.model
         if model is None:
             return

@@ -40,7 +40,7 @@ class NamedEdit:
 class LayoutComparer(QObject):
     """Starts and cancels comparisons of layouts, and emits their progress and results.
 
-    Speeds are stored in `speeds`.
+    Measured speeds are stored in the repository `speeds`.
     """
 
     progressed = Signal(BenchProgress)

@@ -65,8 +65,9 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
 
 
 def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
-    """Return the question whether to load a layout that is forecast not to fit.
+    """Return the question whether to load a layout of the model `name` that is forecast not to fit.
 
+    `room`: the memory that is missing.
     `is_loaded`: whether the layout replaces a loaded one of the same model.
     """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
@@ -105,7 +106,10 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:
-    """Return a text for people: "answering", or how long the model has been idle, in whole minutes or hours."""
+    """Return a text for people: "answering", or how long the model has been idle, in whole minutes or hours.
+
+    `now_s`: present time in seconds, by the clock of `OpenModels.now_s`.
+    """
     if model.idle_since_s is None:
         return tr("answering")
     minutes = int((now_s - model.idle_since_s) // 60)

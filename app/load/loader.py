@@ -376,7 +376,10 @@ class Loader(QObject):
 
 
 def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> Proposal | None:
-    """Return the proposal that changes `plan` least and unloads no other models; None if there is none."""
+    """Return the proposal that changes `plan` least and unloads no other models; None if there is none.
+
+    `constraints`: limits for the layouts that are searched, such as pinned layers.
+    """
     # The searches need much that the window's start can do without.
     from engine.planning.fit.proposals import best_by_forecast
     from engine.planning.fit.strategies.constraints import Watch
@@ -386,8 +389,9 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
 
 
 def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
-    """Return whether the load can start with the stored answer, so that no question is shown.
+    """Return whether the load can start with the user's stored `answer`, so that no question is shown.
 
+    `room`: the models to unload for the load.
     A question is always shown before a running answer is stopped or an RPC worker is used by a second model.
     """
     if answer is LoadAnswer.UNLOAD:

@@ -34,7 +34,7 @@ class MemoryReturn(QObject):
         self._leaving: list[_Leaving] = []
         self._then: Callable[[], None] | None = None
         self.waiting: OpenModel | None = None
-        """The model whose load waits; None if no load waits."""
+        """The model whose load waits until unloaded models have freed their memory; None if no load waits."""
         self._poll = QTimer(self)
         # Polled: a child may end, a sample arrive, or the limit of `Recovery` pass.
         self._poll.setInterval(POLL_MS)
@@ -43,7 +43,7 @@ class MemoryReturn(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a load waits for memory."""
+        """Whether a load waits until unloaded models have freed their memory."""
         return self._then is not None
 
     def then(self, model: OpenModel, begin: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class MemoryReturn(QObject):
             model.show_wait(self._text())
 
     def cancel(self) -> None:
-        """Cancel the load that waits for memory."""
+        """Cancel the load that waits until unloaded models have freed their memory."""
         if self.is_waiting:
             self._stop()
 

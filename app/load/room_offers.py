@@ -1,4 +1,4 @@
-"""The offer to unload idle models so that the current model fits wholly on devices."""
+"""The offer to unload idle models, so that the current model fits without layers on the CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTLE_MS = 400
 
 
 class RoomOffers(QObject):
-    """Offers to unload idle models if the current model would then fit wholly on devices, and does so on request.
+    """Offers to unload idle models if the current model then fits without layers on the CPU; unloads them on request.
 
     The preference for idle models (`Settings.without_room`) decides. With "ask" the offer is shown. With "unload" the
     offer is shown, and each load accepts it. With "plan around them" there is no offer. Unloaded models are parked:
@@ -71,7 +71,7 @@ class RoomOffers(QObject):
         loader.load_asked.connect(self._on_load_asked)
 
     def accept(self) -> bool:
-        """Unload the models of the offer, and use the layout that has the current model wholly on devices.
+        """Unload the models of the offer, and make its layout, which has no layers on the CPU, the edited one.
 
         Return False, and unload nothing, if there is no offer or the offer is no longer valid.
         """
@@ -184,7 +184,7 @@ def _known(others: list[HeldModel]) -> tuple[tuple[FileIdentity, bool], ...]:
 
 
 def offer_of(found: WholeWithout) -> RoomOffer:
-    """Return the texts of the offer to unload models."""
+    """Return the texts of the offer to unload models. `found`: these models, and the layout that fits without them."""
     devices = ", ".join(name for name in found.plan.edit.layout.devices if name != CPU_ID)
     names = [victim.name for victim in found.victims]
     whom = names[0] if len(names) == 1 else tr("{count} models", count=len(names))

@@ -44,17 +44,20 @@ class ChatStorage:
         """Store a conversation: a new one if `before` is None, else its differences from `before`."""
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Store the changes of the messages of conversation `chat` from `before` to `after`."""
+        """Store how the messages of conversation `chat` have changed. `before`, `after`: all its messages."""
 
     def keep_file(self, data: bytes) -> None:
         """Store the bytes of an attachment. Called before the message that refers to it is stored."""
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256 (`names`), then call `then` with the bytes of those that are stored."""
+        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+
+        `names`: SHA-256 of each attachment.
+        """
         then({})
 
     def append(self, piece: Append, then: Then) -> None:
-        """Append text to the stored answer that is being written, then call `then`."""
+        """Append the text of `piece` to the stored answer that is being written, then call `then`."""
         then()
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
@@ -94,7 +97,7 @@ class Answering(QObject):
 
     begun = Signal()
     changed = Signal(AnswerRun)
-    """Emitted when the message of this answer has changed."""
+    """Carries an answer whose message has changed."""
     written = Signal(AnswerRun, Append)
     """Carries a piece of the answer's text that is stored and may be painted."""
     overflow_asked = Signal(str)
@@ -159,9 +162,9 @@ class Answering(QObject):
     # ------------------------------------------------------------------ effects
 
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
-        """Carry out effects, which are actions that the state machine of the answer has chosen.
+        """Carry out `effects`, actions that the state machine has chosen for the answer `run`.
 
-        Effects of an earlier answer are dropped.
+        If another answer is the present one by now, the effects are dropped.
         """
         for effect in effects:
             # An effect may end the answer, or a receiver may have begun another one.
@@ -197,7 +200,10 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Emit a stored piece of text, unless the answer has ended: then the complete answer is shown."""
+        """Emit `piece`, text of the answer `run` that is stored now.
+
+        If the answer has ended meanwhile, nothing is emitted: the complete answer is shown then.
+        """
         if run is self.answer and not run.has_ended:
             run.written(piece)
             # First the piece: a receiver of `changed` may show the whole text, to which it must not be added again.

@@ -128,9 +128,9 @@ class AutoLayouts(QObject):
     # ------------------------------------------------------------------ pins
 
     def toggle_pin(self, toggle: PinToggle) -> None:
-        """Pin layers, layer parts or the output layer to their present devices.
+        """Pin the layers, layer parts or output layer of `toggle` to their present devices.
 
-        If all of them are pinned to these devices already, the pins are removed.
+        If all are pinned to these devices already, the pins are removed.
         """
         edit = self._document.edit
         if edit is None:
@@ -239,9 +239,10 @@ class AutoLayouts(QObject):
             self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
-        """Return the reason, for people, why a layout found for `asked` must not be used now; empty if it may.
+        """Return the reason, for people, why a layout that a search has found must not be used now; empty if it may.
 
         The layout may be used even if layers were moved during the search.
+        `model`, `asked`: the model and its edit when the search was started.
         """
         edit = self._document.edit
         if edit is None or self._document.model is not model:
@@ -312,9 +313,12 @@ def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, la
 
 
 def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, str]:
-    """Return the pinned device of each layer after the layers of `places` were pinned there, or unpinned if they were.
+    """Pin or unpin layers, and return the device of each pinned layer.
 
-    A layer that was moved since it was pinned counts as not pinned. It is pinned to its present device.
+    If all layers of `places` are pinned to their present devices, they are unpinned. Otherwise all of them are pinned
+    to these devices, also those that are pinned to another device.
+
+    `held`: device of each layer that is pinned before. `places`: present device of each layer to pin or unpin.
     """
     if all(held.get(layer) == device for layer, device in places.items()):
         return {layer: device for layer, device in held.items() if layer not in places}
@@ -322,7 +326,10 @@ def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, s
 
 
 def _ranges(held: dict[int, str]) -> list[tuple[str, int, int]]:
-    """Return device, first and last layer of each range of neighbours on the same device, in order."""
+    """Return device, first and last layer of each range of neighbouring layers on the same device, in order.
+
+    `held`: device of each layer.
+    """
     ranges: list[tuple[str, int, int]] = []
     for layer in sorted(held):
         if ranges and ranges[-1][0] == held[layer] and ranges[-1][2] == layer - 1:

@@ -33,9 +33,11 @@ Counts of single texts are cached until the next load.
 class CountedChat:
     """The prompt of a conversation, and its parts that the meter shows separately.
 
-    `template`: chat template, empty for the model's own. `files`: texts of attachments. `media`: images and sounds,
-    without their bytes. `max_tokens`: limit of the answer, None if there is none. `tools`: definitions of tools as
-    JSON.
+    `messages`: all messages of the prompt. `system`: system prompt.
+    `template`: chat template, empty for the model's own.
+    `files`: texts of attachments. `media`: images and sounds, without their bytes.
+    `max_tokens`: largest number of tokens of the answer, None if it is not limited.
+    `tools`: definitions of tools as JSON.
     """
 
     messages: tuple[ChatMessage, ...]

@@ -97,7 +97,7 @@ class Conversation(QObject):
     restored = Signal(Restored)
     """Emitted when the saved KV state of the shown conversation was restored, or could not be used."""
     shown_changed = Signal()
-    """Emitted when other messages are shown."""
+    """Emitted when the list of shown messages has changed, for instance after a switch to another branch."""
     message_changed = Signal(str)
     """Carries the id of a message that has changed."""
     piece_kept = Signal(Append)
@@ -148,7 +148,7 @@ class Conversation(QObject):
 
     @property
     def system(self) -> str:
-        """The system prompt: that of the conversation, else that of its preset."""
+        """The system prompt of the conversation; if it has none, the system prompt of its preset."""
         return system_prompt(self.chat, self.preset)
 
     @property
@@ -297,7 +297,7 @@ class Conversation(QObject):
         self._forget_results(typed)
 
     def regenerate(self, message: str) -> None:
-        """Request another version of the answer `message`. A failed answer that has no text is replaced."""
+        """Request another version of the answer with the id `message`. A failed answer without text is replaced."""
         question = self.tree.messages[message].parent
         if question is None or not self.can_ask:
             return
@@ -307,7 +307,7 @@ class Conversation(QObject):
         self._ask(replace(tree, leaf=question))
 
     def edit(self, message: str, text: str) -> None:
-        """Send `text` as another version of the question `message`."""
+        """Send `text` as another version of the question with the id `message`."""
         if self.can_ask:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
@@ -377,13 +377,16 @@ class Conversation(QObject):
         return set() if answer is None else {result_key(answer.id, call) for call in found}
 
     def _forget_results(self, keys: set[str]) -> None:
-        """Delete typed results. Called after they are stored as messages, so that a crash in between loses nothing."""
+        """Delete the typed results with these storage keys.
+
+        Called after the results are stored as messages, so that a crash in between loses nothing.
+        """
         if keys & self.chat.results.keys():
             results = {name: text for name, text in self.chat.results.items() if name not in keys}
             self.change_chat(msgspec.structs.replace(self.chat, results=results))
 
     def go_on(self, message: str) -> None:
-        """Make the model continue the incomplete answer `message`."""
+        """Make the model continue the incomplete answer with the id `message`."""
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
@@ -427,7 +430,7 @@ class Conversation(QObject):
             self._apply(tree)
 
     def branch(self, message: str) -> None:
-        """Switch to a new conversation with copies of the messages up to `message`."""
+        """Switch to a new conversation with copies of the messages up to the one with the id `message`."""
         if self.open_message is not None:
             return
         tree = branched(self.tree, message)

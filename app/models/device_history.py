@@ -38,7 +38,7 @@ class _Readings:
         self._end = 0
 
     def add(self, sample: Sample) -> None:
-        """Append a reading, and drop those that are older than `HISTORY_S`."""
+        """Append a reading, and drop readings that are older than `HISTORY_S`."""
         place = self._end % MAX_SAMPLES * len(_NUMBERS)
         values = (getattr(sample, name) for name in _NUMBERS)
         self._values[place : place + len(_NUMBERS)] = array("d", [nan if each is None else each for each in values])
@@ -70,7 +70,7 @@ class _Readings:
 
 _WHOLE = frozenset({"used_bytes", "total_bytes", "own_bytes", "spilled_bytes", "major_faults"})
 _NUMBERS = ("time_s", *sorted(_WHOLE), "utilization_percent", "temperature_c", "power_w")
-"""The fields of `Sample` that are numbers. A float is exact for whole numbers up to 2^53."""
+"""The fields of `Sample` that are numbers. All are stored as floats, which are exact for whole numbers up to 2^53."""
 
 
 class DeviceHistory(QObject):

@@ -80,7 +80,7 @@ class LayoutDocument(QObject):
     def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.undo_group = QUndoGroup(self)
-        """The undo stacks of all edit states; that of the current model is active."""
+        """The undo stacks of all edit states; the undo stack of the current model is active."""
         self._state: EditState | None = None
         self._rig: Rig | None = None
         self._speeds = NO_MEASUREMENTS
@@ -167,7 +167,10 @@ class LayoutDocument(QObject):
         self.show(self.make_state(tables, edit, pace or Pace()), rig)
 
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
-        """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current."""
+        """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current.
+
+        `tables`: the model's tables for previews. `pace`: durations of earlier forecasts with these tables.
+        """
         stack = QUndoStack(self)
         # Before the first command: Qt ignores the limit for a stack that is not empty.
         stack.setUndoLimit(UNDO_STEPS)
@@ -257,14 +260,14 @@ class LayoutDocument(QObject):
         self._push(self._state, start, self._state.edit, self._move_text)
 
     def cancel_move(self) -> None:
-        """End the drag and restore the layout from its start."""
+        """End the drag and restore the layout from the start of the drag."""
         start = self._end_drag()
         if start is not None and self._state is not None:
             self._state.edit = start
             self._recompute()
 
     def _end_drag(self) -> Edit | None:
-        """End the drag and return layout and settings from its start; None if there is no drag."""
+        """End the drag. Return layout and settings from the start of the drag, or None if there is no drag."""
         start, self._drag_start = self._drag_start, None
         # Emitted in any case: the editor may have begun a drag that has not moved anything yet.
         self.drag_ended.emit()

@@ -23,7 +23,7 @@ from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
-"""If forecasts recently took at most so many processor seconds, the next one is computed in the GUI thread."""
+"""Largest processor time of recent forecasts, in seconds, with which the next one is computed in the GUI thread."""
 PREVIEW_SECONDS = 0.5
 """Limit in processor seconds for one preview. Memory that takes longer to compute is unknown until a probe."""
 
@@ -48,7 +48,8 @@ class Pace:
     def kind(self, rig: Rig, edit: Edit) -> str:
         """Return what has changed since the last forecast: "devices", "settings", "layout" or "memory".
 
-        If several have changed, the first of these, which makes the forecast slowest. "first" before any forecast.
+        If several have changed, the first one in this order is returned, because it makes the forecast slowest.
+        Before any forecast the result is "first".
         """
         if self._last is None:
             return "first"
@@ -60,10 +61,11 @@ class Pace:
         return "layout" if edit.layout != before.layout else "memory"
 
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
-        """Return whether recent forecasts of this kind of change were quick.
+        """Return whether a forecast for `rig` and `edit` is expected to be quick.
 
-        If there were none of this kind, all other recent forecasts must have been quick. The first forecast of a model
-        counts as quick, because its tables are computed already.
+        It is if recent forecasts after the same kind of change were quick. If there were none, all other recent
+        forecasts must have been quick. The first forecast of a model counts as quick, because its tables are computed
+        already.
         """
         if self._last is None:
             return True
@@ -71,14 +73,19 @@ class Pace:
         return max(known) <= DIRECT_S
 
     def note(self, rig: Rig, edit: Edit, seconds: float) -> None:
-        """Store the duration of a forecast in processor seconds."""
+        """Store the duration of a forecast for `rig` and `edit`, in processor seconds."""
         self._seconds.setdefault(self.kind(rig, edit), deque(maxlen=REMEMBERED)).append(seconds)
         self._last = (rig, edit)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A forecast to compute. `owner`: the `EditState` for which the forecast is computed."""
+    """A forecast to compute.
+
+    `owner`: the `EditState` for which the forecast is computed.
+    `tables`, `pace`: the model's tables for previews, and durations of earlier forecasts with them.
+    `answered`: the last answer, whose speed corrects the prediction; None if there is none.
+    """
 
     owner: object
     tables: PreviewTables
@@ -91,7 +98,10 @@ class ForecastRequest:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A plan with its probed numbers, and its preview. `seconds`: processor time of the computation."""
+    """A computed forecast: the plan with numbers from probes if there are any, and its preview.
+
+    `seconds`: processor time of the computation.
+    """
 
     request: ForecastRequest
     plan: Plan
@@ -102,8 +112,8 @@ class Forecast:
 class Forecaster:
     """Computes the newest requested forecast.
 
-    `show`: called in the GUI thread with each computed forecast, even if a newer one was requested meanwhile
-    (`is_behind`). If `background` is None, forecasts are computed at once.
+    `show`: called in the GUI thread with each computed forecast. If a newer one was requested in the meantime,
+    `is_behind` is then true. If `background` is None, forecasts are computed at once.
     """
 
     def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:

@@ -212,7 +212,10 @@ class Layouts(QObject):
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
     def _follow(self, plan: Plan) -> None:
-        """Find a new layout if the present one was proposed for other devices and the user has not edited it."""
+        """Find a layout for `plan` in the background, and replace the edited layout by it if the user edited nothing.
+
+        No undo step is added. `plan`: the edited layout and settings on the present devices.
+        """
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
@@ -234,9 +237,9 @@ class Layouts(QObject):
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return the reason, for people, why a proposal for `asked` must not be used now; empty if it may.
+        """Return the reason, for people, why a proposed layout must not be used now; empty if it may.
 
-        A change of free memory does not prevent its use.
+        A change of free memory does not prevent its use. `asked`: the plan when the search was started.
         """
         if self._document.model is not asked.model:
             return tr(

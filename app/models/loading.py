@@ -52,7 +52,7 @@ class AnswerLost:
     """A request that failed.
 
     `request`: number of the request. `sentence`: the reason, for people.
-    `kind`: kind of the failure as in `Failed`; empty for other failures.
+    `kind`: kind of the error that the model's child reported (`Failed.kind`); empty for other failures.
     `goes_on`: whether the model is loaded again with another layout, in which the answer continues.
     """
 
@@ -229,7 +229,10 @@ class Loading(QObject):
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """Stop the answers of the window; if there are none, those of the API server. The text so far is not lost."""
+        """Stop the answers of the window; if there are none, the answers of the API server.
+
+        The text of the answers until then is not lost.
+        """
         if self.phase is not Phase.ANSWERING:
             return
         answers = {run.id for run in self.snapshot.requests if not isinstance(run.request, _SHORT_REQUESTS)}

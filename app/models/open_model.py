@@ -45,7 +45,7 @@ class OpenModel(QObject):
     ) -> None:
         super().__init__(parent)
         self.number = number
-        """A number that no other model of this window has."""
+        """Index of this model in the order in which models were opened, counted from 0."""
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None

@@ -17,7 +17,7 @@ from engine.runtime.session.status import Phase
 from widgets.common.delayed_call import DelayedCall
 
 _LONGEST_WAIT_MS = 3_600_000
-"""Longest interval of the timer: Qt's intervals have 32 bits. A later expiry is checked again after this time."""
+"""Longest interval of the timer for idle times: Qt's intervals have 32 bits. A longer wait takes several intervals."""
 
 
 class OpenModels(QObject):

@@ -59,7 +59,7 @@ class _Request:
     """A file to open.
 
     `read`: reads the file, in a background thread.
-    `beside`: whether all open models stay open.
+    `beside`: whether the current model stays open even if it has no content.
     `opened`: called when the model of this file is shown, but not if opening fails.
     `then`: called after `opened`, or after opening has failed.
     If another file is requested meanwhile, neither callback is called.
@@ -127,7 +127,7 @@ class ModelOpener(QObject):
         """Open the file `path` with an initial layout; if it is open already, show its model.
 
         If another file is requested before this one is shown, neither callback is called.
-        `beside`: whether all open models stay open.
+        `beside`: whether the current model stays open even if it has no content.
         `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
         """
         # The settings are read now: `read` is called in a background thread.
@@ -314,7 +314,7 @@ class ModelOpener(QObject):
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
     """Read a model file. If the file is open already, put a number before the name of the model, such as "(2)".
 
-    `copy`: how many times the file is open already.
+    `kept`: the model's stored side files. `copy`: how many times the file is open already.
     """
     opened = open_file(path, kept)
     if not copy:

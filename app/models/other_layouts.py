@@ -20,7 +20,7 @@ from engine.planning.memory.estimate import grade_words
 class OtherLayouts(QObject):
     """Puts proposals, and layouts that were loaded instead of the requested one, into the editor.
 
-    Each is one step of undo.
+    Each replacement of the edited layout is one step of undo.
     """
 
     def __init__(
@@ -69,6 +69,9 @@ class OtherLayouts(QObject):
         )
 
     def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
-        """Put the layout that was loaded instead of the requested one into the editor, unless that was edited since."""
+        """Put the layout that was loaded instead of the requested one into the editor.
+
+        Nothing is done if the layout of `model` was edited since the request.
+        """
         if model is self._models.current and self._document.edit == change.asked:
             self._document.replace(change.loaded, tr("use less memory"))

@@ -20,7 +20,7 @@ from widgets.library.load_question import LoadAnswer
 SETTLE_MS = 1500
 """Milliseconds for which free memory must stay changed, because drivers free memory in steps."""
 _STEPS = 32
-"""Changes of free memory below 1 / `_STEPS` of a device's total memory are ignored: other programs cause them."""
+"""Divisor of a device's memory: changes of free memory below 1/32 of it are ignored, as other programs cause them."""
 _LEAST_BYTES = 16 * MIB
 
 
@@ -31,8 +31,8 @@ class Replanner(QObject):
     or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
     for a loaded model.
 
-    A parked model (unloaded until its next question) may keep a layout that does not fit now. It does so if the
-    preference for idle models allows that other models are unloaded for its next load.
+    A parked model (unloaded until its next question) keeps a layout that does not fit now if the preference for idle
+    models allows that other models are unloaded for its next load.
     """
 
     def __init__(
@@ -102,7 +102,10 @@ def available_of(rig: Rig) -> dict[str, int]:
 
 
 def has_moved(rig: Rig, before: Mapping[str, int]) -> bool:
-    """Return whether a device's free memory differs from `before` by more than other programs usually change it."""
+    """Return whether a device's free memory has changed by more than other programs usually change it.
+
+    `before`: available bytes by device id at an earlier time.
+    """
     now = available_of(rig)
     return any(
         abs(now[device.id] - before[device.id]) >= max(_LEAST_BYTES, device.total_bytes // _STEPS)

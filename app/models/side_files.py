@@ -181,7 +181,7 @@ class OpenedFile:
 
 
 def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
-    """Read the model file `path` and its stored side files. Reads the disk: not for the GUI thread.
+    """Read the model file `path` and its stored side files (`kept`). Reads the disk: not for the GUI thread.
 
     Raises:
         ModelFileError: the model cannot be read.
@@ -192,7 +192,7 @@ def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
 
 
 def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Read the stored side files of `model`. Return the readable ones, and the errors of the others."""
+    """Read `kept`, the stored side files of `model`. Return the readable ones, and the errors of the others."""
     problems: list[EngineError] = []
     files = SideFiles()
     if kept.projector:

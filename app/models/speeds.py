@@ -162,7 +162,7 @@ class SpeedRepository(QObject):
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
 
     def _with_devices_of(self, measured: SpeedBook) -> SpeedBook:
-        """Return the current book of speeds with the device speeds of `measured`."""
+        """Return the stored speed book, with its device speeds replaced by the device speeds of `measured`."""
         known = self.book.devices
         changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
         # Corrections from answers on these devices belong to the old predictions.

@@ -1,4 +1,4 @@
-"""Counts the tokens of a conversation, its draft and its attachments while the model is not loaded.
+"""Counts the tokens of a conversation, its unsent question and its attachments while the model is not loaded.
 
 A child process that reads only the vocabulary (`VocabularyCounter`) counts them, a moment after the last change, and
 exits by itself. Images and sounds are not counted: only a loaded projector knows their length.

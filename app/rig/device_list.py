@@ -36,7 +36,7 @@ class DeviceList:
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list with the result of a search of this machine. Workers, and limits set by the user, are kept.
+        """Return the list with the result of a search of this machine. Workers and the limits of the user stay.
 
         `found`: the result of the search, with check results applied. `checks`: check results for the workers.
         """
@@ -113,8 +113,9 @@ def list_of_file(rig: Rig, found: Rig) -> DeviceList:
 
 
 def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> Device:
-    """Return a found device with the user's limits: stored ones, or else those of the same device in the list.
+    """Return `device`, which a search has found, with the user's memory cap and margin.
 
+    The stored limits are used, or else the limits of the same device in the list.
     `known`: the same device in the list; None if the list lacks it.
     """
     kept = limits.apply(device)

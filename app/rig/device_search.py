@@ -52,7 +52,7 @@ class DeviceSearch(QObject):
         self._verdicts = verdicts or self_test_path()
 
     def refresh(self) -> None:
-        """Search for this machine's devices. They replace those of a rig file; lab and remote workers are kept."""
+        """Search for this machine's devices. They replace devices of a rig file. Lab and remote workers stay listed."""
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
@@ -75,7 +75,7 @@ class DeviceSearch(QObject):
     def _search(self, merge: Callable[[DeviceList, Rig, LimitStore, CheckResults], DeviceList]) -> None:
         """Search in the background, then combine the result with the device list by `merge`.
 
-        The list passed to `merge` is the one after the search, since it may have changed meanwhile.
+        `merge` gets the device list as it is after the search, because it may have changed during the search.
         """
 
         def show(found: tuple[Rig, CheckResults]) -> None:
@@ -123,7 +123,7 @@ class DeviceSearch(QObject):
     def set_limits(self, limits: DeviceLimits) -> None:
         """Set the memory cap and margin of a device in the list, and store them.
 
-        The limits are stored for later runs, except those of lab workers and of devices of a rig file.
+        The limits are stored for later runs, except limits of lab workers and of devices of a rig file.
         """
         self._live.set_devices(self._live.devices.with_limits(limits.device, limits.cap_bytes, limits.margin_bytes))
         devices = self._live.devices

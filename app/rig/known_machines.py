@@ -30,7 +30,7 @@ from engine.machines.tunnel.calling import TunnelError
 from engine.machines.tunnel.offers import OfferedDevice
 
 WATCH_MS = 10_000
-"""Milliseconds between two requests to a machine."""
+"""Milliseconds between two requests to a paired machine for the list of devices that it lends."""
 _log = logging.getLogger("layerdeck.machines")
 
 

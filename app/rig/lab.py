@@ -76,7 +76,7 @@ class Lab(QObject):
         }
 
     def start(self, caps_bytes: Sequence[int], then: Callable[[], None] | None = None) -> None:
-        """Start workers with these memory caps in bytes, add them as devices, then call `then`.
+        """Start a worker for each of these memory caps in bytes, add the workers as devices, then call `then`.
 
         If a lab rig runs already, only `then` is called, at once.
         """
@@ -154,7 +154,7 @@ class Lab(QObject):
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """Ids, as in the device list, of the workers that ended by themselves."""
+        """Ids in the device list of the workers that ended by themselves."""
         return self._live.stopped_devices
 
     def restart(self) -> None:
@@ -196,7 +196,7 @@ class Lab(QObject):
         self._live.set_devices(self._live.devices.without_endpoints(endpoints))
 
     def leave_unless_in(self, rig: Rig) -> None:
-        """Stop the workers if none of them is in `rig`, because the window will show `rig` and no longer list them."""
+        """Stop the workers if `rig`, which the window will show, has none of them."""
         if self.endpoints.isdisjoint(device.endpoint for device in rig.devices):
             self._end()
 

@@ -47,8 +47,9 @@ class LendChoice(msgspec.Struct, frozen=True):
 class LendState:
     """State of lending for its dialog.
 
+    `is_starting`: whether the server is being started.
     `place`: `host:port` that other computers connect to; empty while nothing is lent.
-    `code`: the valid pairing code; empty if it was used.
+    `code`: the valid pairing code; empty if there is none, for instance after it was used.
     `users`: pairs of a device id and the name of the client that uses the device.
     `problem`: why the last attempt failed; empty if it succeeded. `note`: a sentence about the running server.
     """
@@ -116,7 +117,7 @@ class Lender(QObject):
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
         """Run `change` in the GUI thread, unless lending was stopped or restarted meanwhile.
 
-        Called in the server's threads.
+        Called in the server's threads. `until`: event that ends this run of the server.
         """
         self._reported.emit((until, change))
 
@@ -202,7 +203,7 @@ class Lender(QObject):
 
 
 def lending_addresses() -> tuple[str, ...]:
-    """Return this computer's addresses to listen on; those that other computers reach come first."""
+    """Return this computer's addresses to listen on. Addresses that other computers reach come first."""
     from engine.devices.endpoint import own_addresses
 
     return own_addresses()

@@ -23,16 +23,19 @@ from engine.runtime.protocol.messages import DeviceMemoryReading
 FREE_STEP_BYTES = 16 * MIB
 """Smallest change of free memory, in bytes, for which the rig is updated and forecasts are computed again."""
 _STEPS = 64
-"""On devices below 1 GiB, a change of 1/64 of the memory suffices: 16 MiB are too coarse for a worker of 160 MiB."""
+"""Divisor of a device's memory. On devices below 1 GiB, a change of free memory by 1/64 of the memory updates the rig.
+
+There the normal step of 16 MiB would be too coarse, for instance for a worker of 160 MiB.
+"""
 
 
 _LARGE_SHARE = 64
-"""A change of at least the 64th part of a device's memory is followed at once."""
+"""Divisor of a device's memory: a change of free memory by at least 1/64 of it updates the rig at once."""
 FOLLOW_S = 5.0
-"""Least seconds between two smaller changes of a device that are followed.
+"""Least seconds between two updates of the rig for smaller changes of a device's free memory.
 
-Beside other programs the host's free memory changes by a step nearly every second, and each change of the rig makes all
-forecasts anew.
+Other programs change the host's free memory by a step nearly every second, and after each update all forecasts are
+computed again.
 """
 
 
@@ -51,7 +54,7 @@ class LiveMemory:
         self._seen_own_bytes = 0
         """Bytes of host memory that our processes hold, by the last samples.
 
-        An unload frees at most so many: a model whose weights are mapped (mmap) may hold none of them.
+        An unload frees at most this amount. It may free nothing if the model's weights are mapped (mmap).
         """
 
     @property
@@ -62,8 +65,8 @@ class LiveMemory:
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
         """Replace the loaded models. Return for each device id the bytes by which its used memory will grow.
 
-        The growth is what the next samples will show and the last ones did not: samples during a load have shown a
-        part of the model. The host is left out: its samples distinguish our own memory.
+        The growth is counted from the last samples, which may already show a part of a model that was being loaded.
+        It is negative after an unload. The host is left out, because its samples tell our own memory apart.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
@@ -106,7 +109,7 @@ class LiveMemory:
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
         """Store the readings that a model's child has made, for devices that this process cannot read itself.
 
-        A CPU worker always reports all of its memory as free; such a reading is dropped.
+        A CPU worker always reports all of its memory as free. Readings without used memory are therefore dropped.
         """
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
@@ -126,9 +129,10 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with sampled free memory for each device on which it has changed by at least one step.
+        """Return `rig` with the free memory of the last samples for each device on which it has changed enough.
 
-        Changes that are not large are followed every `FOLLOW_S` seconds.
+        A change below one step (`FREE_STEP_BYTES`) is ignored. A change that is not large (`_LARGE_SHARE`) is used at
+        most every `FOLLOW_S` seconds.
         """
 
         def follow(device: Device) -> Device:
@@ -213,7 +217,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes` by device id. The host's bytes include the bytes of devices that share its memory."""
+    """Return `held_bytes`, bytes by device id, with the bytes of devices that share the host's memory added to it."""
     shared_bytes = sum(held_bytes[device.id] for device in rig.devices if device.unified)
     return held_bytes + Counter({CPU_ID: shared_bytes})
 

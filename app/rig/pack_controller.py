@@ -27,6 +27,7 @@ from engine.machines.rigs.pack_installer import PackInstaller
 class Packs:
     """The installed engine packs (ggml backends as files), and the running action on them.
 
+    `listed`: the packs with their states.
     `under_way`: description of the action for people; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
     """
@@ -128,7 +129,7 @@ class PackController(QObject):
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
         """Run `work` in the background, then emit the new list of packs. If another action runs, only show a notice.
 
-        `what`: name of the action, for notices.
+        `what`: name of the action, for notices. `quiet`: whether the status line does not show the action.
         `work`: may return the name of a pack, which is then shown as just installed.
         """
         if self.packs.under_way:

@@ -60,7 +60,7 @@ class Peers(QObject):
     found = Signal(tuple)
     """Carries the nearby and paired machines, as a tuple of `Found`; emitted at changes while the search runs."""
     told = Signal(str, bool)
-    """Carries a sentence about the last request, and True if it is an error."""
+    """Carries a sentence about the result of the last action, such as pairing or the search, and True if it failed."""
     paired = Signal(Pairing)
 
     _announced = Signal(tuple)
@@ -234,7 +234,7 @@ class Peers(QObject):
         )
 
     def forget(self, machine: Found) -> None:
-        """Delete the pairing with `machine` on this computer; the other computer keeps its own."""
+        """Delete the pairing with `machine` on this computer; on the other computer the pairing stays."""
 
         def show(_removed: object) -> None:
             self.told.emit(
@@ -272,9 +272,10 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
 
 
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return a row for each address: paired machines first, also those that are not announced now.
+    """Return a row for each address of a machine. Paired machines come first, also if they are not announced now.
 
     A machine that announces several ports has several rows.
+    `machines`: machines that announce themselves now. `pairings`: all pairings with machines that lend devices.
     """
     by_fingerprint = {each.fingerprint: each for each in pairings}
     of_endpoint = {each.endpoint: each.fingerprint for each in pairings if each.endpoint}

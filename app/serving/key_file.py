@@ -81,6 +81,8 @@ def read_keys(path: Path, what: str) -> KeyFile:
 def replace_keys(path: Path, what: str) -> KeyFile:
     """Replace all keys of the file by one new key.
 
+    `what`: description of the file with which each error message begins.
+
     Raises:
         ArgumentError: if the file cannot be written; it then still has the old keys.
     """

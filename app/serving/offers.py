@@ -86,7 +86,7 @@ class Offers:
         return with_preferences((*own, *others), self._preferences)
 
     def keep_alive_s(self, entry: ModelEntry) -> float:
-        """Return the idle time in seconds after which a model that was loaded for a request is unloaded."""
+        """Return the idle time in seconds after which the model of `entry`, loaded for a request, is unloaded."""
         kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
         return next((seconds for seconds in kept if seconds is not None), DEFAULT_KEEP_ALIVE_S)
 

@@ -88,7 +88,7 @@ class _Reading:
 class _Basis:
     """What the server needs from the window to load a model.
 
-    `kept`: stored side files of the model. `find`: function that finds a layout.
+    `kept`: the side files that the settings store for the model. `find`: function that finds a layout.
     `file`, `edit`: model file and edit if the model is open in the window; else None.
     """
 
@@ -179,7 +179,7 @@ class ServedModels(QObject):
         await loaded
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the idle time in seconds of a model, as a request demands.
+        """Set the idle time after which the model of `entry` is unloaded, in seconds, as a request demands.
 
         Ignored for models that a person has loaded.
         """
@@ -196,7 +196,7 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order with which a request would load a model on `rig`. Nothing is loaded here.
+        """Return the order with which a request would load a model on `rig`; do not load it.
 
         The server uses the plan of the order for a forecast. The call may read the file and search for a layout: not
         for the GUI thread.

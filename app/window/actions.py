@@ -16,7 +16,7 @@ Shortcut = QKeySequence.StandardKey | str | None
 class Command:
     """A menu entry that runs a command.
 
-    `name`: key of its action in `Actions`. `slot`: function that a click calls.
+    `name`: key of its action in `Actions`. `slot`: function that a click calls. `tip`: text of the tooltip.
     `other_shortcut`: a second shortcut, for keyboards on which the first one needs Shift.
     """
 
@@ -32,7 +32,8 @@ class Command:
 class Switch:
     """A menu entry with a check mark.
 
-    `name`: key of its action in `Actions`. `turn`: function that a click calls with the new state.
+    `name`: key of its action in `Actions`. `is_on`: whether the entry is checked at the start.
+    `turn`: function that a click calls with the new state. `tip`: text of the tooltip.
     """
 
     name: str

@@ -23,8 +23,8 @@ class Arrangement(Enum):
 class Arranger(QObject):
     """Switches between the arrangements of panels.
 
-    The arrangement with only the chat hides the other panels. The arrangement that follows shows them again at their
-    former places.
+    The arrangement with only the chat hides the other panels. The next arrangement shows the panels again at the
+    places that they had before.
     """
 
     changing = Signal()
@@ -39,7 +39,7 @@ class Arranger(QObject):
         self._panels = QByteArray()
         """The state of the docks (`QMainWindow.saveState`), saved before all panels except the chat were hidden."""
         self._widths: dict[str, int] = {}
-        """Widths of the side panels, saved before one of them was hidden: `restoreState` does not restore them."""
+        """Widths of the side panels before one of the panels was hidden: `restoreState` does not restore widths."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:

@@ -20,7 +20,10 @@ _Dialog = TypeVar("_Dialog", bound=QDialog)
 
 
 def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None = None) -> Path | None:
-    """Ask for a file to open. Return its path, or None if the dialog was cancelled."""
+    """Ask for a file to open. Return its path, or None if the dialog was cancelled.
+
+    `file_filter`: Qt's name filter of the dialog. `folder`: folder that the dialog shows first, or None.
+    """
     name, _ = QFileDialog.getOpenFileName(parent, title, str(folder or ""), file_filter)
     return Path(name) if name else None
 
@@ -28,7 +31,8 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
     """Ask for a file to write. Return its path, or None if the dialog was cancelled.
 
-    A name without extension gets the extension of `proposal`.
+    A name without extension gets the extension of `proposal`, the proposed file name. `file_filter`: Qt's name filter
+    of the dialog.
     """
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:

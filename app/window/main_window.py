@@ -47,7 +47,7 @@ EMPTY_REPORT_HEIGHT = 52
 _SAME_HEIGHT = 4
 """Two heights of a dock count as the same up to this difference in pixels, since Qt rounds heights."""
 PROPOSALS_REPORT_HEIGHT = 200
-"""Height of the load report in pixels that shows the sentence of a failed load and its first proposals."""
+"""Height in pixels at which the load report shows the sentence of a failed load and its first proposals."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Largest width or height of a widget, as in Qt's macro of this name; PySide does not export it."""
 REPORT_SHARE = 0.27
@@ -58,7 +58,7 @@ SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
 """Least height of the opened API server panel in pixels. In a high window it has `SERVER_SHARE` of the height."""
 SCREEN_ROOM = QSize(16, 40)
-"""Space in pixels on the screen for the frame that the window manager adds."""
+"""Width and height in pixels that the window leaves free on its screen, for the frame of the window manager."""
 MIN_SIZE = QSize(800, 480)
 """Smallest size of the window. It fits a screen of 1280x800 at a scale of 150 %, with frame and task bar."""
 
@@ -231,7 +231,7 @@ class MainWindow(QMainWindow):
             self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
 
     def fit_report(self) -> None:
-        """Set the height of the load report: that of its table, or of a few sentences if the table is hidden."""
+        """Make the load report as high as its table, or, if the table is hidden, as high as a few sentences."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
 
     def settle_report(self, needed_height: int) -> None:
@@ -275,14 +275,14 @@ class MainWindow(QMainWindow):
         return {name: dock.width() for name, dock in sides.items()} if are_there else {}
 
     def set_side_widths(self, widths: Mapping[str, int]) -> None:
-        """Set the widths of the side docks to those that `side_widths` returned."""
+        """Set the widths of the side docks. `widths`: a result of `side_widths`."""
         names = [name for name in widths if not self.docks[name].isHidden()]
         self.resizeDocks(
             [self.docks[name] for name in names], [widths[name] for name in names], Qt.Orientation.Horizontal
         )
 
     def show_chat_alone(self, alone: bool) -> None:
-        """Show only the chat, with the devices in one line above it, or show all docks again."""
+        """Show only the chat, with the devices in one line above it; if `alone` is false, show all docks again."""
         place = self.chat_view.above if alone else self._column
         for position, widget in enumerate((self.device_strip, self.load_question)):
             # Qt hides a widget that gets another parent, so its visibility is set again.

@@ -1,4 +1,4 @@
-"""Chat and load report of each open model. They are kept, with their state, while another model is shown."""
+"""Chat and load report of each open model. These widgets stay, with their state, while another model is shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelView:
 
 
 class ModelViews(QObject):
-    """Makes a view (chat and load report) for each open model, and shows that of the current model.
+    """Makes a view (chat and load report) for each open model, and shows the view of the current model.
 
     `present`: connects a new view with its model.
     """

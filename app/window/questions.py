@@ -67,7 +67,7 @@ class Questions(QObject):
             self._layouts.open(path)
 
     def save_layout(self) -> None:
-        """Ask for a file name, and write the edited layout to it. The proposed name is that of the model file."""
+        """Ask for a file name, and write the edited layout to the file. The name of the model file is proposed."""
         model = self._document.model
         if model is None:
             return
@@ -83,7 +83,7 @@ class Questions(QObject):
             self._rig_files.open(path)
 
     def save_rig(self) -> None:
-        """Ask for a file name, and write the devices in the list to it as a rig file."""
+        """Ask for a file name, and write the devices in the list to this rig file."""
         path = dialogs.ask_save(self._window, tr("Save the rig"), dialogs.RIG_FILTER, "rig.json")
         if path is not None:
             self._rig_files.save(path)

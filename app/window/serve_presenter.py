@@ -35,7 +35,7 @@ class ServePresenter(QObject):
         super().__init__(main)
         self._server, self._settings, self._models, self._main = server, settings, models, main
         self._starts = starts
-        """Menu entry with a check mark: whether the server starts with the window."""
+        """The checkable menu action that decides whether the server starts with the window."""
         self.pane: ServePane | None = None
         self._is_due = False
         self.n_updates = 0

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """All objects of the window except widgets. None of them blocks the GUI thread; results arrive as signals."""
+    """All objects of the window except widgets. No method blocks the GUI thread; results arrive as signals."""
 
     settings: Settings
     background: Background

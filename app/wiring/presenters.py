@@ -254,7 +254,7 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions, theme: Theme) ->
 
 
 def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
-    """Connect the edited layout with its editor and the settings bar."""
+    """Make the presenter that shows the edited layout in the layout editor and in the settings bar."""
     LayoutPresenter(
         desk.document,
         editor=main.editor,

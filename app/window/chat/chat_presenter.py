@@ -277,7 +277,10 @@ class ChatPresenter(QObject):
         self._status_line.set_busy(f"reading {self._model.number}", text)
 
     def _on_answer_ended(self) -> None:
-        """Show that an answer has ended, also if it failed and changed neither the messages nor the status."""
+        """Show that an answer has ended.
+
+        An answer that failed may change neither the messages nor the status, so that no other signal shows its end.
+        """
         self._show_answering()
 
     def _on_answer_finished(self, event: Done) -> None:
@@ -299,7 +302,10 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show how many tokens are in the context. The count of each part, such as the system prompt, follows."""
+        """Show how many tokens are in the context.
+
+        Then count the tokens of each part, such as the system prompt, which are shown when they are known.
+        """
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
         marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}

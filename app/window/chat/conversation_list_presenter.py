@@ -25,7 +25,7 @@ MAX_NAME_CHARACTERS = 60
 
 
 class ConversationListPresenter(QObject):
-    """Shows the stored conversations in the list, and carries out the user's actions there. One per window."""
+    """Fills the list of stored conversations, and carries out the user's actions in this list. One per window."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class SideBySide(QObject):
         self._arranger = arranger
         self._notices = notices
         self._others: tuple[OpenModel, ...] = ()
-        """Models that can be chosen for the right side, in the order of the list."""
+        """Models that can be chosen for the right side, in the order in which they are offered."""
         self._former: Arrangement | None = None
         """The arrangement to restore when the second chat is closed; None if it need not change."""
         chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))

@@ -82,7 +82,10 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.set_kept(kept == edit)
 
     def _follow_model(self) -> None:
-        """Drop the layout files that were added for another model. Measured results stay, with a note."""
+        """If the current model has changed, drop the layout files that were added for the previous model.
+
+        Measured results stay in the dialog, with a note that they are of another model.
+        """
         if self._document.model is self._model:
             return
         # Layout files are for a number of layers.

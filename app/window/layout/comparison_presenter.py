@@ -43,7 +43,7 @@ _FILE, _RIG = "choose a file", "choose a rig"
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The layout that was found for one side of the comparison.
+    """The layout that was found for one side of the comparison, with its plan, preview and figures (`side`).
 
     `is_other_rig`: whether it is a layout for the devices of a rig file instead of the present devices.
     """
@@ -59,7 +59,8 @@ class _Found:
 class _Base:
     """The current plan, and what a background thread needs to find a second plan to compare it with.
 
-    `find`: finds the edit by the strategy with the given name; it blocks.
+    `rig`: devices of the second plan. `speeds_of`: returns the known speeds of the devices of a rig.
+    `find`: finds an edit with the strategy of the given name; it blocks.
     """
 
     plan: Plan
@@ -280,7 +281,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return lambda base, _token: base.plan
 
     def _named_text(self, key: str) -> str:
-        """Return the content of the named layout with this key; empty if the key is not that of a named layout."""
+        """Return the content of the named layout with this key; empty if no named layout has this key."""
         return next((each.text for each in self._named.documents if f"named:{each.name}" == key), "")
 
     def _finder(self, model: ModelFile) -> Callable[[str, Plan, CancelToken], Edit]:
@@ -302,7 +303,11 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return find
 
     def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
-        """Return a function that looks up the measured speed of a layout of `model` in a database."""
+        """Return a function that looks up the measured tokens per second of an edit of `model`.
+
+        It uses the last answer, else the results of Compare Speed, else the library's database, which it reads: not
+        for the GUI thread.
+        """
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed
 
@@ -343,7 +348,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:
-    """Return the plan of an automatic layout on the devices of the rig file `path`."""
+    """Return the plan of an automatic layout for the model of `base` on the devices of the rig file `path`."""
     rig, edit = read_rig(path), base.plan.edit
     if not rig.ids:
         raise LayoutError(tr("{name} has no devices.", name=path.name))

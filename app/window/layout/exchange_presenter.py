@@ -97,7 +97,7 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The result of reading a text.
+    """The result of reading a text of another program, such as a command of llama-server.
 
     `names`: names of the models in a configuration of several models; else empty.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
@@ -125,9 +125,9 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         self._reading = background.latest()
         self._found: tuple[ModelFile, _Read, Imported] | None = None
         self._kept_text = ""
-        """A text that could not be used, which the dialog shows when it opens again."""
+        """The last text if it could not be used; the dialog shows it when it opens again."""
         self._read_for: ModelFile | None = None
-        """The model for which a text was read last."""
+        """The model that was current when the dialog's text was read last; None before the first time."""
         document.preview_changed.connect(lambda _preview: self._on_document_changed())
 
     def _on_open(self, dialog: ImportLayoutDialog) -> None:

@@ -151,8 +151,8 @@ class LayoutPresenter(QObject):
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
         """Return the layout of `plan` in split mode `mode`.
 
-        The layout in mode `layer` is kept while the user tries other modes. A return to that mode restores it, unless
-        the layout was edited in another mode.
+        The layout in mode `layer` is stored while the user tries other modes. It is restored when the user returns to
+        that mode, unless the layout was edited in another mode.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode

@@ -17,7 +17,7 @@ from widgets.controls.named_layouts_dialog import NamedLayoutRow, NamedLayoutsDi
 MAX_NAME_BYTES = 100
 """Longest proposed file name in bytes. File systems allow 255, but some programs append something to a name."""
 _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))})
-"""Names that Windows has for devices, with any extension."""
+"""File names that Windows reserves for devices, whatever the extension."""
 
 
 def file_name_of(name: str) -> str:
@@ -56,7 +56,7 @@ class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
         return dialog
 
     def _with_document(self, do: Callable[[SavedDocument], None]) -> Callable[[int], None]:
-        """Return a slot for the number of a row, which calls `do` with the layout in that row."""
+        """Return a function that takes the index of a row of the dialog, and calls `do` with the layout in that row."""
 
         def call(row: int) -> None:
             # The layouts are read in the background, so the row may not exist any more.

@@ -278,7 +278,7 @@ class LoadReportPresenter(QObject):
                 self._notices.say(self._named(tr("Cancelled")))
 
     def _settle(self) -> None:
-        """Set the height of the report to that of its content, after Qt has laid out its parts."""
+        """Make the report as high as its content, after Qt has laid out its parts."""
         if self._is_current:
             QTimer.singleShot(0, self, lambda: self._main.settle_report(self._report.needed_height))
 

@@ -34,13 +34,14 @@ BUSY_LOAD = 0.25
 OFFLOAD_BATCHES = (8, 128, 1024)
 """Values of `op_offload_min_batch` to try.
 
-Op offload: a card computes with weights of the CPU if a micro batch has at least so many tokens.
+With op offload, a card computes with weights that are stored in the CPU's memory. It does so only for micro batches
+that have at least `op_offload_min_batch` tokens.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout to measure in a benchmark. `reason`: why it is tried, as a text for people."""
+    """A layout to measure in a benchmark. `name`: name in the results. `reason`: why it is tried, for people."""
 
     name: str
     plan: Plan
@@ -96,7 +97,7 @@ class Predictor:
 
 
 def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tuple[Candidate, ...]:
-    """Return the automatic layouts that fit, found with the settings of `base`; the layout of `base` is left out.
+    """Return the layouts that the strategies find with the settings of `base`, if they fit and differ from its layout.
 
     Raises:
         CancelledError: if `cancel` is cancelled.
@@ -143,6 +144,8 @@ def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Can
     """Return one function for each setting to try: pipeline parallelism, op offload, flash attention, micro batch.
 
     A function takes the name and the plan of the best layout. It returns candidates with other values of its setting.
+
+    `preset`: its prompt length is the largest useful micro batch.
     """
     return (_pipelines, _op_offloads, _flash_attentions, partial(_micro_batches, preset.prompt_tokens))
 

@@ -37,7 +37,7 @@ POLL_S = 0.2
 class LoadEndedError(EngineError):
     """A layout could not be loaded, or its process ended.
 
-    `reason`: kind of the error as in `docs/contract.md`, such as `does_not_fit`.
+    `reason`: kind of the error by `docs/contract.md`, such as `does_not_fit`.
     """
 
     def __init__(self, sentence: str, reason: str) -> None:

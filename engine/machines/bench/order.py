@@ -20,6 +20,7 @@ from engine.planning.fit.speed_book import SpeedBook
 class BenchOrder:
     """A request for a benchmark: layouts of one model to compare, of which the first is the base.
 
+    `candidates`: the layouts. `preset`: what is measured: lengths, depths and number of rounds.
     `automatic`: whether to try also the layouts of the strategies, and other settings of the fastest layout.
     """
 
@@ -42,6 +43,7 @@ def run_order(
     Blocks for minutes; `cancel` ends it within seconds.
 
     `book`: measured speeds of devices.
+    `tell`: called with the progress.
     `workers`: processes of workers that this program started, by endpoint.
     `argv`: command of the child process, None for the default one.
 

@@ -32,6 +32,7 @@ Time services correct the clock by less.
 class Window:
     """Readings of the devices during a span of time, such as one answer or one load.
 
+    `samples`: the readings.
     `seconds`: length of the span.
     `slept_s`: seconds that the machine slept, 0 if it did not.
     `other_load`: share of the processors, 0 to 1, that other programs used; None if unknown.
@@ -44,7 +45,10 @@ class Window:
 
 
 class Watch(Protocol):
-    """Interface of a reader of device states between `begin` and `end`, which are called in the same thread."""
+    """Interface of an object that reads the state of devices from a call of `begin` to a call of `end`.
+
+    Both are called in the same thread.
+    """
 
     def begin(self) -> None: ...
 
@@ -72,7 +76,7 @@ class Clocks(Protocol):
 
 
 class SystemClocks:
-    """The clocks of this machine."""
+    """The wall clock and the monotonic clock of this machine."""
 
     def wall(self) -> float:
         return time.time()
@@ -139,6 +143,7 @@ def load_share(busy_s: float, seconds: float, n_processors: int) -> float | None
 
     `busy_s`: processor seconds that were used.
     `seconds`: length of the span.
+    `n_processors`: number of logical processors.
     """
     # The kernel counts processor time in ticks of 10 ms.
     if seconds < 0.1:
@@ -160,7 +165,10 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def peak_bytes(windows: Iterable[Window], device: str) -> int | None:
-    """Return the highest memory in bytes that our processes used on a device; None if there is no reading."""
+    """Return the highest memory in bytes that our processes used on a device; None if there is no reading.
+
+    `windows`: readings of the spans of time to search. `device`: id of the device.
+    """
     sizes = [
         sample.own_bytes
         for window in windows
@@ -194,11 +202,11 @@ def device_state(windows: Sequence[tuple[Window, int]], device: Device) -> Devic
 
 
 def _joules(windows: Sequence[tuple[Window, int]], device_id: str) -> float | None:
-    """Return the energy per generated token in joules.
+    """Return the energy per generated token of a device in joules; None if there are no readings of power.
 
     The energy of an answer is its mean power times its duration.
 
-    None if there are no readings of power.
+    `windows`: the readings of each answer with the number of its generated tokens.
     """
     joules = tokens = 0.0
     for window, n_tokens in windows:

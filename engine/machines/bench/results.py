@@ -24,7 +24,10 @@ MAX_FILE_BYTES = 16 << 20
 MAX_SAMPLES = 10_000
 """Largest number of samples of all layouts in a results file, because computing confidence intervals takes time."""
 MAX_DEPTHS = 200
-"""Largest number of layouts plus depths in a results file. A depth is a number of tokens before the prompt."""
+"""Limit for a results file: the number of layouts plus the number of measured depths of each layout.
+
+A depth is a number of tokens in the context before the prompt.
+"""
 _LEAST, _MOST = 1e-9, 1e15
 """Bounds of plausible speeds and times in a results file; values beyond them could cause a division by zero."""
 Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
@@ -39,6 +42,7 @@ RATES: tuple[Measure, ...] = ("prompt", "generation")
 class Preset(msgspec.Struct, frozen=True):
     """What a benchmark measures. Lengths are in tokens.
 
+    `name`: name of the option or menu entry, such as `quick`.
     `n_rounds`: number of rounds. In each round, every layout is measured once.
     `depths`: numbers of tokens in the context before the prompt; `FULL` (-1) for as many as fit into the context.
     """
@@ -65,6 +69,7 @@ PRESETS = {
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """The measured speeds of one answer. A speed or time is None if it could not be measured.
 
+    `round`: number of the round.
     `depth`: number of tokens in the context before the prompt.
     `prompt_tokens`: number of computed prompt tokens, without those from the KV cache.
     `other_load`: share of the processors, 0 to 1, that other programs used.
@@ -124,10 +129,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     `layout`: content of a layout file.
     `reason`: why the layout was tried.
     `against`: name of the layout with which it is compared; empty for the first layout.
-    `predicted_per_second`: predicted speed of the generation before the measurement, in tokens per second.
+    `predicted_per_second`: generation speed that was predicted before the measurement, in tokens per second.
+    `loads`: durations of its loads.
+    `memory`, `devices`: memory and state of each device.
     `answers`: texts of the greedy answers, by the number of the round.
     `problem`: sentence that says why there are no further samples, else empty.
-    `problem_kind`: kind of the problem as in `docs/contract.md`, such as `does_not_fit`.
+    `problem_kind`: kind of the problem by `docs/contract.md`, such as `does_not_fit`.
     """
 
     name: str
@@ -144,7 +151,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     problem_kind: str = ""
 
     def values(self, measure: Measure, depth: int = 0) -> dict[int, float]:
-        """Return the values of a measure by the number of the round, in tokens per second or seconds."""
+        """Return the values of a measure by the number of the round, in tokens per second or seconds.
+
+        `depth`: number of tokens in the context before the prompt.
+        """
         if measure == "load":
             return {each.round: each.seconds for each in self.loads} if depth == 0 else {}
         found: dict[int, float] = {}
@@ -155,12 +165,18 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def middle(self, measure: Measure, depth: int = 0) -> float | None:
-        """Return the median of a measure over the rounds; None if it was not measured."""
+        """Return the median of a measure over the rounds; None if it was not measured.
+
+        `depth`: number of tokens in the context before the prompt.
+        """
         values = self.values(measure, depth)
         return median(values.values()) if values else None
 
     def interval(self, measure: Measure, depth: int = 0) -> tuple[float, float] | None:
-        """Return the confidence interval of a measure's median (95 %); None if there are too few rounds."""
+        """Return the confidence interval of a measure's median (95 %); None if there are too few rounds.
+
+        `depth`: number of tokens in the context before the prompt.
+        """
         return median_interval(tuple(self.values(measure, depth).values()))
 
     @property
@@ -192,6 +208,8 @@ def value_of(sample: Sample, measure: Measure) -> float | None:
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of one measure of two layouts.
 
+    `base`, `name`: names of the layouts.
+    `depth`: number of tokens in the context before the prompt.
     `ratio`: how many times as fast `name` is as `base`.
     `low`, `high`: confidence interval of the ratio (95 %), None if there are too few rounds.
     `verdict`: `faster`, `slower`, `same` (no difference seen) or `open` (too few rounds).
@@ -211,6 +229,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerCheck(msgspec.Struct, frozen=True):
     """Whether two layouts gave the same greedy answers.
 
+    `base`, `name`: names of the layouts.
     `sentence`: describes the first difference, empty if there is none.
     """
 
@@ -252,8 +271,9 @@ class BenchModel(msgspec.Struct, frozen=True):
 
 
 class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """All results of a benchmark, as in its file. The first layout is the base of the comparisons.
+    """All results of a benchmark: the content of a results file. The first layout is the base of the comparisons.
 
+    `layerdeck`, `engine`: versions of Layerdeck and of the engine.
     `made_s`: time of the benchmark in seconds since 1970.
     `answers`: comparisons of the greedy answers.
     `notes`: sentences about events during the benchmark.
@@ -287,7 +307,10 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
 def compare(base: Measured, other: Measured, measure: Measure, depth: int = 0) -> Comparison | None:
     """Return the comparison of one measure of two layouts; None if they have no round in common.
 
-    The values of each common round are paired; the times of loads are paired in their order.
+    The values of each common round are paired. Loads are paired in their order, because in a round only one of the
+    two layouts may have been loaded.
+
+    `depth`: number of tokens in the context before the prompt.
     """
     ours, theirs = base.values(measure, depth), other.values(measure, depth)
     rounds = sorted(ours.keys() & theirs.keys())

@@ -75,6 +75,7 @@ class BenchProgress:
 class _Trial:
     """A candidate with its measured speeds and readings.
 
+    `loaded`: event of its last load; None before the first one.
     `windows`: readings of loads and answers, each with the number of generated tokens.
     `is_over`: whether it failed and is not measured any more.
     `is_learnt`: whether its speeds have corrected the speed book.
@@ -154,8 +155,8 @@ class Bench:
     def search(self, first: Candidate, others: Sequence[Candidate], changes: Sequence[Change] = ()) -> BenchResults:
         """Search for the fastest layout and return the results.
 
-        The best layout so far is measured in turns with each of `others`, then with the candidates that each function
-        of `changes` makes from it.
+        The best layout so far, initially `first`, is measured in turns with each of `others`. Then it is measured in
+        turns with the candidates that each function of `changes` makes from it.
         """
         best = self._add(first, against="")
 
@@ -360,7 +361,7 @@ class Bench:
         return True
 
     def _summarise(self, trial: _Trial) -> None:
-        """Enter the memory and the state of the devices into the results of a layout."""
+        """Write the memory and the state of the devices into `trial.measured`, the results of a layout."""
         plan, loaded = trial.candidate.plan, trial.loaded
         if loaded is None:
             return
@@ -404,9 +405,9 @@ def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample
 
 
 def _may_win(best: Measured, predicted_s: float | None) -> bool:
-    """Return whether a candidate is worth measuring.
+    """Return whether a candidate with the predicted time `predicted_s` is worth measuring.
 
-    True if its predicted time is at most `WORTH` times the best measured time, or if one of the two times is unknown.
+    It is if this time is at most `WORTH` times the measured time of the best layout, or if one of the two is unknown.
     """
     best_s = best.middle("answer")
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH

@@ -236,9 +236,11 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
 
 
 def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResults:
-    """Return the results with layouts named after strategies renamed for display. `titles`: by name of the strategy.
+    """Return the results with titles for people in place of the names of strategies.
 
-    Words after a comma stay, as in "priority, split".
+    If a name has words after a comma, such as "priority, split", only the part before the comma is replaced.
+
+    `titles`: title of each strategy by its name.
     """
 
     def title(name: str) -> str:

@@ -32,11 +32,11 @@ ROUNDS = MIN_ROUNDS + 2
 MIN_GAIN = 1.03
 """A number of threads is preferred to the default one only if it is faster by this factor."""
 _MANY_CORES = 16
-"""Least number of cores for which 1/4 of them is tried too, which may already use the whole memory bandwidth."""
+"""Least number of cores for which a quarter of them is tried too: these may already use all memory bandwidth."""
 _SIZE_BYTES = 128 * MIB
 """Size of the matrix whose product is timed: larger than most caches."""
 _PART = 8
-"""The matrix takes at most 1/8 of the free memory."""
+"""Divisor of the free memory: the matrix takes at most 1/8 of it."""
 _MEASURED_S = 0.05
 BUSY_SHARE = 0.1
 """Largest share of processor time for other programs: if one core is busy, all threads wait for the thread on it."""
@@ -81,7 +81,9 @@ def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, ma
     """Return the fastest number of threads for answers, and for prompts.
 
     `rounds`: speeds by the number of threads as text.
+    `counts`: the measured numbers of threads.
     `base`: the default number of threads, returned unless another one is faster by `MIN_GAIN` or more.
+    `machine`: key of this computer in the speed book.
     """
     found = []
     for kind in _KINDS:
@@ -100,7 +102,8 @@ def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -
 
     The value is 1 if answers are faster by `MIN_GAIN` or more, and prompts are not clearly slower.
 
-    `free`, `bound`: labels of unbound and bound threads in `rounds`.
+    `free`, `bound`: keys of unbound and bound threads in `rounds`.
+    `machine`: key of this computer in the speed book.
     """
     answers, prompts = (_ratio(rounds, kind, free, bound) for kind in _KINDS)
     if is_clear_gain(answers, MIN_GAIN) and not (prompts.differs and prompts.value < 1):
@@ -147,7 +150,7 @@ def thread_lines(found: Sequence[MeasuredChoice]) -> tuple[str, ...]:
 
 
 def is_clear_gain(ratio: Ratio | None, least: float) -> bool:
-    """Return whether a ratio is at least `least`, and its whole confidence interval is above 1."""
+    """Return whether a ratio of speeds is at least `least`, and its whole confidence interval is above 1."""
     return ratio is not None and ratio.low is not None and ratio.low > 1 and ratio.value >= least
 
 

@@ -32,6 +32,7 @@ _DISPLAY, _ACCELERATOR = 0x03, 0x12
 class Card:
     """A graphics card or accelerator on the PCI bus.
 
+    `slot`: PCI address.
     `model`: PCI device id as four hexadecimal digits.
     `driver`: name of its kernel module, empty if it has none.
     """
@@ -43,7 +44,10 @@ class Card:
 
 
 def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
-    """Return the cards of NVIDIA, AMD and Intel in Linux's list of PCI devices; empty on other systems."""
+    """Return the cards of NVIDIA, AMD and Intel in Linux's list of PCI devices; empty on other systems.
+
+    `root`: folder of that list, which tests replace.
+    """
     found = []
     for folder in sorted(root.glob("*")):
         slot = parse_pci_id(folder.name)
@@ -66,6 +70,7 @@ def card_checks(
 
     `used`: PCI addresses of the cards that the engine uses.
     `backends`: names of the backends that the engine was built with.
+    `packs`: installed engine packs.
     """
     has_used = any(card.slot in used for card in cards)
     for card in cards:
@@ -194,9 +199,9 @@ def _confinement() -> Check:
 
 
 def environment_checks() -> Iterable[Check]:
-    """Yield a check for each set environment variable that can hide devices.
+    """Yield a check for each environment variable that is set and can hide devices.
 
-    A set variable is no error, because the user may want it.
+    Such a variable is no error, because the user may want to hide devices.
     """
     for each in find_hiding():
         yield Check(

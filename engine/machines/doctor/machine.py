@@ -130,7 +130,7 @@ class Machine:
         )
 
     def steps(self) -> list[Step]:
-        """Return all steps of the examination in their order. They are not run here."""
+        """Return all steps of the examination in their order; do not run them."""
         return [
             Step("installed", "Checking what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),
@@ -297,7 +297,7 @@ def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[s
 
 
 def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> Check:
-    """Return one check that sums up the results of a feature on a device, over all types of weights or caches."""
+    """Return one check that sums up `found`: results of a feature on a device for all types of weights or caches."""
     wrong = [each.reason for each in found if not each.ok and each.is_known]
     unknown = [each.reason for each in found if not each.is_known]
     types = ", ".join(each.case.of for each in found if each.ok and each.case.of)

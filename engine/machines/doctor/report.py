@@ -22,7 +22,7 @@ from engine.base.json_file import encode_document, write_file
 class Step:
     """A step of an examination.
 
-    `words`: current action, for people.
+    `words`: what the step does, for people.
     `look`: does the work and yields checks; may raise `EngineError`.
     `device`: id of the device that the step is about, None if it is about none.
     """
@@ -100,7 +100,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether no check of the report failed."""
+        """Whether the report has no check that failed. Checks without a clear result do not count as failed."""
         return all(check.ok is not False for check in self.checks)
 
     @property

@@ -65,7 +65,10 @@ class CheckResults(msgspec.Struct, frozen=True):
         return CheckResults(devices=dict(list(devices.items())[-KEPT_DEVICES:]))
 
     def apply(self, rig: Rig, drivers: Mapping[str, str]) -> Rig:
-        """Return `rig` with the faults and capabilities of its devices set from the stored results."""
+        """Return `rig` with the faults and capabilities of its devices set from the stored results.
+
+        `drivers`: driver versions by device id.
+        """
         return Rig(tuple(self.judged(each, drivers) for each in rig.devices), self.judged(rig.host, drivers))
 
     def judged(self, device: Device, drivers: Mapping[str, str] = NO_DRIVERS) -> Device:

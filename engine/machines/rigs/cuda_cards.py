@@ -54,8 +54,10 @@ AskDevices = Callable[[ListDevices, Mapping[str, str]], Sequence[GgmlDevice]]
 def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice, ...]:
     """Return the devices that a child lists for `request`. Memory that the child itself uses counts as free.
 
+    `ask`: starts the child and returns its devices.
+
     Raises:
-        EngineError: if the child fails, and hiding cards does not help.
+        EngineError: if the child fails, and hiding the cards on which CUDA fails does not help.
     """
     cards = list_nvidia_cards()
     known = tuple(card.uuid for card in cards if card.free_bytes is not None and not card.is_sliced)
@@ -74,7 +76,10 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
 
 
 def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
-    """Yield the devices with the free memory that they will have after the end of the child that listed them."""
+    """Yield the devices with the free memory that they will have after the end of the child that listed them.
+
+    `found`: devices that the child has listed. `cards`: cards with their memory by NVML.
+    """
     free = {card.uuid: card.free_bytes for card in cards}
     for device in found:
         free_bytes = device.free_bytes
@@ -135,6 +140,7 @@ class _Place:
 def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set[PciId]) -> Iterator[GgmlDevice]:
     """Yield all devices including the bad cards, named and ordered as if all cards worked.
 
+    `found`: devices that a child has listed without the bad cards.
     `cards`: all visible cards in CUDA's order.
     `bad`: PCI addresses of the cards on which CUDA fails.
     """

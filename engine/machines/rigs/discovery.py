@@ -1,6 +1,6 @@
 """Discovery of the devices of this machine and of RPC endpoints.
 
-A short-lived child process lists the devices, because the engine may abort or allocate device memory meanwhile. The
+A short-lived child process lists the devices, because the engine may abort or allocate device memory in doing so. The
 host's memory is read in this process. `find_devices` adds margins, drivers and the results of earlier self-tests.
 """
 
@@ -102,7 +102,7 @@ def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: P
     `checks`: file with the results of the engine's self-check, None to ignore them.
 
     Raises:
-        ArgumentError: if a text is not an endpoint, or is given twice.
+        ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
         EngineError: if an endpoint does not answer or is busy, or if the child failed.
     """
     rig = discover(rpc_endpoints)
@@ -117,7 +117,7 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
     Blocks for seconds.
 
     Raises:
-        ArgumentError: if `endpoint` is not an endpoint.
+        ArgumentError: if `endpoint` is not an address host:port.
         EngineError: if the worker does not answer or is busy, or if the child failed.
     """
     return _workers(discover((endpoint,)), checks)
@@ -152,7 +152,7 @@ LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """Backends for GPUs of several vendors. The vendor's own backend computes faster on the same card."""
 
 MAX_NAMED = 5
-"""If several endpoints fail, an error describes the first one and names at most so many others."""
+"""Largest number of endpoints that an error names if several endpoints fail, besides the first one."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
 """Time-out of a discovery with RPC endpoints. Together with the 2 s for the greeting it takes at most 10 s."""
@@ -175,7 +175,7 @@ def discover(
     `argv`: command of the child process, None for the default one.
 
     Raises:
-        ArgumentError: if a text is not an endpoint, or is given twice.
+        ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
         UnreachableError: if an endpoint does not answer as expected; `BusyError` if it serves another client.
         EngineError: if the child failed.
     """
@@ -232,9 +232,9 @@ def _ask_devices(
 
 
 def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the endpoints as host:port without spaces, because the engine aborts at a stray space.
+    """Return the endpoints in `texts` as host:port without spaces, because the engine aborts at a stray space.
 
-    Endpoints with a tunnel in `routes` are not changed.
+    `routes`: local addresses of tunnels by endpoint. An endpoint with a tunnel is not changed.
     """
     endpoints: list[str] = []
     for text in texts:
@@ -269,7 +269,7 @@ def _check(failed: Sequence[Greeting]) -> None:
 
 
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
-    """Convert the devices that ggml lists into devices of a rig; local ones come first.
+    """Return the devices that ggml lists (`found`) as devices of a rig; local ones come first.
 
     The CPU is left out, because it becomes the host. Accelerators such as BLAS are left out, because they hold no
     layers.
@@ -284,7 +284,7 @@ def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
 
 
 def _by_one_backend(devices: list[Device]) -> list[Device]:
-    """Return the devices without duplicates: a card that several backends list is kept once, for its vendor's backend.
+    """Return the devices without duplicates: if several backends list a card, only its vendor's backend is kept.
 
     A card's memory exists once, so only one backend may use it. To use Vulkan or OpenCL, the user switches off the
     engine pack of the other backend.

@@ -1,7 +1,7 @@
 """The engine's self-check: tests whether a device computes each type of weights and cache correctly.
 
 Small models are written in each type of weights. Each case decodes a few tokens in a child process of its own, so that
-a crash ends only that case. The expected logits are those of the CPU with plain weights, without repacked copies.
+a crash ends only that case. The expected logits are computed by the CPU with plain weights, without repacked copies.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ TIMEOUT_S = 120.0
 class Trial:
     """A computation of logits: a model file, devices and settings.
 
+    `context`: context settings of the load.
     `devices`: ids of the devices that share the model, empty for the CPU.
     `extra_buffers`: whether the CPU may use repacked weights.
     `tensor_split`: whether the devices share each layer (split mode tensor).
@@ -172,6 +173,7 @@ class Checked:
 
     `reason`: a sentence if the case failed.
     `difference`: error of the logits; None if nothing could be compared.
+    `seconds`: duration of the case.
     `is_known`: whether the feature was really tried; it was not if memory ran out or the child was silent.
     `is_stalled`: whether the child was silent for too long, perhaps because the machine was busy.
     """
@@ -241,6 +243,7 @@ def _with_flash(cache_type: KvType) -> ContextSettings:
 class Checker:
     """Runs cases of the self-check, each in a child process. Expected logits are computed once for all cases.
 
+    `rig`: devices that the cases use.
     `argv`: command of the child, None for the default one.
     `environment`: additional environment variables of the child.
     """
@@ -346,7 +349,7 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 
 
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return the mean squared difference of the logits, divided by the variance of the expected ones.
+    """Return the error of the logits `found`: their mean squared difference from `expected` divided by its variance.
 
     None if the two lists differ in length, or if they are empty.
     """

@@ -321,7 +321,11 @@ class LabRig:
         self._greet([worker.device for worker in self._started.workers.values()])
 
     def _begin(self, index: int, port: int, cap_bytes: int) -> ServingChild:
-        """Start the process of a worker and return it. `port`: TCP port of the worker; 0: the system chooses one."""
+        """Start the process of a worker and return it.
+
+        `index`: position of its cap and its NUMA node in the rig's lists.
+        `port`: TCP port of the worker; 0: the system chooses one.
+        """
         request = Serve(host=_LOCAL_HOST, port=port, cap_bytes=cap_bytes)
         node = self._nodes[index]
         if node is not None:
@@ -395,6 +399,8 @@ def serve(
 ) -> None:
     """Serve `device` to other programs over RPC until `until` is set. The worker has ended when this returns or raises.
 
+    `port`, `host`: TCP port and local address on which the worker listens.
+    `device`: id of the device to serve.
     `cap_bytes`: memory cap of the worker, None for no cap.
     `kept`: cache of weights, so that a client sends them only once; None for no cache.
     `on_serving`: called when the worker accepts connections.
@@ -432,6 +438,8 @@ def numa_rig(
     """Return a lab rig, not yet started, with a worker bound to each NUMA node that has processors and memory.
 
     Each worker may use the free memory of its node, less a share for layers on the CPU and for other programs.
+
+    `on_worker_ended`: called with a device id and a sentence if a worker ends by itself.
 
     Raises:
         ArgumentError: if there are not two such nodes.

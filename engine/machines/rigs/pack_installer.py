@@ -161,7 +161,10 @@ class PackInstaller:
         return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
 
     def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
-        """Compute logits on the devices of a pack, and return `loaded`, with a `reason` if some logits are wrong."""
+        """Compute logits on the devices of a pack, and return `loaded`, with a `reason` if some logits are wrong.
+
+        `loaded`: result of loading the pack. `environment`: variables with which the child loads only this pack.
+        """
         checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
             source = Path(scratch, "source.gguf")
@@ -202,13 +205,18 @@ def find_packed_devices(
     *,
     checks: Path | None = None,
 ) -> Rig:
-    """Return the rig that `find_devices` finds. If that fails with packs in use, check all packs and search again.
+    """Return the devices of this machine, of engine packs and of RPC endpoints (`find_devices`).
 
-    A pack that fails the check is not loaded any more, for instance after a driver update. Blocks for seconds, and
-    longer if packs are checked.
+    If the search fails while packs are in use, all packs are checked, and devices are searched again. A pack that
+    fails its check, for instance after a driver update, is not loaded any more. Blocks for seconds, and longer if
+    packs are checked.
+
+    `verdicts`: file with the results of testing whether a device may be used several times in one layout.
+    `rpc_endpoints`: addresses (host:port) of RPC workers.
+    `checks`: file with the results of the engine's self-check, None to ignore them.
 
     Raises:
-        ArgumentError: if a text is not an endpoint, or is given twice.
+        ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
         EngineError: if an endpoint does not answer or is busy, or if the child failed also without the broken packs.
     """
     try:

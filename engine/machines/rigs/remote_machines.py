@@ -109,7 +109,7 @@ def machine_of(device: Device) -> Machine | None:
 
 
 def device_of(offered: OfferedDevice, machine: Machine) -> Device:
-    """Return the `Device` of the rig for an offered device. `via`, the address of its tunnel, is not set."""
+    """Return the `Device` of the rig for a device that `machine` offers. `via`, the tunnel's address, is not set."""
     device = Device(
         id=_device_id(machine.name, offered.name),
         name=LENT_NAME_SEPARATOR.join(filter(None, (machine.name, offered.description or offered.name))),

@@ -42,9 +42,10 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""A worker that ends within this many seconds after its start counts as failing (`MAX_QUICK_ENDS`)."""
+"""Seconds after a worker's start. If the worker ends earlier, its end counts towards `MAX_QUICK_ENDS`."""
 MAX_QUICK_ENDS = 5
-"""How many times in a row a worker may end within `RESTART_AFTER_S` and still be started again.
+"""A worker that ended this many times in a row, each time within `RESTART_AFTER_S`, is still started again. After one
+more such end it is not.
 
 An end during a session is not counted here but against the borrower (`Refusals`): the borrower's model may have ended
 the worker, and the device must stay available to others.
@@ -54,8 +55,9 @@ _log = logging.getLogger("layerdeck.engine")
 
 @dataclass(frozen=True, slots=True)
 class SecureAddress:
-    """Network address of the listener for paired machines, and its identity.
+    """Network address of the listener for paired machines, and the identity of this machine.
 
+    `host`, `port`: IP address and TCP port of the listener.
     `name`: name under which paired machines list this one.
     `identity`: key and certificate of this machine.
     `book`: the file of pairings.
@@ -97,7 +99,7 @@ def choose_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Return the devices to lend with their limits: those in `only`, in this order; by default all of `devices`.
+    """Return the devices to lend with their limits: the devices in `only`, in this order, or else all of `devices`.
 
     `only`, `without`: ids of the devices to lend and not to lend.
     `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.
@@ -161,8 +163,8 @@ class _Worker:
     `key`: the only source port from which the worker accepts connections.
     `kept`: cache of weights on the disk, None for no cache.
     `kept_name`: name of the worker's subfolder in the cache of weights.
-    `blame`: called after the worker has ended. If a borrower had a session with it, counts the end against that
-    borrower and returns True.
+    `blame`: function that is called after the worker has ended. If a borrower had a session with the worker, the
+    function counts the end against that borrower and returns True.
     """
 
     def __init__(
@@ -279,10 +281,10 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """The listener's port and the workers' reports, when all workers accept connections.
+    """Result of the start of lending, when listener and workers accept connections.
 
     `port`: TCP port of the listener.
-    `servings`: the report of each worker that it accepts connections, in the order of the devices.
+    `servings`: for each device, in order, the message of its worker that it accepts connections.
     """
 
     port: int
@@ -343,6 +345,9 @@ def _serving(
     The workers' cache folders are named after the listener's port, so the listener is started first. A client that
     connects before a worker is ready is told that the worker does not run.
 
+    `key`: source port of connections to the workers.
+    `kept`: cache of weights, None for no cache.
+    `on_paired`: called with each new pairing. `on_use`: called with all sessions whenever one begins or ends.
     `tell`: called with a sentence if a borrower is refused.
     """
     workers: list[_Worker] = []

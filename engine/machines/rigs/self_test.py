@@ -155,7 +155,7 @@ def read_verdicts(path: Path) -> dict[str, bool]:
 
 
 def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
-    """Store whether the backend of `device` passed the test of a device as several entries of one layout.
+    """Store the result of testing `device` as several entries of one layout, for all devices of its backend.
 
     Raises:
         PlacedError: if the file cannot be written.

@@ -40,11 +40,12 @@ MAX_SILENT = 3
 _ENOUGH_S = 40.0
 """Seconds after which no further types of weights are measured on a device.
 
-Predictions use speeds of measured types for the other ones.
+For a type that was not measured, predictions use the speed of a measured type.
 """
 _MIN_BYTES = 4 * MIB
 _PART = 4
-"""The matrix of a speed test takes at most 1/4 of the free memory. A refused matrix is retried with 1/4 of its size."""
+"""Divisor for the matrix of a speed test: it takes at most 1/4 of the free memory. If it is refused, a matrix of 1/4
+of its size is tried."""
 _TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
 """Types of weights to measure, with ggml's numbers (`ggml_type`). The kernels of other types resemble one of these."""
 
@@ -126,6 +127,9 @@ def _measure(
     """Return the speed of a device, measured with the largest matrix that can be allocated.
 
     The size is found by trying, because a worker's memory cap is not known beforehand.
+
+    `ref`: the device as the child finds it. `n_threads`: number of threads if the device is the CPU.
+    `environment`: additional environment variables of the child.
     """
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
@@ -184,6 +188,9 @@ def measured_book(
     """Return `book` with new measurements of the devices of `rig`, and a sentence for each that failed.
 
     Blocks for some seconds per device, so it must not be called in the GUI thread.
+
+    `held`: endpoints of workers that our loaded models use, which are skipped.
+    `n_threads`: number of threads for the host, None for as many as a load uses.
     """
     found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
     for device in rig.all_devices:
@@ -289,7 +296,7 @@ def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnsw
 
 
 def timed_answer(done: Done) -> TimedAnswer:
-    """Return the number of tokens and tokens per second: of the answer, and of its prompt without the cached part."""
+    """Return the measured speeds of an answer from its last event `done`."""
     return TimedAnswer(
         done.prompt_tokens,
         done.generated_tokens,

@@ -126,6 +126,8 @@ def ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: 
 
     It runs an event loop, so it must be called in a thread without one.
 
+    `certificate`: certificate (DER) that the machine must show.
+
     Raises:
         TunnelError: with the reason, within `timeout_s` seconds. Its status is `NOT_RPC` also for a machine with an
             older release, which lends one device without a name.
@@ -205,7 +207,7 @@ def pair_with(endpoint: str, code: str, identity: Identity, name: str, timeout_s
     Raises:
         TunnelError: if the machine cannot be called.
         PairingError: if the two machines do not pair.
-        ValueError: with a sentence, if a text is not an endpoint or not a code.
+        ValueError: with a sentence, if `endpoint` is not an address host:port, or `code` cannot be a pairing code.
     """
     # Checked before anything is sent: a code that cannot be right would cost one of three tries.
     read_code(code)
@@ -227,6 +229,7 @@ async def _pair(endpoint: str, code: str, identity: Identity, name: str, timeout
 async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate: bytes | None) -> Stream:
     """Connect to a machine, send the preface, do the TLS handshake, and return the stream.
 
+    `purpose`: what the connection is for, which the preface (the bytes before TLS) states.
     `certificate`: certificate (DER) that the machine must show, None for any.
     """
     loop = asyncio.get_running_loop()
@@ -351,7 +354,10 @@ class Forwarder:
 
 
 async def _refuse(caller: Stream, notice: bytes) -> None:
-    """Send the reason of a refusal, and wait until the caller has read it: an earlier close could discard the bytes."""
+    """Send `notice`, the reason of a refusal, and wait until the caller has read it.
+
+    If the connection were closed earlier, the bytes could be discarded.
+    """
     await caller.send(notice)
     # Half of a close: the caller sees the end of the notice, and its own direction stays open until it closes.
     caller.transport.write_eof()

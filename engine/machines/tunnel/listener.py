@@ -79,7 +79,7 @@ class _Place:
 
     `use`: the running session; None if there is none.
     `ended`: the last session if the worker closed it; None if the client closed it, or after `Listener.take_ended`.
-    `taken`: the session that `Listener.take_ended` found last.
+    `taken`: the session that the last call of `Listener.take_ended` found; the next call does not return it again.
     """
 
     device: LentDevice
@@ -94,6 +94,7 @@ class _Place:
 class _Caller:
     """A connection to the listener.
 
+    `address`: IP address of the caller.
     `begun_s`: time when it was accepted, by the clock of the event loop.
     `session`: fingerprint of the client during a session, else empty.
     """

@@ -106,7 +106,8 @@ def read_machine(
 ) -> NearbyMachine | None:
     """Return the machine of an announcement, with texts and numbers bounded; None if it is not valid.
 
-    `properties`: the TXT record.
+    `addresses`, `port`: IP addresses of the machine and TCP port of its listener.
+    `properties`: the DNS TXT record of the announcement.
     """
     texts = {
         # At most 16 properties of 256 bytes: the rest of an announcement is dropped unread.

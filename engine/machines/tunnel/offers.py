@@ -52,6 +52,7 @@ class Ask(msgspec.Struct, frozen=True):
 class Entrance(msgspec.Struct, frozen=True):
     """The listener's answer to a client that requested a session. With `OPEN` the session begins after this message.
 
+    `admission`: whether the session begins, or why not.
     `user`: name of the machine that uses the device; empty if none does.
     `is_yours`: whether the client itself uses the device; always False from an older release.
     `refused_s`: seconds for which the client is refused, sent with `NO_WORKER`; 0 if it is not refused (`refusals.py`).
@@ -64,7 +65,13 @@ class Entrance(msgspec.Struct, frozen=True):
 
 
 class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Speeds of an offered device that the lender measured. The fields are those of `DeviceSpeed`."""
+    """Speeds of an offered device that the lender measured.
+
+    `read_bytes_per_second`: bytes of F16 weights that are read per second in a matrix product with one column.
+    `by_type`: bytes per second for other types of weights.
+    `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
+    `products`: multiply-adds per second in a matrix product with many columns, by type of weights.
+    """
 
     read_bytes_per_second: float
     by_type: dict[str, float] = {}

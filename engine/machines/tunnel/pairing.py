@@ -1,6 +1,6 @@
 """Pairing: two machines prove to each other that both know a code, and then store each other's certificate.
 
-The serving machine shows a code of 16 letters and digits, and a person types it at the other one. The TLS connection
+The serving machine shows a code of 16 letters and digits, and a person types it at the client. The TLS connection
 between them is not authenticated yet. Each side sends a random nonce and its certificate, and proves that it knows the
 code with an HMAC whose key is the code. The HMAC covers both nonces and both certificates as its maker saw them: the
 server's as TLS showed it, the client's as it was sent. A man in the middle shows certificates of his own, so the two
@@ -40,7 +40,7 @@ _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
 """First bytes of the text from which a proof is computed.
 
-Each side has its own, so a proof cannot be sent back as the proof of the other side.
+Client and server use different bytes, so a proof of one side cannot be sent back as the proof of the other side.
 """
 
 
@@ -111,8 +111,9 @@ class OpenCode:
 class Welcome(msgspec.Struct, frozen=True):
     """The server's first message of a pairing.
 
+    `nonce`: random bytes of the server, which the proofs cover.
     `name`: name of the server.
-    `refusal`: why it does not pair now, empty if it does.
+    `refusal`: why the server does not pair now, empty if it does.
     """
 
     nonce: bytes
@@ -123,6 +124,7 @@ class Welcome(msgspec.Struct, frozen=True):
 class Offer(msgspec.Struct, frozen=True):
     """The client's message of a pairing.
 
+    `nonce`: random bytes of the client, which the proofs cover.
     `certificate`: certificate of the client (DER).
     `name`: name under which the server lists the client.
     `proof`: HMAC that proves that the client knows the code.
@@ -201,7 +203,9 @@ def _proof(side: bytes, code: bytes, client_nonce: bytes, server_nonce: bytes, c
     """Return the HMAC with which a side proves that it knows the code.
 
     The message starts with `side`. All other parts have a fixed length, so different parts never give the same message.
+    `side`: first bytes for this side (`_CLIENT` or `_SERVER`).
     `code`: HMAC key.
+    `client_nonce`, `server_nonce`: random bytes of both sides.
     `client`, `server`: certificates of both sides (DER).
     """
     fingerprints = (fingerprint_of(client) + fingerprint_of(server)).encode()

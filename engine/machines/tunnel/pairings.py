@@ -73,7 +73,9 @@ class _Book(msgspec.Struct, frozen=True):
 def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", paired_s: int = 0) -> Pairing:
     """Return a pairing with the machine that shows `certificate` (DER).
 
-    `name` comes from that machine, so it is cleaned.
+    `role`: role of that machine.
+    `name`: name that the machine gives itself; it is cleaned.
+    `paired_s`: time of the pairing in seconds since 1970.
     """
     cleaned = show(" ".join(name.split()), MAX_NAME) or "unnamed"
     return Pairing(role, cleaned, base64.b64encode(certificate).decode(), endpoint, paired_s)

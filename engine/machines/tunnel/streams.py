@@ -1,7 +1,7 @@
 """TLS streams of asyncio between two machines: contexts with pinned certificates, messages, and forwarding.
 
-This module limits sizes but not times: code that uses a stream sets an `asyncio.timeout` around a whole exchange of
-messages, which then holds however slowly the other side sends.
+This module limits sizes but not times. Code that uses a stream sets an `asyncio.timeout` around a whole exchange of
+messages, so that a slow sender cannot extend it.
 """
 
 from __future__ import annotations

@@ -185,6 +185,8 @@ class Tunnels:
 
         A missing tunnel is started, which blocks for a moment.
 
+        `fingerprint`: fingerprint of the machine's certificate.
+
         Raises:
             EngineError: if the tunnel does not open.
         """

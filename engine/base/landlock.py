@@ -133,7 +133,7 @@ def restrict(reach: Reach) -> bool:
 
 
 def _allow_files(ruleset: int, paths: Iterable[Path], rights: int) -> None:
-    """Add a rule with these rights for each existing path."""
+    """Add a rule with these rights for each existing path to a Landlock ruleset. `ruleset`: its file descriptor."""
     for path in paths:
         try:
             descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)

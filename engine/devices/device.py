@@ -47,7 +47,8 @@ class Fault:
     """A feature that is not used on a device, because the engine's self-check found that it is broken on this device.
 
     `reason`: a sentence for people.
-    `of`: affected type of the KV cache (flash attention) or of the weights; empty: all types.
+    `of`: type of the KV cache (for flash attention) or of the weights (for other features) with which the feature is
+    broken; empty: all types.
     """
 
     feature: Feature
@@ -376,7 +377,7 @@ def find_id_fault(device_id: str) -> str | None:
 
 
 def with_free_ids(devices: Iterable[Device], taken: Iterable[str]) -> tuple[Device, ...]:
-    """Return `devices`, where each device whose id is in `taken` has a new id.
+    """Return `devices`, with a new id for each device whose id is in `taken`.
 
     Layouts refer to devices by id, so ids must be unique.
     """

@@ -85,7 +85,7 @@ class GreetingStatus(StrEnum):
 class Greeting:
     """The result of the handshake with one endpoint.
 
-    `sentence`: the result for people. `version`: version of the server's RPC protocol; None: unknown.
+    `sentence`: the result as a sentence for people. `version`: version of the server's RPC protocol; None: unknown.
     """
 
     endpoint: str
@@ -332,7 +332,10 @@ class _Talk:
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
-        """Connect to the endpoint if its address is resolved. Else do nothing; the caller tries again later."""
+        """Start to connect if the host name is resolved; else do nothing, and the caller calls again later.
+
+        `selector`: gets the socket, and reports when it is connected.
+        """
         if self._socket is not None:
             return
         known, address = addresses.get(self._host)
@@ -497,7 +500,11 @@ class _Talk:
 
 
 def make_notice(status: GreetingStatus, words: str) -> bytes:
-    """Return the message that a tunnel sends to its client if it cannot reach the server at the other end."""
+    """Return the message that a tunnel sends to its client if it cannot reach the server at the other end.
+
+    `status`: result that the client's handshake then has.
+    `words`: the reason; it completes a sentence that begins with the endpoint.
+    """
     return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
 
 

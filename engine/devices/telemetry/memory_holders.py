@@ -56,7 +56,9 @@ def _card_processes(device: Device) -> Iterable[MemoryHolder]:
 
 
 def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
-    """Return the bytes of each process by process id; None: unknown.
+    """Return the bytes of a card that each process holds, by process id; None: unknown.
+
+    `library`: NVML. `handle`: NVML's handle of the card.
 
     The driver lists a process that computes and draws twice; here it counts once.
     """

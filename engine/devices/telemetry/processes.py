@@ -120,7 +120,7 @@ _FIELD = re.compile(rb"^(VmData|VmSwap|RssAnon|RssShmem):\s*(\d+) kB$", re.MULTI
 
 
 class HostReader:
-    """Reads the host's memory and load.
+    """Reads the memory and the processor utilisation of the host.
 
     The sample's `own_bytes` is the memory of all our child processes: model children, lab workers, probing children.
     """

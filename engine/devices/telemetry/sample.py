@@ -59,7 +59,10 @@ class Reader(Protocol):
     """Reads the samples of one device. Only one thread may use it at a time."""
 
     def read(self, time_s: float) -> Sample:
-        """Return a sample, with None for values that cannot be read. Never raises, even if the device is gone."""
+        """Return a sample, with None for values that cannot be read. Never raises, even if the device is gone.
+
+        `time_s`: present time of the monotonic clock, for the sample.
+        """
 
 
 def gap(device: str, time_s: float, note: str) -> Sample:

@@ -2,7 +2,8 @@
 
 The code contains texts in English, as in `tr("{count} of {whole} files", count=3, whole=9)`. Variable parts are named
 placeholders, because other languages need another order, and because a formatted text is not in the catalogue.
-`tr_count` is for texts that depend on a number. A catalogue translates English texts; a text that it lacks stays English.
+`tr_count` is for texts that depend on a number. A catalogue translates English texts; a text that it lacks stays
+English.
 
 The language is chosen once, before modules with tables of texts are imported. The command line and all children choose
 none, so that their output, logs and reports are English.

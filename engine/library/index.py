@@ -140,9 +140,10 @@ class LibraryIndex:
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save header values of files. The keys are paths.
+        """Save header values of files.
 
-        Each value also has the state of the file (size, modification time, inode) when its header was read.
+        `known`: header values by path of the file, each with the state of the file (size, modification time, inode)
+        when its header was read.
         """
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
@@ -202,11 +203,14 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was forecast
 
     def fits(self, rig: str) -> dict[str, Fit]:
-        """Return the saved forecasts for a rig. The keys are fingerprints of model files. `rig`: its `rig_key`."""
+        """Return the saved forecasts for a rig, by fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
         return dict(_readable(self._all("SELECT fingerprint, fit FROM fits WHERE rig = ?", (rig,)), Fit))
 
     def save_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
-        """Save forecasts for a rig. The keys of `fits` are fingerprints of model files. `rig`: its `rig_key`."""
+        """Save forecasts for a rig.
+
+        `rig`: key of the rig (`rig_key`). `fits`: forecasts by fingerprint of the model file.
+        """
         encoder = msgspec.msgpack.Encoder()
         with self._writing() as connection:
             connection.executemany(

@@ -84,7 +84,7 @@ class SpanPlan:
 
 
 class Trial:
-    """Search for a good number of connections: one more is tried, and is kept if the transfer rate grows by 15 %.
+    """Search for a good number of connections: one more is tried at a time, and kept if the rate grows by 15 %.
 
     `most`: largest number of connections.
     `trial_s`: seconds for which the rate with each number is measured; if 0, `most` is used from the start.

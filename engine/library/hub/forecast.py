@@ -94,7 +94,7 @@ def forecast(
     """Return the forecast of one quantisation.
 
     `model`: header of the quantisation, or that of another one with tensor sizes scaled to this quantisation.
-    `grade`: which of the two `model` is.
+    `grade`: whether the tensor sizes in `model` are the quantisation's own, or scaled ones.
     `projector`: the projector whose memory is counted, None for none.
 
     Raises:
@@ -292,6 +292,7 @@ def fit_repo(
 
     The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
 
+    `cache`: cache of headers, None for no cache.
     `options_of`: returns the conditions of the forecast for a model.
     `tell`: called with the number of forecasts done.
 
@@ -314,9 +315,13 @@ def fit_listing(
     options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of a repository whose files are listed already.
+    """Return the forecasts of a repository whose files are listed already. Waits for the network.
 
-    Except for `listing`, the arguments are those of `fit_repo`.
+    The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
+
+    `cache`: cache of headers, None for no cache.
+    `options_of`: returns the conditions of the forecast for a model.
+    `tell`: called with the number of forecasts done.
 
     Raises:
         HubError: if the hub refuses or does not answer.

@@ -166,7 +166,8 @@ class _Arranger:
     def _offloaded(self, has_devices: bool) -> int:
         """Return the number of layers on devices, counted from the output layer towards the front.
 
-        All layers are counted if the options do not contain a number; a note says so if `has_devices`.
+        All layers are counted if the options do not contain a number.
+        `has_devices`: whether devices can hold layers; a note is added if they can and the number is missing.
         """
         asked = self._load.n_gpu_layers
         if asked is None and has_devices:

@@ -26,7 +26,7 @@ class Room:
     `victims`: models to unload first; empty if the load can begin.
     `short`: (device id, missing bytes) of each short device while the victims are loaded.
     `still_short`: (device id, missing bytes) of each device that is short even after the victims are unloaded.
-    `workers`: ids of RPC workers of the layout that loaded models use.
+    `workers`: ids of RPC workers that the load needs and loaded models use.
     """
 
     victims: tuple[HeldModel, ...] = ()

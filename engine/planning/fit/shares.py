@@ -15,9 +15,9 @@ _ROUNDS = 8
 _WHOLE = 1000
 """Sum of the new shares, which are whole numbers. llama.cpp rounds shares to coarser steps than this."""
 _SPARE = 0.98
-"""Divisor of the computed reduction of a short device's share.
+"""Divisor of the computed reduction of a device's share, if the device lacks memory.
 
-The share is reduced by 2 % more than computed, because a device's part of a layer is a whole number of heads.
+So the reduction is 2 % larger than computed, because a device's part of a layer is a whole number of heads.
 """
 
 

@@ -62,7 +62,7 @@ class Tried:
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
-    `tenths`: part of the capacity of devices with a failed allocation that the layout had to leave unused, in tenths.
+    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation had to stay unused.
     """
 
     layout: Layout
@@ -75,7 +75,7 @@ class Tried:
 class NextLayout:
     """The next layout to try.
 
-    `tenths`: part of the capacity of devices with a failed allocation that the layout leaves unused, in tenths.
+    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
     `change`: the moved layers, as a phrase for the user.
     """
 
@@ -117,7 +117,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
     """Return the largest estimated bytes that the next layout may have on each device, by device id.
 
-    `tenths`: part of the capacity that stays unused on devices that ran out of memory, in tenths.
+    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
     """
     limits = dict(needs.limits)
     for tried in history:

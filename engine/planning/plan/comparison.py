@@ -25,7 +25,7 @@ from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.work import Work, hops
 
 ComparedPart = Literal["layer", "experts", "dense", "output", "embedding"]
-"""Parts of the model that belong to no layer."""
+"""What a `PlaceChange` is about: whole layers, experts or dense weights of layers, output layer, or token embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None
 
 
 def costs_of(plan: Plan) -> Costs:
-    """Return the transfers of a plan that breaks no rule."""
+    """Return the costs of passing data between the devices of `plan`, which must break no rule."""
     used = [(size, count) for _, size, count in hops(plan.edit.layout, Work(plan.model))]
     workers = {device.id for device in plan.rig.devices if device.is_rpc}
     return Costs(

@@ -21,7 +21,9 @@ _NOTHING = DeviceMemory()
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device in bytes, with the keys of section Row in docs/contract.md.
 
-    `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
+    `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`.
+    `answering_bytes`: memory of the CUDA backend besides buffers, during an answer with a full context.
+    `late_bytes`: the part of `answering_bytes` that is allocated after the load.
     `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
     `free_bytes`: free memory of the device; None if unknown.
     `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's

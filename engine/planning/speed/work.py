@@ -179,10 +179,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of the experts unused by one token that other tokens of its batch use.
+        """Return how many of the experts that one token does not use are used by other tokens of its batch.
 
-        A batch reads these experts in addition. Routers are trained to use all experts equally, so each token is
-        assumed to choose experts at random.
+        The result is a share of these experts, from 0 to 1. A batch reads them in addition. Routers are trained to use
+        all experts equally, so each token is assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.

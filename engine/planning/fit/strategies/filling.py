@@ -85,6 +85,7 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
     llama.cpp enables pipeline parallelism if no layer is on the CPU, and then allocates larger buffers. So some layers
     are moved between devices too. None if no such layout fits.
+    `passes`: conditions under which `layout` was filled. `ids`: devices in the order of their layers.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -155,6 +156,7 @@ class _Pass:
         """Put as many of `layers` on the device as fit, and return their number.
 
         `places`: device id of each layer; this list is changed.
+        `output`: device id of the output layer; None for the device of the last layer.
         `from_end`: whether the last of `layers` are put on the device, instead of the first.
         """
 
@@ -176,7 +178,11 @@ class _Pass:
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
         """Return whether no device exceeds its memory.
 
-        Device `front` and devices that pinned layers overfill are not checked.
+        Device `front` and devices that pinned layers overfill are checked only if they are `filled`.
+
+        `places`: device id of each layer.
+        `output`: device id of the output layer; None for the device of the last layer.
+        `filled`: id of the device that gets layers now.
         """
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom

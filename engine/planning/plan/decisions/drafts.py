@@ -33,7 +33,7 @@ from engine.planning.speed.speeds import bandwidth
 class PlacedDraft:
     """A draft model with a device for each of its layers.
 
-    `context`: settings of the draft model's context, each with a value.
+    `context`: settings of the draft model's context, with decided values in place of "auto".
     `estimate`: memory of the draft model alone.
     """
 
@@ -57,7 +57,7 @@ def place_draft(
     """Return the draft model on its devices; None if there is no draft model.
 
     `memory`: the main model, with tables for its memory estimates.
-    `context`: settings of the main model, with a value for each.
+    `context`: settings of the main model, with decided values in place of "auto".
     `needs`: memory of the main model and its other side files, by device id.
     """
     if draft is None or draft.model is None:

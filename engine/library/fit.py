@@ -125,7 +125,10 @@ def sourced_speed_words(fit: Fit) -> str:
 
 
 def _uncertain(words: str, fit: Fit) -> str:
-    """Return the text of a speed with the percentage by which it may be off; unchanged if that is unknown."""
+    """Return `words`, the text of a speed, with the percentage by which the speed may be off.
+
+    The text is unchanged if the percentage is unknown.
+    """
     if not words or not fit.uncertainty:
         return words
     return tr("{speed}, ±{percent} %", speed=words, percent=round(100 * fit.uncertainty))

@@ -36,8 +36,8 @@ class Sample:
 
     `own_bytes`: the part of `used_bytes` that our child processes hold.
     `note`: why there is no reading; empty if there is one.
-    `spilled_bytes`: memory moved to slower memory: from a card to host memory (all programs), or from the host to swap
-    (our child processes).
+    `spilled_bytes`: bytes that were moved to slower memory: from a card to host memory (of all programs), or from the
+    host's memory to swap space (of our child processes).
     `major_faults`: number of pages that our child processes had to read from disk since their start.
     """
 

@@ -380,6 +380,8 @@ class Retries:
         """Schedule a retry of a job whose server was not reached.
 
         Each pause of `PAUSES_S` is used once. After the last pause, no retry is scheduled unless bytes have arrived.
+
+        `done_bytes`: bytes of the job's files that are on the disk.
         """
         before = self._tried.get(job_id)
         # Progress since the last try: the pauses begin anew.

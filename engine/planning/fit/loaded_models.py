@@ -116,9 +116,10 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the fewest of `models` to unload, in addition to all of `also`, so that `is_enough` is true.
+    """Return the fewest of `models` to unload, in addition to all of `also`, so that there is enough memory.
 
-    `is_enough` must be true if all `models` and all of `also` are unloaded.
+    There must be enough if all `models` and all of `also` are unloaded.
+    `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """
     # Few models are loaded at a time, so all combinations can be tried. The smallest come first.
     choices = (choice for count in range(len(models)) for choice in combinations(models, count))

@@ -183,7 +183,7 @@ class SpeedBook:
 def _told(rig: Rig) -> dict[str, KeptDevice]:
     """Return the speeds that paired machines reported for their devices, by device id.
 
-    Machines do not measure the link to this computer, so the fields of the link are 0.
+    Paired machines do not measure their link to this computer, so the fields of the link are 0.
     """
     return {
         device.id: KeptDevice(

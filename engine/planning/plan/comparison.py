@@ -139,7 +139,10 @@ class Side:
 
 
 def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None) -> Side:
-    """Return the values of `plan` that a comparison shows. This computes its memory forecast, if it is not cached."""
+    """Return the values of `plan` that a comparison shows. This computes its memory forecast, if it is not cached.
+
+    `measured_per_second`: tokens per second of an answer with this layout; None if none was measured.
+    """
     report = plan.report
     return Side(
         figures_of(plan, speeds),
@@ -317,7 +320,10 @@ def difference_words(size_bytes: int) -> str:
 
 
 def comparison_text(comparison: Comparison, one: Side, other: Side, names: Sequence[str]) -> str:
-    """Return a comparison as a text table: figures, memory of each device, and differences."""
+    """Return a comparison as a text table: figures, memory of each device, and differences.
+
+    `names`: names of the two plans, for the headings.
+    """
     head = ("", names[0], names[1], "")
     rows: list[tuple[str, ...]] = [head, *((*row, "") for row in figure_rows(one, other)), *memory_rows(one, other)]
     rows += [(*row, "") for row in comparison.rows()] or [(tr("The layouts are equal."), "", "", "")]

@@ -108,7 +108,7 @@ class FitReport:
 
 
 def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
-    """Return the row of `device` for `memory`, the bytes that it holds or would hold."""
+    """Return the row of `device` for `memory`, the bytes that it holds or would hold. `grade`: how they are known."""
     need_bytes = memory.need_bytes
     return DeviceRow(
         id=device.id,

@@ -247,7 +247,7 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def _reached(device: Device) -> float:
-    """Return the share of its measured speed that `device` reaches with the tokens of a prompt."""
+    """Return the share of the measured speed of matrix multiplications that `device` reaches with a prompt."""
     return _CPU_PRODUCTS_SHARE if _computing_kind(device) == "cpu" else 1.0
 
 

@@ -28,7 +28,7 @@ def whole_layout(bench: Workbench, device: Device) -> Layout | None:
 
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
-    """Yield each device that can hold the whole model, with the layout.
+    """Yield each device that can hold the whole model, with the layout that puts everything on it.
 
     Integrated devices are skipped if there is a card.
     """
@@ -60,7 +60,7 @@ def fill(
 ) -> Layout:
     """Return a layout in which the devices `ids` are filled from the last one to the first with as many layers as fit.
 
-    No device exceeds its memory in the result, except by layers that are pinned to it. A device that is too small for a
+    No device exceeds its memory in the result, unless layers are pinned to it. A device that is too small for a
     layer may still get the output layer.
 
     `headroom_bytes`: bytes that stay free on each device.

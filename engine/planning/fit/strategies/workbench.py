@@ -226,7 +226,10 @@ class Workbench:
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether only pinned layers are on the CPU, and only pinned parts have overrides."""
+        """Return whether everything is on devices other than the CPU, except what is pinned.
+
+        This is so if no unpinned layer is on the CPU, and the only overrides are those of pinned parts.
+        """
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))

@@ -1,8 +1,8 @@
 """Decisions on llama.cpp's `op_offload`: a device computes large batches with weights that are in host memory.
 
 The device copies these weights for every micro batch. This makes prompts faster. Single tokens are below the threshold
-(`op_offload_min_batch`), so op offload has no effect on answers. The compute buffer of the first device that supports it
-must hold the largest of these weights.
+(`op_offload_min_batch`), so op offload has no effect on answers. The compute buffer of the first device that supports
+it must hold the largest of these weights.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ TUNNEL = Rights(
     "tunnel", "key of this machine", connects="any", listens=True, uses_udp=True, uses_local_sockets=True, memory="none"
 )
 NEARBY = Rights("nearby", uses_udp=True, memory_bytes=256 * _MIB)
-"""Rights of the child that finds machines nearby. The memory limit ends it if it receives too many announcements."""
+"""Rights of the child that finds machines nearby. Too many announcements end the child by its memory limit."""
 
 TABLE = (
     LOAD, PROBE, DISCOVERY, VOCABULARY, SPEED, QUANTISE, SERVE, LIBRARY, PDF, IMAGE, SOUND, FORMULA, RENDERER, IMPORTER,

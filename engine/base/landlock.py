@@ -32,7 +32,7 @@ The right for device ioctls (version 5) is left out, because drivers need ioctls
 """
 _READING = _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""The rights that a rule for a single file may contain; the others apply only to folders."""
+"""The rights that a rule for a single file may contain; all other rights apply to folders only."""
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 

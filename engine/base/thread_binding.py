@@ -24,7 +24,7 @@ from pathlib import Path
 from engine.base.seccomp import can_ask_parent
 
 _OPENMP = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Environment variables with which OpenMP binds threads to processors. If it cannot, it ends the process."""
+"""Environment variables with which OpenMP binds threads to processors. If that fails, OpenMP ends the process."""
 _SOCKET = "LAYERDECK_THREAD_BINDING"
 """Environment variable with the number of the inherited socket."""
 
@@ -124,7 +124,7 @@ def hand_over(questions: int, *, channel: int) -> None:
     """Send the descriptor `questions` to the parent, and close it in this process.
 
     `questions`: descriptor through which the kernel asks about calls of this process.
-    `channel`: descriptor of the inherited socket. It stays open until this process ends, which tells the parent.
+    `channel`: descriptor of the inherited socket. It is closed when this process ends, so that the parent notices the end.
     """
     try:
         with socket.socket(fileno=channel) as sender:

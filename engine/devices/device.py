@@ -272,7 +272,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Memory that the host shares with other devices (unified memory). What one of them uses, the others lack.
+    """Memory that the host shares with other devices (unified memory), so that each can use what the others leave.
 
     `ids`: ids of the host and of the devices with unified memory.
     `available_bytes`: memory that is available to all of them together.

@@ -41,7 +41,10 @@ MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
 NOTICE = b"\xffLDTUNL\n"
-"""First bytes of a message from our tunnel. No RPC server sends them, because its answers begin with a short length."""
+"""First bytes of a message from our tunnel.
+
+They differ from every answer of an RPC server, which begins with the length of the answer as a small number.
+"""
 MAX_NOTICE_BYTES = 1000
 # 253 is the longest name of DNS.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)

@@ -142,7 +142,7 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
     """Return the kind of a file (model, projector, adapter, ...) by its header.
 
-    `role`: kind by the file name. It decides whether a model is a draft model, because no header says that.
+    `role`: kind by the file name; it is used to recognise a draft model, because no header says that.
     """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":

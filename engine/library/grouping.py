@@ -215,7 +215,7 @@ def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
 def base_of(file: FoundFile) -> str:
     """Return the name of the model that a file belongs to, without its quantisation.
 
-    It comes from the file name. If that is a general word such as "model", it comes from the repository or folder.
+    The name comes from the file name, or from the repository or folder if the file name is a general word ("model").
     """
     if file.store.kind == "ollama":
         return split_tag(file.name)[0].removesuffix(":latest")

@@ -186,7 +186,7 @@ class LibraryIndex:
         return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def save_document(self, fingerprint: str, document: SavedDocument) -> None:
-        """Save a layout or preset of a model. One of the same kind and name is replaced."""
+        """Save a layout or preset of a model, in place of a saved one with the same kind and name."""
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",

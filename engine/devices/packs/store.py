@@ -87,7 +87,7 @@ class PackBook(msgspec.Struct, frozen=True):
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
         """Return the self-test result of the pack in `folder`.
 
-        None if there is none for this build of the engine, or if the files have changed since.
+        None if there is none for this build of the engine, or if the files have changed since the self-test.
         """
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)

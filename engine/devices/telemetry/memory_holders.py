@@ -25,7 +25,7 @@ MIN_SHARE = 64
 def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
     """Return the processes that hold most of a device's memory, largest first; empty if they are unknown.
 
-    Processes are known for NVIDIA cards and the host. They are unknown for the machine of an RPC worker.
+    They are known for NVIDIA cards and the host only. For an RPC device they are unknown.
     """
     if device.is_rpc:
         return ()

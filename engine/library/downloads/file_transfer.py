@@ -235,7 +235,7 @@ class FileTransfer:
     def _judge_faults(self, now_s: float) -> bool:
         """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
-        Raises the error itself if it is permanent, or if it follows the last retry.
+        Raises the error of a connection if that error is permanent, or if all retries are used up.
         """
         with self._changed:
             faults, self._faults = self._faults, []

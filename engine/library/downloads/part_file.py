@@ -160,7 +160,7 @@ class PartFile:
     def close(self) -> None:
         """Write the last line of the journal, and close both files.
 
-        They stay on the disk, so that a later transfer resumes. Later calls of `write` are ignored.
+        The files stay on the disk, so that a later transfer resumes. Later calls of `write` are ignored.
         """
         with self._lock:
             self._closed = True

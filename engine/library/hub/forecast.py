@@ -173,7 +173,7 @@ def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
 
 
 def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
-    """Return the name of the best quantisation, None if none fits, and a sentence with the reason.
+    """Return (name of the best quantisation, sentence with the reason); the name is None if no quantisation fits.
 
     The first of these rules that finds a quantisation decides. Quantisations of more than 8 bits per weight are
     considered only if no other quantisation fits.

@@ -221,7 +221,7 @@ class _Arranger:
     def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
         """Return the device id of each layer, the output layer last.
 
-        It divides layers by shares as llama.cpp's `load_tensors` does, also in float32 to get the same rounding.
+        Layers are divided by shares as in llama.cpp's `load_tensors`, also in float32 to get the same rounding.
 
         `listed`: (device id, share) of each entry of the device list. `offloaded`: number of layers on devices.
         """

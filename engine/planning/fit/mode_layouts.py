@@ -18,9 +18,9 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.planning.speed.work import Work
 
 _ABOUT_AS_SHORT = 1.1
-"""Largest ratio of the missing bytes of two devices for which both count as equally small.
+"""Two devices count as equally short of memory if their missing bytes differ by at most this factor.
 
-The free memory of equal cards differs by the memory that the desktop uses.
+The missing bytes of equal cards differ by the memory that the desktop uses.
 """
 
 

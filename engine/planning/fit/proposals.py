@@ -55,7 +55,7 @@ def propose(
     `missing`: bytes by which each device was short in the failed load. Each proposal reduces the device's need by at
     least this number, even if the forecast has a smaller one.
     `kinds`: kinds of changes to search for.
-    `constraints.watch`: can cancel the search for a layout; the other kinds are still searched.
+    `constraints.watch`: can cancel the search for a layout; proposals of other kinds are still searched.
     """
     search = _Search(plan, missing, constraints)
     if not missing or search.before.violations or search.before.report.probe_only is not None:

@@ -91,7 +91,7 @@ def choices_to_unload(
 ) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
     """Return choices of idle models to unload, each with the rig after the unload.
 
-    Choices with few models come first. There are at most `MAX_CHOICES`. Models that only hold memory of the CPU are not
+    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory of the CPU only are not
     included.
     """
     idle = sorted(

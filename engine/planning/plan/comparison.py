@@ -55,7 +55,7 @@ class PlaceChange:
         return tr("{part} of {layers}", part=part_words(self.part), layers=layers)
 
     def document(self) -> dict[str, object]:
-        """Return the difference as JSON; see docs/contract.md."""
+        """Return the difference as a JSON object with the keys in docs/contract.md."""
         layers = {} if self.first is None or self.last is None else {"layers": range_text(self.first, self.last)}
         return {"part": self.part, **layers, "device": self.one, "against": self.other}
 
@@ -101,7 +101,7 @@ class Comparison:
         return rows
 
     def document(self) -> dict[str, object]:
-        """Return the differences as JSON; see docs/contract.md."""
+        """Return the differences as a JSON object with the keys in docs/contract.md."""
         return {
             "places": [each.document() for each in self.places],
             "values": [{"key": each.key, "value": each.one, "against": each.other} for each in self.values],

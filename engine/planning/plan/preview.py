@@ -214,7 +214,7 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
 def plan_speed(
     work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
 ) -> SpeedForecast | None:
-    """Return the predicted speed of answers with `plan`; None if it breaks a rule or its memory cannot be computed.
+    """Return the predicted speed of answers; None if `plan` breaks a rule or its memory cannot be computed.
 
     `work`: work of one token in each layer of the plan's model.
     `fill_tokens`: number of tokens in the context; None for the usual number.

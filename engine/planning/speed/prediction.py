@@ -572,7 +572,7 @@ def speed_words(speed: SpeedForecast) -> str:
 
 
 def prompt_words(prompt: SpeedForecast) -> str:
-    """Return a sentence for the user on the predicted prompt speed; empty if it is a guess."""
+    """Return a sentence for the user on the predicted prompt speed; empty if the prediction is a guess."""
     if not prompt.is_known:
         return ""
     learnt = tr(", corrected by earlier answers") if prompt.is_learnt else ""
@@ -588,7 +588,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
 def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     """Return a sentence for the user on the network link to a worker.
 
-    It has round trip, throughput, bytes per token, and by how many tokens per second the link slows answers.
+    The sentence has round trip, throughput, bytes per token, and by how many tokens per second the link slows answers.
     """
     rate = use.bytes_per_second
     words = tr(

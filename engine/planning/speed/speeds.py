@@ -99,7 +99,7 @@ _HOP_SECONDS = 20e-6
 _REMOTE_HOP_SECONDS = 90e-6
 """Fixed seconds of a transfer to an RPC worker, in addition to the time on its link.
 
-They are processor time of client and worker. Like all constants of this module that are called fitted, the value was
+This is processor time of client and worker. Like all constants of this module that are called fitted, the value was
 fitted to measured speeds of 55 layouts of nine models (`benchmarks/speed_prediction.py`).
 """
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900

@@ -194,7 +194,7 @@ class _Pass:
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
         """Return a quick estimate of how many of `layers` fit on the device.
 
-        It is the start of the exact search, so it only affects how long that search takes.
+        The exact search starts from this number, so its error only affects how long the search takes.
         """
         bench = self.bench
         room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)

@@ -79,7 +79,7 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
 class Workbench:
     """A model with settings on a rig, with everything that strategies need to try layouts.
 
-    `devices`: devices that may hold layers; local cards first, those over slow links last, larger before smaller.
+    `devices`: devices that may hold layers; local cards first, devices over slow links last; larger before smaller.
     `usable`: bytes that a layout may use, by id of each device except the host.
     `layers`: bytes of each layer.
     `pinned`: device id of each pinned layer.

@@ -219,7 +219,7 @@ def _by_speed(devices: Iterable[Device]) -> list[Device]:
 def reads_slower(draft: ModelFile, placed: Layout, model: ModelFile, layout: Layout, rig: Rig) -> bool:
     """Return whether a token of the draft model takes at least half as long as one of the main model.
 
-    It compares the bytes of their layers with memory bandwidths, because devices may be unmeasured.
+    The times are estimated from the bytes of layers and memory bandwidths, because devices may be unmeasured.
 
     `placed`: layout of the draft model. `layout`: layout of the main model.
     """

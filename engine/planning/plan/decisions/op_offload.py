@@ -21,7 +21,7 @@ from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, Context
 def borrowing_device(rig: Rig, layout: Layout) -> str | None:
     """Return the id of the device that would compute with weights in host memory by op offload.
 
-    None if there is none.
+    None if no device of the layout can do that.
     """
     if not _weights_on_host(layout):
         return None

@@ -276,8 +276,8 @@ _LINKER = re.compile(r"/ld(?:-[\w.-]+)?\.so[\w.]*$")
 def _has_nvidia() -> bool:
     """Return whether NVIDIA's driver is installed.
 
-    The rights depend on it, because the driver creates Unix sockets to share memory, and for a shared CUDA context
-    (MPS).
+    The access rights depend on this, because the driver creates Unix sockets: to share memory, and for a shared CUDA
+    context (MPS).
     """
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 

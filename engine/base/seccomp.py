@@ -260,8 +260,9 @@ _UNIX, _NETLINK = 1, 16
 
 
 def _when(action: int, *tests: _Test) -> list[_Instruction]:
-    """Return instructions that end the filter with `action` if all tests hold. If one fails, the filter continues after
-    them.
+    """Return instructions that end the filter with `action` if all tests hold.
+
+    If a test fails, the filter continues after these instructions.
     """
     body: list[_Instruction] = [(_RETURN, 0, 0, action)]
     for test in reversed(tests):
@@ -305,7 +306,7 @@ def refuse_other_calls(calls: Calls, hand_over: Callable[[int], object] | None =
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     `hand_over`: called if `calls` has `Binding.ASKED`. Its argument is the descriptor through which the kernel asks
-    about calls; it passes this descriptor to the parent. If the kernel cannot ask, the calls are ignored.
+    about calls; the function passes it to the parent. If the kernel cannot ask, the calls are ignored.
     """
     if not can_refuse_calls():
         return False

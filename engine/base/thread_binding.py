@@ -124,7 +124,7 @@ def hand_over(questions: int, *, channel: int) -> None:
     """Send the descriptor `questions` to the parent, and close it in this process.
 
     `questions`: descriptor through which the kernel asks about calls of this process.
-    `channel`: descriptor of the inherited socket. It is closed when this process ends, so that the parent notices the end.
+    `channel`: descriptor of the inherited socket. It is closed when this process ends, so the parent notices that.
     """
     try:
         with socket.socket(fileno=channel) as sender:

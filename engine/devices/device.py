@@ -335,7 +335,11 @@ def make_host(
     nodes: tuple[NumaNode, ...] = (),
     swap_bytes: int | None = None,
 ) -> Device:
-    """Return the device for the host's CPU and memory. `swap_bytes`: free swap space; None: unknown."""
+    """Return the device for the host's CPU and memory.
+
+    `free_bytes`, `swap_bytes`: free memory and free swap space; None: unknown.
+    `nodes`: NUMA nodes; a single node is left out.
+    """
     return Device(
         id=CPU_ID,
         name=name,
@@ -407,7 +411,7 @@ def names_of(devices: Iterable[Device]) -> str:
 
 
 REMOTE_MARGIN_BYTES = 256 * MIB
-"""Default margin of a device on another machine, where other programs may change between discovery and load."""
+"""Default margin of a device on another machine, whose memory other programs may take before the load."""
 _REMOTE_PART = 20
 """Divisor for small devices: the margin is at most 1/20 of the device's memory."""
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")

@@ -342,7 +342,7 @@ def _is_text(value: object) -> bool:
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
     """Yield keys and decoded documents of the rows.
 
-    Rows that cannot be decoded are left out; they will be made again.
+    Rows that cannot be decoded are left out; they will be made again. `kind`: class of the documents.
     """
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:

@@ -64,7 +64,7 @@ class Removal:
 def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]) -> Removal:
     """Return the effect of moving one copy of a quantisation to the trash.
 
-    It reads the file system, so it must not be called in the GUI thread.
+    The function reads the file system, so it must not be called in the GUI thread.
 
     `others`: all entries of the library, to find side files that other models use.
     """

@@ -206,7 +206,7 @@ _THROTTLES = {
 }
 """Texts for the reasons for which NVML reports lowered clocks.
 
-An idle card and the user's own clock limits are left out.
+Two reasons are left out: the card is idle, or the user limits the clocks.
 """
 
 

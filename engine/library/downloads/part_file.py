@@ -33,7 +33,7 @@ class PartFile:
     other methods only in one.
 
     `target`: final path of the file.
-    `block_bytes`: most bytes that are written without a line in the journal.
+    `block_bytes`: largest number of bytes that are written without a line in the journal.
     `restart`: whether to discard bytes that belong to another version of the file.
 
     Raises:

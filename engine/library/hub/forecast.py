@@ -300,7 +300,7 @@ def fit_repo(
         HubError: if the hub refuses or does not answer.
         ArgumentError: if the repository lacks the quantisation, or has no model.
         ModelFileError: if the file is not a model.
-        CancelledError: if the watch of the options is cancelled.
+        CancelledError: if `constraints.watch` in the options is cancelled.
     """
     listing = list_repo(address.repo, hub, token, revision=address.revision)
     return fit_listing(listing, address, hub, token, cache, options_of, tell)
@@ -327,7 +327,7 @@ def fit_listing(
         HubError: if the hub refuses or does not answer.
         ArgumentError: if the repository lacks the quantisation, or has no model.
         ModelFileError: if the file is not a model.
-        CancelledError: if the watch of the options is cancelled.
+        CancelledError: if `constraints.watch` in the options is cancelled.
     """
     read = listing.find(address.quantisation, address.path)
     model = read_remote_model(listing, read, hub, cache, token)

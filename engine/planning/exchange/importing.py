@@ -294,7 +294,10 @@ class _Arranger:
         return DraftEntry("model", asked.model, tokens, self._draft_layout(asked), context)
 
     def _draft_layout(self, asked: ForeignDraft) -> Layout | None:
-        """Return the layout of a draft model; None if the program decides, or its number of layers is unknown."""
+        """Return the layout of a draft model; None if the program decides, or if the number of layers is unknown.
+
+        `asked`: options of speculative decoding in the command.
+        """
         if asked.n_gpu_layers is None and asked.devices is None:
             return None
         path = Path(asked.model).expanduser()

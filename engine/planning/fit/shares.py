@@ -24,7 +24,7 @@ So the reduction is 2 % larger than computed, because a device's part of a layer
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
     """Return `layout`, of mode tensor, with its shares changed until it is within the limits of `needs`.
 
-    If no shares fit, the fewest layers with which some fit are moved to the CPU too. None if that does not help.
+    If no shares fit, layers are moved to the CPU too, as few as possible. None if that does not help.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1

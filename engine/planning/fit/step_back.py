@@ -1,8 +1,8 @@
 """Search for the next layout to try after one that did not fit.
 
-A load that ran out of memory shows how much a device really has. A probe shows how much more llama.cpp needs than the
-estimate. All attempts together give one memory limit for each device. The next layout is the one within these limits
-that differs least from the last one.
+A load that ran out of memory shows how much memory a device really has. A probe shows how much more memory llama.cpp
+needs than the estimate. All attempts together give one memory limit for each device. The next layout is the one within
+these limits that differs least from the last one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Refusal:
     def capacity_bytes(self) -> int:
         """Largest number of bytes that a load can allocate on the device, as the failed allocation shows.
 
-        The device could not give the placed and the requested bytes together, so it has at least one byte less. Nor has
-        it more than the placed and the free bytes together.
+        It is less than the placed and the requested bytes together, because this allocation failed. It is at most the
+        placed and the free bytes together.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)

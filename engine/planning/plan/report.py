@@ -63,7 +63,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     def without_overhead(self) -> DeviceRow:
         """Return the row with overhead and answering memory removed, for comparison with measured rows.
 
-        Measured rows do not contain these, because llama.cpp reports its buffers only.
+        Measured rows do not contain these two, because llama.cpp reports its buffers only.
         """
         besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(

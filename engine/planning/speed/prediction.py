@@ -118,7 +118,7 @@ class SpeedForecast:
     `devices`: seconds of each device that takes part.
     `source`: least reliable source among devices with a noticeable share of the time.
     `is_learnt`: whether the prediction was corrected by measured answers with layouts of the same class.
-    `prompt`: for an answer, the prediction for a prompt of `n_tokens`; None if `n_tokens` is 0, and for a prompt.
+    `prompt`: for an answer, the prediction for a prompt of `n_tokens` tokens, None if that is 0; for a prompt, None.
     `links`: links to RPC workers on other machines that take part.
     """
 

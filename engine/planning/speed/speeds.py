@@ -276,7 +276,7 @@ def attention_seconds(
 def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> float | None:
     """Return the seconds for attention of one head to one cell; None if attention was not measured.
 
-    Between the measured head sizes it is interpolated.
+    Between the measured head sizes the time is interpolated.
 
     `known`: measured speeds by kernel. `suffix`: end of the kernel's name. `width`: head size in elements.
     """
@@ -296,7 +296,7 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
 def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
     """Return the speed of a recurrent kernel in state elements times tokens per second; None if it was not measured.
 
-    RPC workers are not measured, so one that computes with a CPU has the rate of the host.
+    RPC workers are not measured. A worker that computes with a CPU has the rate of the host.
     """
     measured = speeds.products.get(device.id, {}).get(kernel)
     if measured is None and device.is_rpc and _computing_kind(device) == "cpu":

@@ -44,10 +44,9 @@ def decide_pipeline(
 
 
 def _gains(context: ContextSettings) -> bool:
-    """Return whether pipeline parallelism can make prompts faster: there are several micro batches to compute at a
-    time.
+    """Return whether pipeline parallelism can make prompts faster: there may be several micro batches at a time.
 
-    These are parts of a long prompt, or prompts of several sequences.
+    The micro batches are parts of a long prompt, or prompts of several sequences.
     """
     return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
 

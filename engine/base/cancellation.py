@@ -35,8 +35,7 @@ class CancelToken:
 
     @contextmanager
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` when the token is cancelled while the context is open. If it is already cancelled, call it at
-        once.
+        """Call `callback` when the token is cancelled while the context is open; at once if it is cancelled already.
 
         The callback may still run shortly after the context has ended, so it must be harmless then.
         """

@@ -68,7 +68,7 @@ class Rights:
 
 
 DISCOVERY = Rights("discovery", uses_drivers=True, connects="endpoints", memory_bytes=4 * _GIB)
-"""Rights of the child that lists devices. The drivers of many cards take gigabytes, its list a few kilobytes."""
+"""Rights of the child that lists devices. The memory limit is high, because drivers of many cards take gigabytes."""
 PROBE = Rights("probe", "model", uses_drivers=True, connects="endpoints", memory="as its header needs")
 LOAD = Rights(
     "load",
@@ -80,7 +80,7 @@ LOAD = Rights(
     memory="1 GiB for a step on foreign text",
 )
 VOCABULARY = Rights("vocabulary", "model", starts_renderer=True, memory_bytes=4 * _GIB)
-"""Rights of the child that reads a vocabulary. One of 260,000 tokens takes some hundred MiB of memory."""
+"""Rights of the child that reads a vocabulary. A vocabulary of 260,000 tokens takes some hundred MiB of memory."""
 SPEED = Rights("speed", uses_drivers=True, connects="endpoints", memory="as the measurement needs")
 QUANTISE = Rights("quantise", "model", "folder of the new file", memory="as the model needs")
 SERVE = Rights("serve", "", "kept weights", uses_drivers=True, listens=True, memory="cap of the device")
@@ -97,17 +97,17 @@ TUNNEL = Rights(
     "tunnel", "key of this machine", connects="any", listens=True, uses_udp=True, uses_local_sockets=True, memory="none"
 )
 NEARBY = Rights("nearby", uses_udp=True, memory_bytes=256 * _MIB)
-"""Rights of the child that finds machines nearby. A flood of announcements fills its memory until the limit ends it."""
+"""Rights of the child that finds machines nearby. Too many announcements end the child by its memory limit."""
 
 TABLE = (
     LOAD, PROBE, DISCOVERY, VOCABULARY, SPEED, QUANTISE, SERVE, LIBRARY, PDF, IMAGE, SOUND, FORMULA, RENDERER, IMPORTER,
     DOWNLOAD, TUNNEL, NEARBY,
 )  # fmt: skip
-"""The rights of all kinds of children."""
+"""Access rights of child processes: one row for each kind of child."""
 
 
 def cells(rights: Rights) -> dict[str, str]:
-    """Return the rights of one kind of child as texts by column name, for the table that `doctor` prints."""
+    """Return one row of the table of rights that `doctor` prints: the text of each cell, by column name."""
     drivers = "drivers" if rights.uses_drivers else ""
     tcp = [f"to {rights.connects}" if rights.connects else "", "listens" if rights.listens else ""]
     size = rights.memory_bytes
@@ -185,7 +185,7 @@ def confine(
     The restriction cannot be undone, and also binds later threads and children. Call this while the process has a
     single thread: before version 8 Landlock does not bind other existing threads. Open files and connections stay
     usable.
-    `readable`, `writable`: files and folders of the request.
+    `readable`, `writable`: files and folders that the child reads and writes for its request.
     `ports`: TCP ports of the endpoints that the process connects to.
     `resolves_names`: whether some endpoints are host names instead of IP addresses.
     """
@@ -276,8 +276,8 @@ _LINKER = re.compile(r"/ld(?:-[\w.-]+)?\.so[\w.]*$")
 def _has_nvidia() -> bool:
     """Return whether NVIDIA's driver is installed.
 
-    The rights depend on it, because the driver creates Unix sockets to share memory, and for a shared CUDA context
-    (MPS).
+    The access rights depend on this, because the driver creates Unix sockets: to share memory, and for a shared CUDA
+    context (MPS).
     """
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 
@@ -294,7 +294,10 @@ def code_folders() -> tuple[Path, ...]:
 
 
 _RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
-"""Targets of the link /etc/resolv.conf. The rest of /run has sockets and files of the user's session."""
+"""Folders that may have the target of the link /etc/resolv.conf, which every child reads.
+
+The rest of /run has sockets and files of the user's session.
+"""
 _DRIVERS = (
     "/proc/bus", "/proc/device-tree", "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/modules",
     "/run/opengl-driver", "/run/opengl-driver-32", "/run/current-system", "/run/udev", "/run/nvidia-persistenced",
@@ -304,7 +307,10 @@ _DEVICES = (
     "accel*", "dma_heap", "dri", "dxg", "kfd", "kgsl*", "mali*", "nvhost*", "nvgpu*", "nvidia*", "nvmap", "udmabuf",
     "davinci*", "devmm_svm", "hisi_hdc",
 )  # fmt: skip
-"""Devices of graphics cards and accelerators. The rest of /dev has terminals, and memory of other programs (shm)."""
+"""Name patterns in /dev of graphics cards and accelerators, to which drivers write.
+
+The rest of /dev has terminals, and shared memory of other programs (shm).
+"""
 _MPS = Path("/tmp/nvidia-mps")
 
 

@@ -13,7 +13,7 @@ OWN = Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """One control group.
+    """A Linux control group, whose limits are in control files.
 
     `version`: 1 or 2; the names of the control files depend on it. `folder`: folder of the group in /sys/fs/cgroup.
     """

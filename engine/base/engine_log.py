@@ -17,7 +17,7 @@ import re
 CARD_MEMORY = r"out of memory|.*resource allocation failed"
 """Regex for a CUDA error that means that the card has no memory left (of cudaMalloc, cuBLAS or cuFFT).
 
-It matches the text after "CUDA error: ".
+The regex matches the text after "CUDA error: ".
 """
 # Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
 _LOSS = re.compile(

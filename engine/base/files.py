@@ -199,8 +199,8 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    `home`: the user's home folder; None: ask the system. The environment variables are those that `constants.py` of
-    huggingface_hub reads.
+    `environment`: environment variables; those that huggingface_hub's `constants.py` reads are used.
+    `home`: the user's home folder; None: ask the system.
     """
     named = _named_folder(environment, "HF_HOME", home)
     cache = _named_folder(environment, "XDG_CACHE_HOME", home)

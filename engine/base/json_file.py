@@ -268,7 +268,7 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
     """Return the document that `write_kept` wrote to a file.
 
-    None: the file is missing, damaged, or longer than `max_bytes`.
+    None: the file is missing, damaged, or longer than `max_bytes`. `kind`: class of the document.
     """
     try:
         # No time for a pipe or device in the place of our own file: nobody waits for a user here.

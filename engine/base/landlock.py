@@ -32,7 +32,7 @@ The right for device ioctls (version 5) is left out, because drivers need ioctls
 """
 _READING = _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""The rights that a rule for a single file may contain; the others apply only to folders."""
+"""The rights that a rule for a single file may contain; all other rights apply to folders only."""
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
@@ -133,7 +133,7 @@ def restrict(reach: Reach) -> bool:
 
 
 def _allow_files(ruleset: int, paths: Iterable[Path], rights: int) -> None:
-    """Add a rule with these rights for each existing path."""
+    """Add a rule with these rights for each existing path to a Landlock ruleset. `ruleset`: its file descriptor."""
     for path in paths:
         try:
             descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)

@@ -1,8 +1,9 @@
 """The language of texts for people: English, unless the process of the window has chosen another language.
 
 The code contains texts in English, as in `tr("{count} of {whole} files", count=3, whole=9)`. Variable parts are named
-fields, because other languages need another order, and because a formatted text is not in the catalogue. `tr_count` is
-for texts that depend on a number. A catalogue translates English texts; a text that it lacks stays English.
+placeholders, because other languages need another order, and because a formatted text is not in the catalogue.
+`tr_count` is for texts that depend on a number. A catalogue translates English texts; a text that it lacks stays
+English.
 
 The language is chosen once, before modules with tables of texts are imported. The command line and all children choose
 none, so that their output, logs and reports are English.
@@ -56,7 +57,7 @@ def language_name() -> str:
 
 
 def tr(text: str, /, **fields: object) -> str:
-    """Return the translation of `text`. If fields are given, the text is formatted with `str.format`."""
+    """Return the translation of `text`, with its placeholders replaced. `fields`: values by name of the placeholder."""
     said = _language.texts.get(text, text)
     return said.format(**fields) if fields else said
 
@@ -64,7 +65,8 @@ def tr(text: str, /, **fields: object) -> str:
 def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
     """Return the text for `count` objects in the right plural form, with `{count}` replaced by the number.
 
-    `one`, `several`: the English forms.
+    `one`, `several`: the English text in singular and plural.
+    `fields`: values of further placeholders.
     """
     forms = _language.forms.get(one)
     if forms is None:

@@ -69,6 +69,7 @@ def read_nodes(
     """Return the online NUMA nodes in the order of their numbers; empty if the system describes no nodes.
 
     `usable`: logical processors that this process may use; None: query the system.
+    `folder`: folder in which Linux describes the nodes. `status`: the file /proc/self/status.
     """
     usable = usable_processors() if usable is None else usable
     online = parse_list(_text(folder / "online")) or _listed(folder)

@@ -62,6 +62,7 @@ def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -
 
     Empty if the system does not report which processors share a core.
     `usable`: logical processors of this process; None: query the system.
+    `devices`: folder in which Linux describes devices and processors.
     """
     usable = usable_processors() if usable is None else usable
     cores: set[tuple[int, ...]] = set()
@@ -80,6 +81,8 @@ def read_processor(
     """Return the cores to which the `usable` logical processors belong.
 
     If the system does not describe a processor, it counts as a core of its own and not as an efficiency core.
+    `devices`: folder in which Linux describes devices and processors.
+    `cgroup_root`: folder of the control groups. `own_cgroup`: file that lists the groups of this process.
     """
     saving = usable & _power_saving(usable, devices)
     return Processor(
@@ -91,7 +94,10 @@ def read_processor(
 
 
 def quota_cores(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Return the smallest CPU quota of this process's control groups, in whole cores, rounded up; None: no quota."""
+    """Return the smallest CPU quota of this process's control groups, in whole cores, rounded up; None: no quota.
+
+    `root`: folder of the control groups. `own`: file that lists the groups of this process.
+    """
     quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 

@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 
 class Binding(Enum):
-    """What happens to a call that binds a thread to processors by its id.
+    """Treatment of system calls that bind a thread, given by its id, to processors.
 
-    REFUSED: it fails. ASKED: the kernel asks the parent (`engine.base.thread_binding`). IGNORED: it succeeds and has no
-    effect, because OpenMP ends the process after a failure.
+    REFUSED: the call fails. ASKED: the kernel asks the parent (`engine.base.thread_binding`). IGNORED: the call has no
+    effect but succeeds, because OpenMP ends the process after a failure.
     """
 
     REFUSED = "refused"
@@ -49,8 +49,8 @@ class Calls:
     `tcp`, `udp`, `unix`: whether the process may open sockets of this kind.
     `listens`: whether it accepts connections.
     `programs`: whether it starts programs; then it may also signal processes other than its parent.
-    `binding`: what happens if a thread is bound to processors by an id other than 0 and `pid`. A filter cannot know the
-    ids of the process's threads.
+    `binding`: treatment of calls that bind another thread than the calling one (id 0) or the main one (id `pid`) to
+    processors. A filter cannot know the ids of the process's threads.
     """
 
     pid: int
@@ -103,7 +103,7 @@ _COMMON = {
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "pidfd_open": 434, "pidfd_getfd": 438,
     "clone3": 435, "process_madvise": 440, "mount_setattr": 442,
 }  # fmt: skip
-"""Numbers of system calls that are the same on both machines, as all from 424 on are."""
+"""Numbers of system calls that are the same on x86_64 and aarch64, as all numbers from 424 on are."""
 
 _NEVER = (
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_open", "pidfd_getfd",
@@ -129,13 +129,19 @@ other threads of this process, and ignore the error.
 _BINDING = "sched_setaffinity"
 """System call that binds threads to processors."""
 _NAMESPACES = 0x7E020000
-"""CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""
+"""Mask of the flags CLONE_NEW*, which are refused.
+
+In namespaces of its own a process has all capabilities, and can use more functions of the kernel.
+"""
 _OWNING = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel then sends any signal to any process when a file is ready."""
+"""Commands of `fcntl` that are refused: F_SETOWN, F_SETSIG and F_SETOWN_EX.
+
+With them, a process can make the kernel send any signal to another process when a file is ready.
+"""
 _SENDING = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
 """Index of the flags among the arguments of each call that sends."""
 _FAST_OPEN = 0x20000000
-"""MSG_FASTOPEN: it connects while sending, without `connect`, so that Landlock's limits for ports would not apply."""
+"""The flag MSG_FASTOPEN. A call with this flag connects without `connect`, so Landlock would not check the port."""
 _X32 = 0x40000000
 """Bit that marks system calls of the x32 interface of x86_64."""
 
@@ -144,14 +150,14 @@ _INSTRUCTION = struct.Struct("HBBI")
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 _UNKNOWN = 0x00050000 | errno.ENOSYS
 _ASK, _SUCCEED = 0x7FC00000, 0x00050000
-"""SECCOMP_RET_USER_NOTIF, and SECCOMP_RET_ERRNO without an error."""
+"""Results of the filter: ask the parent (SECCOMP_RET_USER_NOTIF); succeed without effect (SECCOMP_RET_ERRNO with 0)."""
 _BOUND = {Binding.REFUSED: _REFUSE, Binding.ASKED: _ASK, Binding.IGNORED: _SUCCEED}
 _NUMBER, _ARCHITECTURE = 0, 4
 _NEGATIVE = 1 << 31
 _ALL_BITS = 0xFFFFFFFF
 _SET_FILTER, _ACTION_AVAILABLE = 1, 2
 _ALL_THREADS, _NEW_LISTENER, _THREAD_BY_ERROR = 1, 8, 16
-"""SECCOMP_FILTER_FLAG_TSYNC, NEW_LISTENER and TSYNC_ESRCH. The last one is required with both others (Linux 5.7)."""
+"""The flags SECCOMP_FILTER_FLAG_TSYNC, NEW_LISTENER and TSYNC_ESRCH; TSYNC with NEW_LISTENER requires TSYNC_ESRCH."""
 _SOCKET_TYPE = 0xF
 """Mask for the socket type; the other bits of the argument are flags, such as SOCK_CLOEXEC."""
 
@@ -172,7 +178,11 @@ def _argument(index: int, *values: int, mask: int = _ALL_BITS) -> _Test:
 
 
 def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
-    """Return the BPF program (`linux/filter.h`) that refuses all calls except `calls`; empty for an unknown machine."""
+    """Return the BPF program (`linux/filter.h`) that refuses all system calls except `calls`.
+
+    `machine`: CPU architecture as in `platform.machine()`; empty: that of this computer. The result is empty for an
+    unknown architecture.
+    """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return b""
@@ -250,8 +260,9 @@ _UNIX, _NETLINK = 1, 16
 
 
 def _when(action: int, *tests: _Test) -> list[_Instruction]:
-    """Return instructions that end the filter with `action` if all tests hold. If one fails, the filter continues after
-    them.
+    """Return instructions that end the filter with `action` if all tests hold.
+
+    If a test fails, the filter continues after these instructions.
     """
     body: list[_Instruction] = [(_RETURN, 0, 0, action)]
     for test in reversed(tests):
@@ -294,8 +305,8 @@ def refuse_other_calls(calls: Calls, hand_over: Callable[[int], object] | None =
     """Refuse all system calls except `calls`, in all threads of this process; return whether the system can do that.
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
-    `hand_over`: gives the kernel's descriptor for questions to the parent, if `calls` has `Binding.ASKED`. Where the
-    kernel gives none, such calls are ignored.
+    `hand_over`: called if `calls` has `Binding.ASKED`. Its argument is the descriptor through which the kernel asks
+    about calls; the function passes it to the parent. If the kernel cannot ask, the calls are ignored.
     """
     if not can_refuse_calls():
         return False
@@ -330,7 +341,7 @@ def own_calls(
     programs: bool = False,
     binding: Binding = Binding.REFUSED,
 ) -> Calls:
-    """Return the `Calls` of this process: the arguments, with the process ids filled in."""
+    """Return `Calls` with these arguments, and with the ids of this process and its parent."""
     return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binding)
 
 

@@ -88,7 +88,10 @@ def _json_escaped(match: re.Match[str]) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a text as a Markdown code block, with a fence that is longer than any in the text."""
+    """Return a text as a Markdown code block, with a fence that is longer than any in the text.
+
+    `language`: language for syntax highlighting, such as "json"; empty: none.
+    """
     fence = "```"
     while fence in text:
         fence += "`"

@@ -24,7 +24,7 @@ from pathlib import Path
 from engine.base.seccomp import can_ask_parent
 
 _OPENMP = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Environment variables with which OpenMP binds threads to processors. If it cannot, it ends the process."""
+"""Environment variables with which OpenMP binds threads to processors. If that fails, OpenMP ends the process."""
 _SOCKET = "LAYERDECK_THREAD_BINDING"
 """Environment variable with the number of the inherited socket."""
 
@@ -58,11 +58,11 @@ class ThreadBinding:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variable that names the descriptor to the child."""
+        """The environment variable that passes the number of the descriptor to the child."""
         return {_SOCKET: str(self.inherited)}
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both sockets: that of the parent and that of the child."""
         self._own.close()
         self._theirs.close()
 
@@ -100,8 +100,9 @@ def _answer_all(questions: int, ending: socket.socket, pid: int) -> None:
 
 
 def make_thread_binding(environment: Mapping[str, str]) -> ThreadBinding | None:
-    """Return a new `ThreadBinding` for a child with these environment variables; None if it binds no threads or the
-    system cannot ask.
+    """Return a new `ThreadBinding` for a child with these environment variables.
+
+    None if the child binds no threads, or if the kernel cannot ask the parent about calls.
     """
     if not binds_threads(environment) or not can_ask_parent():
         return None
@@ -120,9 +121,10 @@ def inherited_socket() -> int | None:
 
 
 def hand_over(questions: int, *, channel: int) -> None:
-    """Send the kernel's descriptor for questions to the parent, and close it here.
+    """Send the descriptor `questions` to the parent, and close it in this process.
 
-    `channel`: descriptor of the inherited socket. It stays open until this process ends, which tells the parent.
+    `questions`: descriptor through which the kernel asks about calls of this process.
+    `channel`: descriptor of the inherited socket. It is closed when this process ends, so the parent notices that.
     """
     try:
         with socket.socket(fileno=channel) as sender:

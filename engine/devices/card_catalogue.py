@@ -1,8 +1,7 @@
 """A catalogue of cards by name, for plans with cards that are not in this computer ("what if I had another card?").
 
 Memory sizes and bandwidths are those that the manufacturers publish. Plans assume the usual link to the host. The
-catalogue also has computers with unified memory; such a computer
-cannot be combined with other cards.
+catalogue also has computers with unified memory; such a computer cannot be combined with other cards.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ BANDWIDTHS: Mapping[str, int] = {
 }  # fmt: skip
 """Published bandwidth in GB/s, by a part of the device's name; the longest matching part is used.
 
-It has further names that drivers report, and parts that are not in the catalogue.
+Beside the names in the catalogue, there are other names that drivers report, and devices that the catalogue lacks.
 """
 _METAL_SHARE = 0.75
 """Usual share of a Mac's memory that Metal may use (`recommendedMaxWorkingSetSize`)."""

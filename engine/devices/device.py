@@ -47,7 +47,8 @@ class Fault:
     """A feature that is not used on a device, because the engine's self-check found that it is broken on this device.
 
     `reason`: a sentence for people.
-    `of`: affected type of the KV cache (flash attention) or of the weights; empty: all types.
+    `of`: type of the KV cache (for flash attention) or of the weights (for other features) with which the feature is
+    broken; empty: all types.
     """
 
     feature: Feature
@@ -271,7 +272,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Memory that the host shares with other devices (unified memory). What one of them uses, the others lack.
+    """Memory that the host shares with other devices (unified memory), so that each can use what the others leave.
 
     `ids`: ids of the host and of the devices with unified memory.
     `available_bytes`: memory that is available to all of them together.
@@ -334,7 +335,11 @@ def make_host(
     nodes: tuple[NumaNode, ...] = (),
     swap_bytes: int | None = None,
 ) -> Device:
-    """Return the device for the host's CPU and memory. `swap_bytes`: free swap space; None: unknown."""
+    """Return the device for the host's CPU and memory.
+
+    `free_bytes`, `swap_bytes`: free memory and free swap space; None: unknown.
+    `nodes`: NUMA nodes; a single node is left out.
+    """
     return Device(
         id=CPU_ID,
         name=name,
@@ -376,7 +381,7 @@ def find_id_fault(device_id: str) -> str | None:
 
 
 def with_free_ids(devices: Iterable[Device], taken: Iterable[str]) -> tuple[Device, ...]:
-    """Return `devices`, where each device whose id is in `taken` has a new id.
+    """Return `devices`, with a new id for each device whose id is in `taken`.
 
     Layouts refer to devices by id, so ids must be unique.
     """
@@ -406,7 +411,7 @@ def names_of(devices: Iterable[Device]) -> str:
 
 
 REMOTE_MARGIN_BYTES = 256 * MIB
-"""Default margin of a device on another machine, where other programs may change between discovery and load."""
+"""Default margin of a device on another machine, whose memory other programs may take before the load."""
 _REMOTE_PART = 20
 """Divisor for small devices: the margin is at most 1/20 of the device's memory."""
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")

@@ -41,7 +41,10 @@ MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
 NOTICE = b"\xffLDTUNL\n"
-"""First bytes of a message from our tunnel. No RPC server sends them, because its answers begin with a short length."""
+"""First bytes of a message from our tunnel.
+
+They differ from every answer of an RPC server, which begins with the length of the answer as a small number.
+"""
 MAX_NOTICE_BYTES = 1000
 # 253 is the longest name of DNS.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
@@ -85,7 +88,7 @@ class GreetingStatus(StrEnum):
 class Greeting:
     """The result of the handshake with one endpoint.
 
-    `sentence`: the result for people. `version`: version of the server's RPC protocol; None: unknown.
+    `sentence`: the result as a sentence for people. `version`: version of the server's RPC protocol; None: unknown.
     """
 
     endpoint: str
@@ -332,7 +335,10 @@ class _Talk:
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
-        """Connect to the endpoint if its address is resolved. Else do nothing; the caller tries again later."""
+        """Start to connect if the host name is resolved; else do nothing, and the caller calls again later.
+
+        `selector`: gets the socket, and reports when it is connected.
+        """
         if self._socket is not None:
             return
         known, address = addresses.get(self._host)
@@ -497,7 +503,11 @@ class _Talk:
 
 
 def make_notice(status: GreetingStatus, words: str) -> bytes:
-    """Return the message that a tunnel sends to its client if it cannot reach the server at the other end."""
+    """Return the message that a tunnel sends to its client if it cannot reach the server at the other end.
+
+    `status`: result that the client's handshake then has.
+    `words`: the reason; it completes a sentence that begins with the endpoint.
+    """
     return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
 
 

@@ -29,7 +29,7 @@ _NO_POOLING = 0
 
 
 def capabilities_of(metadata: Mapping[str, MetadataValue], architecture: str) -> tuple[str, ...]:
-    """Return the names of `CAPABILITIES` that hold for a GGUF header, in display order.
+    """Return the capabilities of the model with this GGUF header: names in `CAPABILITIES`, in display order.
 
     "images" and "sound" are found only in the header of a projector (keys `clip.has_..._encoder`).
     """

@@ -26,9 +26,9 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
     `mtime_ns`: modification time in nanoseconds.
     `device`, `inode`: device and inode numbers of the file itself, after links are followed.
     `store`: the folder of the user, or the model folder of another program, in which the file was found.
-    `sha256`: SHA-256 by the file name or manifest in another program's store, None if they have none.
-    `role`: kind of file (model, projector, adapter, ...) by Ollama's manifest, None in other stores.
-    `beside`: path of the model that has this side file in its manifest, None in other stores.
+    `sha256`: SHA-256 that the file name or manifest in another program's store contains, None if there is none.
+    `role`: kind of file (model, projector, adapter, ...) that Ollama's manifest states, None in other stores.
+    `beside`: path of the model whose manifest in Ollama's store names this side file, None in other stores.
     `texts`: (kind, path) of further files of the model in the store, such as chat template and manifest.
     `is_missing`: whether an earlier scan found the file and the last one did not.
     """

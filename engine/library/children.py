@@ -209,7 +209,10 @@ class Answers:
         self._sent_s = time.monotonic()
 
     def add(self, number: int, found: Any) -> None:
-        """Add the result for the model with index `number`. The group is sent if it is full or `hold_s` has passed."""
+        """Add the result for the model with index `number` to the results that are held back.
+
+        All of them are sent if they are many enough for a group, or if `hold_s` has passed.
+        """
         # Starts the allowance anew: it is for one model, and not for the request.
         limit_work(WORK_S)
         self._held.append((number, found))

@@ -12,7 +12,7 @@ from engine.model.gguf.model_file import TOKENIZER, ModelFile
 from engine.model.gguf.vocabulary import MOST_DIFFERENCE
 
 _LARGEST_SHARE = 2
-"""A draft model is proposed up to 1/2 of the main model's size: a larger one hardly speeds up answers."""
+"""Divisor of the main model's size. Draft models larger than the result are not proposed: they hardly save time."""
 
 
 @dataclass(frozen=True, slots=True)

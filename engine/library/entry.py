@@ -160,7 +160,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     def side_file(self, role: Role, quantisation: Quantisation) -> SideFile | None:
         """Return the side file with `role` that suits a quantisation best; None if the model has none.
 
-        It has the same quantisation, else the nearest number of bits per weight.
+        The best one has the same quantisation, else the nearest number of bits per weight.
         """
         return nearest([side for side in self.side_files if side.role == role], quantisation.label)
 

@@ -33,10 +33,10 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Values from a GGUF header. A field is None, or empty, if the header lacks it.
 
-    `kind`: kind of file (model, projector, draft model, ...). Only a draft model is recognised by its name.
+    `kind`: kind of file (model, projector, draft model, ...), by its header; a draft model is recognised by its name.
     `file_type`: name of the quantisation.
     `n_parameters`: number of elements of all tensors.
-    `widths`: tensor lengths of a projector or adapter; one of them equals the width (`n_embd`) of its model.
+    `widths`: dimensions of a projector's or adapter's tensors; one of them equals the width (`n_embd`) of its model.
     `n_blocks`: number of layers that the tensors of a side file refer to.
     `tokenizer`: model and pre-tokenizer of the vocabulary.
     `error`: reason why the header cannot be read or the file is no language model, else empty.
@@ -142,7 +142,7 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
     """Return the kind of a file (model, projector, adapter, ...) by its header.
 
-    `role`: kind by the file name. It decides whether a model is a draft model, because no header says that.
+    `role`: kind by the file name; it is used to recognise a draft model, because no header says that.
     """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":
@@ -157,7 +157,7 @@ def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) 
 
 
 def _widths(kind: Role, header: FileHeader) -> Iterator[int]:
-    """Yield tensor lengths of a projector or adapter; one of them is the width (`n_embd`) of its model."""
+    """Yield dimensions of a projector's or adapter's tensors; one of them equals the width (`n_embd`) of its model."""
     if kind == "projector":
         for part in ("vision", "audio"):
             width = _number(header.metadata, f"clip.{part}.projection_dim")

@@ -33,8 +33,8 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `reason`: a sentence if the model does not fit, or if that is unknown; else empty.
     `layout`: key of the layout (`layout_key`), compared with the key of a measured layout.
     `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
-    `source`: how the devices' speeds are known; of several sources the least reliable one, without devices that hardly
-    matter for `expected`.
+    `source`: how the speeds of the devices are known. If the sources differ, it is the least reliable one; devices that
+    hardly affect `expected` are ignored.
     `projector`: file name of the projector whose memory is counted; empty if none is.
     `uncertainty`: relative error of `expected` that nine of ten predictions do not exceed, 0 if unknown.
     """
@@ -125,7 +125,10 @@ def sourced_speed_words(fit: Fit) -> str:
 
 
 def _uncertain(words: str, fit: Fit) -> str:
-    """Return the text of a speed with the percentage by which it may be off; unchanged if that is unknown."""
+    """Return `words`, the text of a speed, with the percentage by which the speed may be off.
+
+    The text is unchanged if the percentage is unknown.
+    """
     if not words or not fit.uncertainty:
         return words
     return tr("{speed}, ±{percent} %", speed=words, percent=round(100 * fit.uncertainty))

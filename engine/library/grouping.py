@@ -65,6 +65,8 @@ def _owners(
     """Return the indices of the entries that `side` belongs to.
 
     There are several if neither names, folders nor headers decide between them.
+    `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
+    `opened`: indices of entries by path of the model file.
     """
     if side.file.beside is not None:
         return opened.get(side.file.beside, [])
@@ -80,7 +82,10 @@ def _owners(
 
 
 def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]]) -> list[int]:
-    """Return the indices of the entries whose copies share the deepest folder with `file`."""
+    """Return the indices of the entries whose copies share the deepest folder with `file`.
+
+    `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
+    """
     root, folders = place_of(file)
     for depth in range(len(folders), _SHARED_AT_LEAST.get(file.store.kind, 0) - 1, -1):
         near = neighbourhoods.get((root, folders[:depth]))
@@ -132,7 +137,10 @@ _Shape = tuple[str, int | None, int | None]
 
 
 def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
-    """Group files into entries, sorted by title. Side files that belong to no model are left out."""
+    """Group files into entries, sorted by title. Side files that belong to no model are left out.
+
+    `facts`: values from the headers of models, by path of the first part.
+    """
     copies = join_parts(file for file in files if _role(file, facts) in ("model", "other"))
     entries = [_entry(members, facts) for members in _same_model(copies, facts)]
     sides = [
@@ -185,7 +193,7 @@ def _role(file: FoundFile, facts: FactsOf) -> Role:
 def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
     """Group copies of the same model: by name, and by the shape in the header if it is known.
 
-    The shape is architecture, number of layers and width.
+    The shape is architecture, number of layers and width. `facts`: values from headers by path.
     """
     named: dict[str, list[Copy]] = defaultdict(list)
     for copy in copies:
@@ -207,7 +215,7 @@ def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
 def base_of(file: FoundFile) -> str:
     """Return the name of the model that a file belongs to, without its quantisation.
 
-    It comes from the file name. If that is a general word such as "model", it comes from the repository or folder.
+    The name comes from the file name, or from the repository or folder if the file name is a general word ("model").
     """
     if file.store.kind == "ollama":
         return split_tag(file.name)[0].removesuffix(":latest")

@@ -140,9 +140,10 @@ class LibraryIndex:
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save header values of files. The keys are paths.
+        """Save header values of files.
 
-        Each value also has the state of the file (size, modification time, inode) when its header was read.
+        `known`: header values by path of the file, each with the state of the file (size, modification time, inode)
+        when its header was read.
         """
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
@@ -185,7 +186,7 @@ class LibraryIndex:
         return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def save_document(self, fingerprint: str, document: SavedDocument) -> None:
-        """Save a layout or preset of a model. One of the same kind and name is replaced."""
+        """Save a layout or preset of a model, in place of a saved one with the same kind and name."""
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",
@@ -202,11 +203,14 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was forecast
 
     def fits(self, rig: str) -> dict[str, Fit]:
-        """Return the saved forecasts for a rig. The keys are fingerprints of model files. `rig`: its `rig_key`."""
+        """Return the saved forecasts for a rig, by fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
         return dict(_readable(self._all("SELECT fingerprint, fit FROM fits WHERE rig = ?", (rig,)), Fit))
 
     def save_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
-        """Save forecasts for a rig. The keys of `fits` are fingerprints of model files. `rig`: its `rig_key`."""
+        """Save forecasts for a rig.
+
+        `rig`: key of the rig (`rig_key`). `fits`: forecasts by fingerprint of the model file.
+        """
         encoder = msgspec.msgpack.Encoder()
         with self._writing() as connection:
             connection.executemany(
@@ -338,7 +342,7 @@ def _is_text(value: object) -> bool:
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
     """Yield keys and decoded documents of the rows.
 
-    Rows that cannot be decoded are left out; they will be made again.
+    Rows that cannot be decoded are left out; they will be made again. `kind`: class of the documents.
     """
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:

@@ -47,9 +47,11 @@ NO_NOTES = Notes()
 class SavedDocument:
     """A saved layout or preset of one model.
 
-    `kind`: "layout" and "preset" are saved by the user. "last" is the layout that was in use when the model was closed.
-    Layouts are saved a second time under a key made from the path of the model file. The "file" document with that key
-    has the fingerprint of the model file for which they were saved.
+    Layouts are saved under two keys: the fingerprint of the model file, and a key made from its path. A "file" document
+    is saved only under the second key. It says for which fingerprint the layouts with this key were saved.
+
+    `kind`: "layout" or "preset" if the user saved it, "last" for the layout in use when the model was closed, or
+    "file".
     `name`: name by the user, empty for "last" and "file".
     `text`: text of a layout file, a preset as JSON, or a fingerprint.
     """

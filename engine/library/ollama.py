@@ -134,7 +134,7 @@ def _manifest_files(store: Store, path: Path, manifest: _Manifest, walk: Walk) -
 
 
 def _blob(root: Path, layer: _Layer) -> Path | None:
-    """Return the path of a layer's blob; None if its digest is not a SHA-256.
+    """Return the path of the blob that an entry ("layer") of a manifest names; None if its digest is not a SHA-256.
 
     The digest becomes part of a path, so no other text is accepted.
     """

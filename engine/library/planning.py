@@ -58,7 +58,10 @@ def _is_near(rig: Rig, before: Rig) -> bool:
 
 
 def settled_speeds(speeds: Speeds, before: Speeds | None) -> Speeds:
-    """Return the speeds for forecasts: `before` if no speed differs from it by more than 20 %, else `speeds`."""
+    """Return the speeds for forecasts: those of the last call if none has changed by more than 20 %, else `speeds`.
+
+    `before`: result of the last call, None for the first one.
+    """
     if before is None:
         return speeds
     now, then = dict(_figures(speeds)), dict(_figures(before))

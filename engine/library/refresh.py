@@ -59,7 +59,10 @@ def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
 
 
 def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
-    """Return the models and side files whose headers were not read yet, each as the paths of its parts."""
+    """Return the models and side files whose headers are not in `facts`, each as the paths of its parts.
+
+    `facts`: header values by path of the first part.
+    """
     copies = join_parts(file for file in census.files if not file.is_missing)
     return tuple(copy.paths for copy in copies if copy.path not in facts)
 

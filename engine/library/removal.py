@@ -27,7 +27,7 @@ class Removal:
 
     `paths`: paths of the files to move.
     `freed_bytes`: bytes that are free after the trash is emptied.
-    `owner`: name of the program whose store they are in, empty if it is a folder of the user.
+    `owner`: name of the program whose store has the files, empty for a folder of the user.
     `beside`: side files that are moved as well, because no other model uses them.
     `refusal`: reason why the copy cannot be removed, else empty.
     """
@@ -64,7 +64,7 @@ class Removal:
 def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]) -> Removal:
     """Return the effect of moving one copy of a quantisation to the trash.
 
-    It reads the file system, so it must not be called in the GUI thread.
+    The function reads the file system, so it must not be called in the GUI thread.
 
     `others`: all entries of the library, to find side files that other models use.
     """

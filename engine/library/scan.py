@@ -36,7 +36,7 @@ def scan(stores: Iterable[Store]) -> Census:
 
 
 def is_stale(census: Census) -> bool:
-    """Return whether a new scan is needed, because folders or files have changed since.
+    """Return whether a new scan is needed, because folders or files have changed since the scan `census`.
 
     Only `stat` results are compared.
     """

@@ -218,7 +218,7 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
     """Extract the pack in `archive` into `folder`, and return its manifest.
 
     The archive is a .tar.gz with the manifest first, then its files, all in one folder. Files are hashed while they are
-    written, and never exceed their listed size. `engine`: the installed engine.
+    written, and never exceed their listed size. `engine`: name and version of the installed engine.
 
     Raises:
         PackError: if the archive is not a pack, is damaged, or is for another engine or computer.
@@ -281,7 +281,10 @@ class _Metered(io.RawIOBase):
 
 
 def _next(tar: tarfile.TarFile, metered: _Metered) -> tarfile.TarInfo | None:
-    """Return the next member of the archive that is not a folder; None at the end."""
+    """Return the next member of the archive that is not a folder; None at the end.
+
+    `metered`: the stream that `tar` reads; its limit is raised by the size of the headers.
+    """
     for _ in range(MAX_FILES):
         metered.allow(_HEADER_BYTES)
         member = tar.next()

@@ -75,7 +75,7 @@ UNSIGNED = Maker()
 
 
 class Publisher(msgspec.Struct, frozen=True):
-    """A key that the user trusts, and the name that the user gave it."""
+    """A public key that the user trusts, and the name that the user gave to its owner."""
 
     key: str
     name: str = ""

@@ -87,7 +87,7 @@ class PackBook(msgspec.Struct, frozen=True):
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
         """Return the self-test result of the pack in `folder`.
 
-        None if there is none for this build of the engine, or if the files have changed since.
+        None if there is none for this build of the engine, or if the files have changed since the self-test.
         """
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
@@ -181,7 +181,7 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """A pack in the list for people.
+    """State and remarks of one engine pack, as a list for people shows them.
 
     `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
     `reason`: why the pack is not used, or a remark; may be empty.
@@ -241,7 +241,7 @@ class ListedPack:
 
 
 def list_packs(store: PackStore, book: PackBook, engine: str) -> tuple[ListedPack, ...]:
-    """Return a row of the list for each pack, with its state for this build of the engine."""
+    """Return a `ListedPack` for each pack of `store`. `engine`: build of the engine that would load the packs."""
     return tuple(_listed(pack, book, engine) for pack in store.packs())
 
 

@@ -1,1 +1,1 @@
-"""Live readings of the memory and the load of devices and the host."""
+"""Live readings of the memory and the utilisation of devices and the host."""

@@ -206,7 +206,7 @@ _THROTTLES = {
 }
 """Texts for the reasons for which NVML reports lowered clocks.
 
-An idle card and the user's own clock limits are left out.
+Two reasons are left out: the card is idle, or the user limits the clocks.
 """
 
 
@@ -267,8 +267,8 @@ def nvidia_driver(nvml: Nvml) -> str | None:
 class NvidiaCard:
     """A card as NVIDIA's driver lists it.
 
-    `total_bytes`, `free_bytes`: the card's memory. They are 0 and None for a card that shares the host's memory,
-    because the driver does not report that.
+    `total_bytes`, `free_bytes`: the card's memory; 0 and None for a card that shares the host's memory, because the
+    driver does not report that memory.
     `is_sliced`: whether CUDA sees slices of the card (MIG) instead of the card.
     """
 

@@ -19,7 +19,10 @@ FLOOR_SHARE = 0.02
 """Free memory is low below this share of a device's total memory, or below `FLOOR_BYTES` if that is less."""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
-"""Free memory counts as falling if it would be used up within this many seconds at the pace of the last `WINDOW_S`."""
+"""Free memory counts as falling if it would be used up within this many seconds at its present rate.
+
+The rate is that of the last `WINDOW_S` seconds.
+"""
 FALL_BYTES = 64 * MIB
 SPILL_BYTES = 64 * MIB
 PAGING_PER_S = 200.0
@@ -31,7 +34,10 @@ With more free memory, page faults come from the first read of a file.
 """
 _BEGIN_AFTER = 2
 _END_AFTER = 3
-"""An alert begins after `_BEGIN_AFTER` bad readings in a row, and ends after `_END_AFTER` good ones."""
+"""Number of consecutive samples without a problem after which its alert ends.
+
+An alert begins after `_BEGIN_AFTER` consecutive samples with the problem.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ MIN_SHARE = 64
 def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
     """Return the processes that hold most of a device's memory, largest first; empty if they are unknown.
 
-    Processes are known for NVIDIA cards and the host. They are unknown for the machine of an RPC worker.
+    They are known for NVIDIA cards and the host only. For an RPC device they are unknown.
     """
     if device.is_rpc:
         return ()
@@ -56,7 +56,9 @@ def _card_processes(device: Device) -> Iterable[MemoryHolder]:
 
 
 def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
-    """Return the bytes of each process by process id; None: unknown.
+    """Return the bytes of a card that each process holds, by process id; None: unknown.
+
+    `library`: NVML. `handle`: NVML's handle of the card.
 
     The driver lists a process that computes and draws twice; here it counts once.
     """

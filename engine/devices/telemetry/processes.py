@@ -41,7 +41,7 @@ def data_bytes(pid: int) -> int | None:
 
 
 def descendants(pid: int) -> tuple[int, ...]:
-    """Return the process ids of all descendants of a process; empty if it has ended."""
+    """Return the ids of the children of a process, of their children, and so on; empty if the process has ended."""
     if not _lists_children():
         try:
             return tuple(child.pid for child in psutil.Process(pid).children(recursive=True))
@@ -120,7 +120,7 @@ _FIELD = re.compile(rb"^(VmData|VmSwap|RssAnon|RssShmem):\s*(\d+) kB$", re.MULTI
 
 
 class HostReader:
-    """Reads the host's memory and load.
+    """Reads the memory and the processor utilisation of the host.
 
     The sample's `own_bytes` is the memory of all our child processes: model children, lab workers, probing children.
     """

@@ -36,8 +36,8 @@ class Sample:
 
     `own_bytes`: the part of `used_bytes` that our child processes hold.
     `note`: why there is no reading; empty if there is one.
-    `spilled_bytes`: memory moved to slower memory: from a card to host memory (all programs), or from the host to swap
-    (our child processes).
+    `spilled_bytes`: bytes that were moved to slower memory: from a card to host memory (of all programs), or from the
+    host's memory to swap space (of our child processes).
     `major_faults`: number of pages that our child processes had to read from disk since their start.
     """
 
@@ -59,7 +59,10 @@ class Reader(Protocol):
     """Reads the samples of one device. Only one thread may use it at a time."""
 
     def read(self, time_s: float) -> Sample:
-        """Return a sample, with None for values that cannot be read. Never raises, even if the device is gone."""
+        """Return a sample, with None for values that cannot be read. Never raises, even if the device is gone.
+
+        `time_s`: present time of the monotonic clock, for the sample.
+        """
 
 
 def gap(device: str, time_s: float, note: str) -> Sample:

@@ -84,7 +84,7 @@ class SpanPlan:
 
 
 class Trial:
-    """Search for a good number of connections: one more is tried, and is kept if the transfer rate grows by 15 %.
+    """Search for a good number of connections: one more is tried at a time, and kept if the rate grows by 15 %.
 
     `most`: largest number of connections.
     `trial_s`: seconds for which the rate with each number is measured; if 0, `most` is used from the start.
@@ -106,7 +106,7 @@ class Trial:
         self.wanted, self._settled = 1, True
 
     def look(self, now_s: float, fetched_bytes: int, left_bytes: int) -> None:
-        """Update `wanted`, the number of connections, from the transfer rate since that number changed last.
+        """Update `wanted`, the number of connections, from the transfer rate since its last change.
 
         `now_s`: time of a monotonic clock.
         `fetched_bytes`: bytes received in this transfer.

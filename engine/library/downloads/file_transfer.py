@@ -235,7 +235,7 @@ class FileTransfer:
     def _judge_faults(self, now_s: float) -> bool:
         """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
-        Raises the error itself if it is permanent, or if it follows the last retry.
+        Raises the error of a connection if that error is permanent, or if all retries are used up.
         """
         with self._changed:
             faults, self._faults = self._faults, []
@@ -322,10 +322,10 @@ class FileTransfer:
                 self._end_early(span, part)
 
     def _is_worth(self, span: Span) -> bool:
-        """Return whether the connection of `span` is used for the whole file, if the server ignores range requests.
+        """Return whether to go on with the connection of `span`, whose range request the server has ignored.
 
-        Such a server sends the file from its start. So the connection is used if `span` is at the start of the file,
-        or if it is the only open one.
+        Such a server sends the whole file from its start. So the connection is used if `span` is at the start of the
+        file, or if no other connection is open.
         """
         with self._changed:
             return not span.at or self._plan.n_taken == 1

@@ -46,7 +46,7 @@ class JobView:
     `note`: reason why a running download waits, else empty.
     `left_s`: estimated seconds left, None if the rate is not steady.
     `paths`: paths of the complete files.
-    `retry_s`: seconds until a paused download is retried automatically, None if it is not.
+    `retry_s`: seconds until a paused download is retried automatically, None if no retry is scheduled.
     """
 
     id: str

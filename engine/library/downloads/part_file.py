@@ -33,7 +33,7 @@ class PartFile:
     other methods only in one.
 
     `target`: final path of the file.
-    `block_bytes`: most bytes that are written without a line in the journal.
+    `block_bytes`: largest number of bytes that are written without a line in the journal.
     `restart`: whether to discard bytes that belong to another version of the file.
 
     Raises:
@@ -76,7 +76,7 @@ class PartFile:
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Replace the known origin by `origin`, which has values that the server stated later, in the journal too.
+        """Replace the origin, here and in the journal, by `origin`, which has values that the server stated later.
 
         An origin is the identity of the file on its server, such as address, size and etag.
         """
@@ -160,7 +160,7 @@ class PartFile:
     def close(self) -> None:
         """Write the last line of the journal, and close both files.
 
-        They stay on the disk, so that a later transfer resumes. Later calls of `write` are ignored.
+        The files stay on the disk, so that a later transfer resumes. Later calls of `write` are ignored.
         """
         with self._lock:
             self._closed = True
@@ -442,7 +442,10 @@ class Journal:
             os.fsync(self._descriptor)
 
     def _begin(self, step: _Step) -> int:
-        """Replace the journal by one with the origin, the last synced line and `step`; return its file descriptor."""
+        """Replace the journal by a short one, and return its file descriptor.
+
+        It has the origin, the last line that was synced, and the line `step`.
+        """
         lines = [self._origin, self._synced, step]
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         write_whole(self._path, data)

@@ -379,7 +379,10 @@ class Retries:
     def add(self, job_id: str, done_bytes: int) -> None:
         """Schedule a retry of a job whose server was not reached.
 
-        Each pause of `PAUSES_S` is used once. After the last pause, no retry is scheduled unless bytes have arrived.
+        The pauses before retries are those of `PAUSES_S`, one after another. After the last one, no retry is scheduled
+        unless bytes have arrived since.
+
+        `done_bytes`: bytes of the job's files that are on the disk.
         """
         before = self._tried.get(job_id)
         # Progress since the last try: the pauses begin anew.

@@ -1,4 +1,4 @@
-"""The messages of a download (`Download` and its answers), and `Transfer`, which runs the child process for one."""
+"""Messages of a download (`Download` and its answers), and `Transfer`, which carries it out in a child process."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:
 def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answer]], what: str) -> Iterator[_Answer]:
     """Yield the items of a list of the API, page by page. Count, bytes and time of all pages are bounded.
 
-    `what`: name of the request in error messages.
+    `kind`: type of the decoded list. `what`: name of the request in error messages.
     """
     hub.require_online()
     left_bytes, deadline_s = MAX_LIST_BYTES, time.monotonic() + MAX_LIST_S
@@ -165,6 +165,7 @@ def _ask(
     """Send one request to the API and parse its answer.
 
     Return the answer, the address of the next page (None for the last page), and the size of the answer in bytes.
+    `kind`: type of the decoded answer. `what`: name of the request in error messages.
     """
     shown = clean(what)
 

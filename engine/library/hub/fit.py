@@ -50,9 +50,9 @@ class QuantisationFit:
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
-    `expected_per_second`: predicted speed of an answer of usual length, between those two; 0 if there is no prediction.
-    `speed_source`: how the devices' speeds are known; of several sources the least reliable one, without devices that
-    hardly matter for `expected_per_second`.
+    `expected_per_second`: predicted speed of an answer of usual length; 0 if there is no prediction.
+    `speed_source`: how the speeds of the devices are known. If the sources differ, it is the least reliable one;
+    devices that hardly affect `expected_per_second` are ignored.
     `projector`: the projector whose memory is counted, None if none is.
     """
 

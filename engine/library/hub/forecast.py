@@ -94,7 +94,7 @@ def forecast(
     """Return the forecast of one quantisation.
 
     `model`: header of the quantisation, or that of another one with tensor sizes scaled to this quantisation.
-    `grade`: which of the two `model` is.
+    `grade`: whether the tensor sizes in `model` are the quantisation's own, or scaled ones.
     `projector`: the projector whose memory is counted, None for none.
 
     Raises:
@@ -173,7 +173,7 @@ def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
 
 
 def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
-    """Return the name of the best quantisation, None if none fits, and a sentence with the reason.
+    """Return (name of the best quantisation, sentence with the reason); the name is None if no quantisation fits.
 
     The first of these rules that finds a quantisation decides. Quantisations of more than 8 bits per weight are
     considered only if no other quantisation fits.
@@ -292,6 +292,7 @@ def fit_repo(
 
     The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
 
+    `cache`: cache of headers, None for no cache.
     `options_of`: returns the conditions of the forecast for a model.
     `tell`: called with the number of forecasts done.
 
@@ -299,7 +300,7 @@ def fit_repo(
         HubError: if the hub refuses or does not answer.
         ArgumentError: if the repository lacks the quantisation, or has no model.
         ModelFileError: if the file is not a model.
-        CancelledError: if the watch of the options is cancelled.
+        CancelledError: if `constraints.watch` in the options is cancelled.
     """
     listing = list_repo(address.repo, hub, token, revision=address.revision)
     return fit_listing(listing, address, hub, token, cache, options_of, tell)
@@ -314,15 +315,19 @@ def fit_listing(
     options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of a repository whose files are listed already.
+    """Return the forecasts of a repository whose files are listed already. Waits for the network.
 
-    Except for `listing`, the arguments are those of `fit_repo`.
+    The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
+
+    `cache`: cache of headers, None for no cache.
+    `options_of`: returns the conditions of the forecast for a model.
+    `tell`: called with the number of forecasts done.
 
     Raises:
         HubError: if the hub refuses or does not answer.
         ArgumentError: if the repository lacks the quantisation, or has no model.
         ModelFileError: if the file is not a model.
-        CancelledError: if the watch of the options is cancelled.
+        CancelledError: if `constraints.watch` in the options is cancelled.
     """
     read = listing.find(address.quantisation, address.path)
     model = read_remote_model(listing, read, hub, cache, token)

@@ -130,7 +130,7 @@ def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCac
 class _Taken:
     """The downloaded start of a remote file.
 
-    Bytes that the parser skips are downloaded as well, so that it has no gaps.
+    Bytes that the parser skips are downloaded as well, so that the cached start has no gaps.
     """
 
     def __init__(self, start: bytes, fetch: Fetch, path: Path) -> None:

@@ -449,7 +449,7 @@ def retry_after(headers: Message) -> float | None:
 
 
 def fault_of(error: BaseException, url: str) -> HubError:
-    """Return the error for an exception of a connection to the host of `url`."""
+    """Return the `HubError` for an exception that a connection to the host of `url` raised."""
     if isinstance(error, HubError):
         return error
     cause = error.reason if isinstance(error, urllib.error.URLError) else error

@@ -166,7 +166,8 @@ class _Arranger:
     def _offloaded(self, has_devices: bool) -> int:
         """Return the number of layers on devices, counted from the output layer towards the front.
 
-        All layers are counted if the options do not contain a number; a note says so if `has_devices`.
+        All layers are counted if the options do not contain a number.
+        `has_devices`: whether devices can hold layers; a note is added if they can and the number is missing.
         """
         asked = self._load.n_gpu_layers
         if asked is None and has_devices:
@@ -220,7 +221,7 @@ class _Arranger:
     def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
         """Return the device id of each layer, the output layer last.
 
-        It divides layers by shares as llama.cpp's `load_tensors` does, also in float32 to get the same rounding.
+        Layers are divided by shares as in llama.cpp's `load_tensors`, also in float32 to get the same rounding.
 
         `listed`: (device id, share) of each entry of the device list. `offloaded`: number of layers on devices.
         """
@@ -293,7 +294,10 @@ class _Arranger:
         return DraftEntry("model", asked.model, tokens, self._draft_layout(asked), context)
 
     def _draft_layout(self, asked: ForeignDraft) -> Layout | None:
-        """Return the layout of a draft model; None if the program decides, or its number of layers is unknown."""
+        """Return the layout of a draft model; None if the program decides, or if the number of layers is unknown.
+
+        `asked`: options of speculative decoding in the command.
+        """
         if asked.n_gpu_layers is None and asked.devices is None:
             return None
         path = Path(asked.model).expanduser()

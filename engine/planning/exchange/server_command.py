@@ -57,7 +57,10 @@ def export_server(plan: Plan) -> Exported:
 
 
 def shell_lines(groups: tuple[tuple[str, ...], ...]) -> str:
-    """Return the llama-server command for a POSIX shell, with one option on each line."""
+    """Return the llama-server command for a POSIX shell, with one option on each line.
+
+    `groups`: words of each option with its value.
+    """
     return " \\\n  ".join((PROGRAM, *map(shlex.join, groups)))
 
 

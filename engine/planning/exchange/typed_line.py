@@ -88,7 +88,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 def _usual() -> ForeignLoad:
     """Return the load options of a command without settings, for comparison.
 
-    What differs from them in the options of a typed line was set by that line.
+    An option of a typed line whose value differs from these was set by that line.
     """
     return read_command("-ngl 0")
 

@@ -78,7 +78,7 @@ def back_as_fit(plan: Plan) -> Layout:
 def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
     """Return the layout with the experts of `count` layers on device `device`.
 
-    The layers are counted from the first or from the last one, whichever is predicted to be faster.
+    They are the first or the last layers with experts, whichever is predicted to be faster.
 
     Raises:
         LayoutError: fewer layers have experts, or the experts cannot leave the CPU.

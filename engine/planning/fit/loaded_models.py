@@ -1,4 +1,4 @@
-"""Models that are loaded at the same time: free memory beside them, models to unload, and keep-alive times.
+"""Models that are loaded at the same time: the memory that they leave free, models to unload, and keep-alive times.
 
 All classes are immutable and all functions pure. Times are in seconds of one monotonic clock; the caller passes them
 in.
@@ -116,9 +116,10 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the fewest of `models` to unload, in addition to all of `also`, so that `is_enough` is true.
+    """Return the fewest of `models` to unload, in addition to all of `also`, so that there is enough memory.
 
-    `is_enough` must be true if all `models` and all of `also` are unloaded.
+    There must be enough if all `models` and all of `also` are unloaded.
+    `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """
     # Few models are loaded at a time, so all combinations can be tried. The smallest come first.
     choices = (choice for count in range(len(models)) for choice in combinations(models, count))
@@ -137,7 +138,8 @@ def eviction_order(model: HeldModel) -> tuple[float, float, str]:
 def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
     """Return the bytes that a load holds on each device that it uses, by device id.
 
-    Overhead is that of the forecast, because llama.cpp does not report it. `checkpoint_bytes` are added for the CPU.
+    Overhead is that of the forecast, because llama.cpp does not report it.
+    `checkpoint_bytes`: host memory of the checkpoints of all sequences, in addition to the measured memory.
     """
     # A measured row may contain a part of these bytes already; only the difference is added.
     besides = {row.id: row.overhead_bytes + row.answering_bytes for row in loaded.forecast}

@@ -18,9 +18,9 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.planning.speed.work import Work
 
 _ABOUT_AS_SHORT = 1.1
-"""Largest ratio of the missing bytes of two devices for which both count as equally small.
+"""Two devices count as equally short of memory if their missing bytes differ by at most this factor.
 
-The free memory of equal cards differs by the memory that the desktop uses.
+The missing bytes of equal cards differ by the memory that the desktop uses.
 """
 
 
@@ -38,8 +38,8 @@ def layout_in_split_mode(plan: Plan, mode: SplitMode, speeds: Speeds = NO_MEASUR
 def _on_one_device(plan: Plan, speeds: Speeds) -> Layout:
     """Return a layout with the whole model on the fastest device with enough memory.
 
-    If no device has enough, the devices that lack the fewest bytes are compared (up to `_ABOUT_AS_SHORT` times the
-    smallest number), and the fastest of them is used.
+    If no device has enough, the fastest of the devices that lack the fewest bytes is used. Small differences of the
+    missing bytes (`_ABOUT_AS_SHORT`) are ignored.
     """
     # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
     devices = [device for device in plan.rig.devices if device.kind != "accel"] or [plan.rig.host]

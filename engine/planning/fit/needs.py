@@ -25,7 +25,7 @@ class Needs:
 
     Estimates are cached by layout.
 
-    `limits`: usable bytes by device id; a device that is not included is never short.
+    `limits`: usable bytes by device id; a device that is not included has no limit.
     `as_asked`: whether layouts are estimated with the user's settings unchanged. If False, settings on auto are decided
     for each layout, as in a load.
     `watch`: counts the layouts that are estimated, and can cancel.

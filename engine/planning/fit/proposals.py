@@ -55,7 +55,7 @@ def propose(
     `missing`: bytes by which each device was short in the failed load. Each proposal reduces the device's need by at
     least this number, even if the forecast has a smaller one.
     `kinds`: kinds of changes to search for.
-    `constraints.watch`: can cancel the search for a layout; the other kinds are still searched.
+    `constraints.watch`: can cancel the search for a layout; proposals of other kinds are still searched.
     """
     search = _Search(plan, missing, constraints)
     if not missing or search.before.violations or search.before.report.probe_only is not None:
@@ -166,7 +166,7 @@ class _Search:
         """Return a proposal that moves the fewest layers from a short device to another device.
 
         Devices of neighbouring runs are tried first, then the device with the most room. If no such move is enough,
-        several moves are combined. None for split modes other than layer and none.
+        several moves are combined. None if the split mode is row or tensor.
         """
         if self._layout.split_mode not in ("layer", "none"):
             return None
@@ -177,7 +177,7 @@ class _Search:
         return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _nearest(self) -> Proposal | None:
-        """Return a proposal with the nearest layout that fits, which may differ by several moves.
+        """Return a proposal with a layout that fits and differs little from the present one, by one or more moves.
 
         It is used if no single move is enough.
         """

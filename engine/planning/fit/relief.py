@@ -342,6 +342,7 @@ class Relief:
 
         If another device would then exceed its limit, as many layers as possible are moved. None if not even one layer
         can move.
+        `most`: largest number of layers to move. `short`: ids of devices that may exceed their limits.
         """
 
         def fits_elsewhere(count: int) -> bool:

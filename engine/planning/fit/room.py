@@ -26,7 +26,7 @@ class Room:
     `victims`: models to unload first; empty if the load can begin.
     `short`: (device id, missing bytes) of each short device while the victims are loaded.
     `still_short`: (device id, missing bytes) of each device that is short even after the victims are unloaded.
-    `workers`: ids of RPC workers of the layout that loaded models use.
+    `workers`: ids of RPC workers that the load needs and loaded models use.
     """
 
     victims: tuple[HeldModel, ...] = ()
@@ -91,7 +91,7 @@ def choices_to_unload(
 ) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
     """Return choices of idle models to unload, each with the rig after the unload.
 
-    Choices with few models come first. There are at most `MAX_CHOICES`. Models that only hold memory of the CPU are not
+    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory of the CPU only are not
     included.
     """
     idle = sorted(

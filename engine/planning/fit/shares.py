@@ -15,16 +15,16 @@ _ROUNDS = 8
 _WHOLE = 1000
 """Sum of the new shares, which are whole numbers. llama.cpp rounds shares to coarser steps than this."""
 _SPARE = 0.98
-"""Divisor of the computed reduction of a short device's share.
+"""Divisor of the computed reduction of a device's share, if the device lacks memory.
 
-The share is reduced by 2 % more than computed, because a device's part of a layer is a whole number of heads.
+So the reduction is 2 % larger than computed, because a device's part of a layer is a whole number of heads.
 """
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
     """Return `layout`, of mode tensor, with its shares changed until it is within the limits of `needs`.
 
-    If no shares fit, the fewest layers with which some fit are moved to the CPU too. None if that does not help.
+    If no shares fit, layers are moved to the CPU too, as few as possible. None if that does not help.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1

@@ -149,6 +149,7 @@ class SpeedBook:
     ) -> SpeedBook:
         """Return the book with the measured speed of one more answer; unchanged if the answer was too short.
 
+        `layout_class`: class of the layout (`speeds.layout_class`).
         `predicted`: prediction for the answer's layout, without learnt corrections.
         `tokens`: number of tokens of the answer.
         """
@@ -160,6 +161,7 @@ class SpeedBook:
     def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
         """Return the book with the measured speed of one more prompt; unchanged if the prompt was too short.
 
+        `layout_class`: class of the layout (`speeds.layout_class`).
         `predicted`: prediction for the prompt's layout, without learnt corrections.
         """
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
@@ -181,7 +183,7 @@ class SpeedBook:
 def _told(rig: Rig) -> dict[str, KeptDevice]:
     """Return the speeds that paired machines reported for their devices, by device id.
 
-    Machines do not measure the link to this computer, so the fields of the link are 0.
+    Paired machines do not measure their link to this computer, so the fields of the link are 0.
     """
     return {
         device.id: KeptDevice(
@@ -195,7 +197,12 @@ def _told(rig: Rig) -> dict[str, KeptDevice]:
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
-    """Return the `Answer` to save: the measured seconds per token, and the predicted seconds of each device."""
+    """Return the `Answer` to save: the measured seconds per token, and the predicted seconds of each device.
+
+    `layout_class`: class of the layout (`speeds.layout_class`).
+    `times`, `token_s`: predicted seconds per token on each device, and in all.
+    `tokens_per_second`: measured speed.
+    """
     devices = {device.id: device for device in rig.all_devices}
     parts: dict[str, float] = {}
     for each in times:

@@ -1,8 +1,8 @@
 """Search for the next layout to try after one that did not fit.
 
-A load that ran out of memory shows how much a device really has. A probe shows how much more llama.cpp needs than the
-estimate. All attempts together give one memory limit for each device. The next layout is the one within these limits
-that differs least from the last one.
+A load that ran out of memory shows how much memory a device really has. A probe shows how much more memory llama.cpp
+needs than the estimate. All attempts together give one memory limit for each device. The next layout is the one within
+these limits that differs least from the last one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Refusal:
     def capacity_bytes(self) -> int:
         """Largest number of bytes that a load can allocate on the device, as the failed allocation shows.
 
-        The device could not give the placed and the requested bytes together, so it has at least one byte less. Nor has
-        it more than the placed and the free bytes together.
+        It is less than the placed and the requested bytes together, because this allocation failed. It is at most the
+        placed and the free bytes together.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)
@@ -62,7 +62,7 @@ class Tried:
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
-    `tenths`: part of the capacity of devices with a failed allocation that the layout had to leave unused, in tenths.
+    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation had to stay unused.
     """
 
     layout: Layout
@@ -75,7 +75,7 @@ class Tried:
 class NextLayout:
     """The next layout to try.
 
-    `tenths`: part of the capacity of devices with a failed allocation that the layout leaves unused, in tenths.
+    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
     `change`: the moved layers, as a phrase for the user.
     """
 
@@ -117,7 +117,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
     """Return the largest estimated bytes that the next layout may have on each device, by device id.
 
-    `tenths`: part of the capacity that stays unused on devices that ran out of memory, in tenths.
+    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
     """
     limits = dict(needs.limits)
     for tried in history:

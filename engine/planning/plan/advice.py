@@ -55,7 +55,7 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
 
 
 def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes: int | None) -> Iterator[Advice]:
-    """Yield advice if host memory is too small: swap space would be used, or swap space is too small too.
+    """Yield advice if a load needs more than the free host memory: it uses swap space, or even that is too small.
 
     Rules: `swap_used`, `beyond_swap`.
 

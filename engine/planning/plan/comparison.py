@@ -25,7 +25,7 @@ from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.work import Work, hops
 
 ComparedPart = Literal["layer", "experts", "dense", "output", "embedding"]
-"""Parts of the model that belong to no layer."""
+"""What a `PlaceChange` is about: whole layers, experts or dense weights of layers, output layer, or token embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PlaceChange:
         return tr("{part} of {layers}", part=part_words(self.part), layers=layers)
 
     def document(self) -> dict[str, object]:
-        """Return the difference as JSON; see docs/contract.md."""
+        """Return the difference as a JSON object with the keys in docs/contract.md."""
         layers = {} if self.first is None or self.last is None else {"layers": range_text(self.first, self.last)}
         return {"part": self.part, **layers, "device": self.one, "against": self.other}
 
@@ -101,7 +101,7 @@ class Comparison:
         return rows
 
     def document(self) -> dict[str, object]:
-        """Return the differences as JSON; see docs/contract.md."""
+        """Return the differences as a JSON object with the keys in docs/contract.md."""
         return {
             "places": [each.document() for each in self.places],
             "values": [{"key": each.key, "value": each.one, "against": each.other} for each in self.values],
@@ -139,7 +139,10 @@ class Side:
 
 
 def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None) -> Side:
-    """Return the values of `plan` that a comparison shows. This computes its memory forecast, if it is not cached."""
+    """Return the values of `plan` that a comparison shows. This computes its memory forecast, if it is not cached.
+
+    `measured_per_second`: tokens per second of an answer with this layout; None if none was measured.
+    """
     report = plan.report
     return Side(
         figures_of(plan, speeds),
@@ -151,7 +154,7 @@ def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None
 
 
 def costs_of(plan: Plan) -> Costs:
-    """Return the transfers of a plan that breaks no rule."""
+    """Return the costs of passing data between the devices of `plan`, which must break no rule."""
     used = [(size, count) for _, size, count in hops(plan.edit.layout, Work(plan.model))]
     workers = {device.id for device in plan.rig.devices if device.is_rpc}
     return Costs(
@@ -317,7 +320,10 @@ def difference_words(size_bytes: int) -> str:
 
 
 def comparison_text(comparison: Comparison, one: Side, other: Side, names: Sequence[str]) -> str:
-    """Return a comparison as a text table: figures, memory of each device, and differences."""
+    """Return a comparison as a text table: figures, memory of each device, and differences.
+
+    `names`: names of the two plans, for the headings.
+    """
     head = ("", names[0], names[1], "")
     rows: list[tuple[str, ...]] = [head, *((*row, "") for row in figure_rows(one, other)), *memory_rows(one, other)]
     rows += [(*row, "") for row in comparison.rows()] or [(tr("The layouts are equal."), "", "", "")]

@@ -148,7 +148,7 @@ class Plan:
 
     @cached_property
     def violations(self) -> tuple[Violation, ...]:
-        """The rules that the edit breaks. If there is any, the edit cannot be loaded."""
+        """The rules that the edit breaks. If there are any, the edit cannot be loaded."""
         edit = self.edit
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),

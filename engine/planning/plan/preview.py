@@ -204,6 +204,7 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
     """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
 
     None if the plan breaks a rule or its memory cannot be computed.
+    `work`: work of one token in each layer of the plan's model.
     """
     # A layout that cannot be loaded has no speed, and the cost model relies on valid runs and shares.
     tables = None if plan.violations else plan.memory.for_context(plan.settings)
@@ -213,8 +214,9 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
 def plan_speed(
     work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
 ) -> SpeedForecast | None:
-    """Return the predicted speed of answers with `plan`; None if it breaks a rule or its memory cannot be computed.
+    """Return the predicted speed of answers; None if `plan` breaks a rule or its memory cannot be computed.
 
+    `work`: work of one token in each layer of the plan's model.
     `fill_tokens`: number of tokens in the context; None for the usual number.
     `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
     """
@@ -226,6 +228,7 @@ def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedF
     """Return the predicted speed of a prompt of `n_tokens` tokens.
 
     None if `plan` breaks a rule or its memory cannot be computed.
+    `work`: work of one token in each layer of the plan's model.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.prompt(plan.edit.layout, n_tokens)

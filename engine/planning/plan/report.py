@@ -21,7 +21,9 @@ _NOTHING = DeviceMemory()
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device in bytes, with the keys of section Row in docs/contract.md.
 
-    `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
+    `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`.
+    `answering_bytes`: memory of the CUDA backend besides buffers, during an answer with a full context.
+    `late_bytes`: the part of `answering_bytes` that is allocated after the load.
     `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
     `free_bytes`: free memory of the device; None if unknown.
     `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's
@@ -61,7 +63,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     def without_overhead(self) -> DeviceRow:
         """Return the row with overhead and answering memory removed, for comparison with measured rows.
 
-        Measured rows do not contain these, because llama.cpp reports its buffers only.
+        Measured rows do not contain these two, because llama.cpp reports its buffers only.
         """
         besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(
@@ -106,7 +108,7 @@ class FitReport:
 
 
 def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
-    """Return the row of `device` for `memory`, the bytes that it holds or would hold."""
+    """Return the row of `device` for `memory`, the bytes that it holds or would hold. `grade`: how they are known."""
     need_bytes = memory.need_bytes
     return DeviceRow(
         id=device.id,

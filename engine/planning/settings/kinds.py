@@ -22,7 +22,7 @@ Value = int | float | str | bool | None
 class LeftOpen:
     """The state "auto" or "unlimited" of a number setting, in which the user chose no number.
 
-    `kept`: value in the settings object.
+    `kept`: value of the setting's field in `ContextSettings` or `SamplingSettings`.
     `written`: value in a file: a word, or None for null.
     `word`: word that the user types.
     `or_empty`: whether an empty field of a form means the same.

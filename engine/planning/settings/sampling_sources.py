@@ -46,10 +46,10 @@ def sampling_of(
     *,
     authors: Mapping[str, object] = MappingProxyType({}),
 ) -> Sampling:
-    """Return the settings of all sources merged; each mapping has values by setting key, and later parameters win.
+    """Return the settings of all sources merged; each mapping has values by setting key.
 
-    The order is: defaults, `authors`, `model`, `preset`, `chat`. Unknown keys and values out of range are skipped,
-    because a file may have been written by another version of this program.
+    A value replaces those of earlier sources, in the order defaults, `authors`, `model`, `preset`, `chat`. Unknown keys
+    and values out of range are skipped, because a file may have been written by another version of this program.
     """
     values: dict[str, SamplingValue] = {}
     sources: dict[str, Source] = dict.fromkeys(SAMPLING_KEYS, "default")

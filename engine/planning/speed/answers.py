@@ -94,7 +94,10 @@ def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[s
 
 
 def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:
-    """Return the ratio of measured time to predicted time with `factors`, by class of layouts."""
+    """Return the ratio of measured time to predicted time, by class of layouts.
+
+    `factors`: learnt factors by device key, with which the predicted times are multiplied first.
+    """
     ratios: dict[str, list[float]] = {}
     for answer in answers:
         whole = sum(part * factors.get(key, 1.0) for key, part in answer.parts.items())

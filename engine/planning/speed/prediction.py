@@ -118,7 +118,7 @@ class SpeedForecast:
     `devices`: seconds of each device that takes part.
     `source`: least reliable source among devices with a noticeable share of the time.
     `is_learnt`: whether the prediction was corrected by measured answers with layouts of the same class.
-    `prompt`: for an answer, the prediction for a prompt of `n_tokens`; None if `n_tokens` is 0, and for a prompt.
+    `prompt`: for an answer, the prediction for a prompt of `n_tokens` tokens, None if that is 0; for a prompt, None.
     `links`: links to RPC workers on other machines that take part.
     """
 
@@ -131,7 +131,7 @@ class SpeedForecast:
     links: tuple[LinkUse, ...] = ()
 
     def lost_per_second(self, use: LinkUse) -> float:
-        """Return the tokens per second that a link costs, compared with an infinitely fast link."""
+        """Return by how many tokens per second a link slows answers, compared with an infinitely fast link."""
         return 1 / max(self.token_s - use.seconds, 1e-9) - self.tokens_per_second
 
     @property
@@ -395,7 +395,7 @@ class _Batch:
         return self.costs.get(device_id)
 
     def add_layers(self, fill_tokens: float) -> None:
-        """Add the costs of all layers.
+        """Add the costs of all layers. `fill_tokens`: mean number of tokens in the context before each token.
 
         Weights that overrides move are counted on the device to which they are moved.
         """
@@ -425,9 +425,11 @@ class _Batch:
     ) -> None:
         """Add the cost of multiplying the batch with weights of one type.
 
+        `type_name`: tensor type of the weights, with a suffix for experts.
         `active_bytes`: bytes of weights that one token uses.
         `whole_bytes`: bytes of the weights with all experts. Both are negative to subtract weights that an override
         moves.
+        `repacks`: whether the CPU repacks these weights, so that it computes with another kernel.
         """
         away = self._op_offload if device_id == CPU_ID else None
         cost = self._cost(device_id if away is None else away.id)
@@ -460,7 +462,10 @@ class _Batch:
             cost.computed_s += n_ops * each_s
 
     def _attend(self, device_id: str, used: StateCost) -> None:
-        """Add the cost of attention to earlier tokens and of recurrent state."""
+        """Add the cost of attention to earlier tokens and of recurrent state.
+
+        `used`: cost for one token, summed over the layers on the device.
+        """
         if (cost := self._cost(device_id)) is None:
             return
         speeds, n_tokens = self._speeds, self._n_tokens
@@ -490,7 +495,10 @@ class _Batch:
             cost.computed_s += outputs * _OUTPUT_OPS * op_seconds(cost.device, self._speeds)
 
     def add_links(self, outputs: float) -> None:
-        """Add the cost of transfers: hidden states, logits, and graphs that are sent to RPC workers."""
+        """Add the cost of transfers: hidden states, logits, and graphs that are sent to RPC workers.
+
+        `outputs`: number of tokens for which logits are computed.
+        """
         layout, work = self._layout, self._work
         crossings = [(device_id, self._n_tokens * size, float(times)) for device_id, size, times in hops(layout, work)]
         if layout.output_device != CPU_ID:
@@ -564,7 +572,7 @@ def speed_words(speed: SpeedForecast) -> str:
 
 
 def prompt_words(prompt: SpeedForecast) -> str:
-    """Return a sentence for the user on the predicted prompt speed; empty if it is a guess."""
+    """Return a sentence for the user on the predicted prompt speed; empty if the prediction is a guess."""
     if not prompt.is_known:
         return ""
     learnt = tr(", corrected by earlier answers") if prompt.is_learnt else ""
@@ -580,7 +588,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
 def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     """Return a sentence for the user on the network link to a worker.
 
-    It has round trip, throughput, bytes per token, and by how many tokens per second the link slows answers.
+    The sentence has round trip, throughput, bytes per token, and by how many tokens per second the link slows answers.
     """
     rate = use.bytes_per_second
     words = tr(

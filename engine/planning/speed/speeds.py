@@ -99,7 +99,7 @@ _HOP_SECONDS = 20e-6
 _REMOTE_HOP_SECONDS = 90e-6
 """Fixed seconds of a transfer to an RPC worker, in addition to the time on its link.
 
-They are processor time of client and worker. Like all constants of this module that are called fitted, the value was
+This is processor time of client and worker. Like all constants of this module that are called fitted, the value was
 fitted to measured speeds of 55 layouts of nine models (`benchmarks/speed_prediction.py`).
 """
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
@@ -247,7 +247,7 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def _reached(device: Device) -> float:
-    """Return the share of its measured speed that `device` reaches with the tokens of a prompt."""
+    """Return the share of the measured speed of matrix multiplications that `device` reaches with a prompt."""
     return _CPU_PRODUCTS_SHARE if _computing_kind(device) == "cpu" else 1.0
 
 
@@ -276,7 +276,7 @@ def attention_seconds(
 def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> float | None:
     """Return the seconds for attention of one head to one cell; None if attention was not measured.
 
-    Between the measured head sizes it is interpolated.
+    Between the measured head sizes the time is interpolated.
 
     `known`: measured speeds by kernel. `suffix`: end of the kernel's name. `width`: head size in elements.
     """
@@ -296,7 +296,7 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
 def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
     """Return the speed of a recurrent kernel in state elements times tokens per second; None if it was not measured.
 
-    RPC workers are not measured, so one that computes with a CPU has the rate of the host.
+    RPC workers are not measured. A worker that computes with a CPU has the rate of the host.
     """
     measured = speeds.products.get(device.id, {}).get(kernel)
     if measured is None and device.is_rpc and _computing_kind(device) == "cpu":

@@ -55,7 +55,7 @@ class StateCost(NamedTuple):
     `bytes_read`: bytes of the KV cache that a batch reads once.
     `products`: multiply-adds with the keys and values of all used cells, also of those that the mask hides.
     `cells`: number of cells that the mask does not hide, such as those in a sliding window; counted once for each head.
-    `seen`: multiply-adds with the keys and values of these cells.
+    `seen`: multiply-adds with the keys and values of cells that the mask does not hide.
     `spread`: `cells` times log2 of the number of KV heads.
     `recurrent_bytes`: bytes of recurrent state.
     `scanned`, `convolved`: number of elements of the states of recurrent layers (llama.cpp's `s` and `r` states), which
@@ -106,7 +106,10 @@ class Moved:
         return _between(self.weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of a kernel moved out of layers `first` to `last`, with all experts."""
+        """Return the bytes of weights, with all experts, that are moved out of layers `first` to `last`.
+
+        `type_name`: the kernel; weights of other kernels do not count.
+        """
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
 
@@ -170,7 +173,10 @@ class Work:
         return _between(self._weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights of a kernel in layers `first` to `last`, with all experts."""
+        """Return the bytes of weights in layers `first` to `last`, with all experts.
+
+        `type_name`: the kernel; weights of other kernels do not count.
+        """
         sums = self._whole[type_name]
         return sums[last + 1] - sums[first]
 
@@ -179,10 +185,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of the experts unused by one token that other tokens of its batch use.
+        """Return how many of the experts that one token does not use are used by other tokens of its batch.
 
-        A batch reads these experts in addition. Routers are trained to use all experts equally, so each token is
-        assumed to choose experts at random.
+        The result is a share of these experts, from 0 to 1. A batch reads them in addition. Routers are trained to use
+        all experts equally, so each token is assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.

@@ -82,7 +82,7 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
 
 
 def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
-    """Return `found` with one layer on a second device, if the user requested a split and it uses one device only.
+    """Return `found` with one layer on a second device, if a split was requested and `found` uses one device only.
 
     If no other device has room for a layer, only the explanation changes.
     """

@@ -1,4 +1,6 @@
-"""Automatic layouts with a draft model. It gets a fast card if no more layers of the main model are then on the CPU.
+"""Automatic layouts with a draft model.
+
+The draft model gets a fast card, unless this moves more layers of the main model to the CPU.
 
 A strategy places the main model first. Then the draft model gets a card that has room left, or else the CPU, on which
 it hardly speeds up answers. In the second case the strategy is run again, with room for the draft model reserved on a

@@ -93,7 +93,7 @@ class _State:
 
     `places`: device id of each layer.
     `away`: indices of layers whose experts are on the CPU.
-    `matrices`: overrides for single matrices, which come before those for whole layers.
+    `matrices`: overrides of single matrices; in the layout they come before overrides of whole layers.
     `output`: device id of the output layer; None for the device of the last layer.
     """
 

@@ -51,7 +51,7 @@ _MAX_ORDERS = 24
 With more devices, the four fastest are permuted, and the others follow by speed.
 """
 INITIAL_SECONDS = 1.0
-"""Processor seconds of the search for the initial layout; the user waits for it when a model is opened."""
+"""Limit of processor seconds for the search for the initial layout, for which the user waits."""
 _STRATEGIES: tuple[Callable[[Workbench], Iterator[Candidate]], ...] = (
     fewest_candidates,
     priority_candidates,

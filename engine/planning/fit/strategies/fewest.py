@@ -245,4 +245,7 @@ def _count(placed: Placed) -> int:
 
 
 fewest = strategy_of(fewest_candidates)
-"""The layout on the fewest devices that hold the whole model, or that with the largest part of it on them."""
+"""The strategy: it finds the layout on the fewest devices that hold the whole model.
+
+If all devices together are too small, it finds the layout with the largest part of the model on devices.
+"""

@@ -28,7 +28,7 @@ def whole_layout(bench: Workbench, device: Device) -> Layout | None:
 
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
-    """Yield each device that can hold the whole model, with the layout.
+    """Yield each device that can hold the whole model, with the layout that puts everything on it.
 
     Integrated devices are skipped if there is a card.
     """
@@ -60,7 +60,7 @@ def fill(
 ) -> Layout:
     """Return a layout in which the devices `ids` are filled from the last one to the first with as many layers as fit.
 
-    No device exceeds its memory in the result, except by layers that are pinned to it. A device that is too small for a
+    No device exceeds its memory in the result, unless layers are pinned to it. A device that is too small for a
     layer may still get the output layer.
 
     `headroom_bytes`: bytes that stay free on each device.
@@ -85,6 +85,7 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
     llama.cpp enables pipeline parallelism if no layer is on the CPU, and then allocates larger buffers. So some layers
     are moved between devices too. None if no such layout fits.
+    `passes`: conditions under which `layout` was filled. `ids`: devices in the order of their layers.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -155,6 +156,7 @@ class _Pass:
         """Put as many of `layers` on the device as fit, and return their number.
 
         `places`: device id of each layer; this list is changed.
+        `output`: device id of the output layer; None for the device of the last layer.
         `from_end`: whether the last of `layers` are put on the device, instead of the first.
         """
 
@@ -176,7 +178,11 @@ class _Pass:
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
         """Return whether no device exceeds its memory.
 
-        Device `front` and devices that pinned layers overfill are not checked.
+        Device `front` and devices that pinned layers overfill are checked only if they are `filled`.
+
+        `places`: device id of each layer.
+        `output`: device id of the output layer; None for the device of the last layer.
+        `filled`: id of the device that gets layers now.
         """
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
@@ -188,7 +194,7 @@ class _Pass:
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
         """Return a quick estimate of how many of `layers` fit on the device.
 
-        It is the start of the exact search, so it only affects how long that search takes.
+        The exact search starts from this number, so its error only affects how long the search takes.
         """
         bench = self.bench
         room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)

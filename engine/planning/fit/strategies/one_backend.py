@@ -37,7 +37,7 @@ class _Planned:
     """The layout that was found for one backend.
 
     `n_layers`: number of layers on the backend's devices, including the output layer.
-    `splits`: False if the user requested a split, but the layout uses one device only.
+    `splits`: whether the layout uses several devices; always True if the user requested no split.
     """
 
     backend: str

@@ -33,13 +33,13 @@ def proportional_counts(
 ) -> tuple[int, ...]:
     """Return the number of layers for each device.
 
-    A device gets layers until the next one would exceed its share of all bytes; the last device gets the remaining
-    layers.
+    A device gets layers until the next one would exceed its share of all bytes, but at least one. The last device gets
+    the remaining layers.
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.
-    `other_bytes`: bytes of the model outside of its layers; they take a part of the share of device `main`.
-    `main`: index of a device in `shares`.
+    `other_bytes`: bytes of the model outside of its layers, which are on one device and take a part of its share.
+    `main`: index of this device in `shares`.
     """
     total = sum(shares)
     if not shares or not total:

@@ -79,7 +79,7 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
 class Workbench:
     """A model with settings on a rig, with everything that strategies need to try layouts.
 
-    `devices`: devices that may hold layers; local cards first, those over slow links last, larger before smaller.
+    `devices`: devices that may hold layers; local cards first, devices over slow links last; larger before smaller.
     `usable`: bytes that a layout may use, by id of each device except the host.
     `layers`: bytes of each layer.
     `pinned`: device id of each pinned layer.
@@ -226,7 +226,10 @@ class Workbench:
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether only pinned layers are on the CPU, and only pinned parts have overrides."""
+        """Return whether everything is on devices other than the CPU, except what is pinned.
+
+        This is so if no unpinned layer is on the CPU, and the only overrides are those of pinned parts.
+        """
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))

@@ -27,10 +27,11 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings, model: ModelFile) -> FlashAttention:
-    """Return the flash attention setting for the load: "off" instead of "auto" if a device computes it wrongly.
+    """Return the flash attention setting for the load: "off" instead of "auto" if the self-test found a fault.
 
-    That is a result of the self-test on a device of the layout. If the split mode or a quantised V cache needs flash
-    attention, "auto" is returned all the same.
+    The fault is that a device of the layout computes flash attention wrongly. If the split mode or a quantised V cache
+    needs flash attention, "auto" is returned all the same.
+    `asked`: settings as the user left them.
     """
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
     # If flash attention is needed, "off" would break another rule. The fault is then reported as a violation.
@@ -99,7 +100,10 @@ def decide_flash_attention(
 
 
 def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
-    """Yield the decisions on the K and V cache types. If llama.cpp refuses a type, the decision's reason says why."""
+    """Yield the decisions on the K and V cache types. If llama.cpp refuses a type, the decision's reason says why.
+
+    `used`: settings for the load.
+    """
     for setting, cache_type, letter in (("type_k", used.type_k, "K"), ("type_v", used.type_v, "V")):
         refused = _refusal(model, used, letter)
         chosen = cache_type != _USUAL_TYPE
@@ -112,7 +116,10 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
 
 
 def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
-    """Return the reason for each cache type that llama.cpp refuses for `model`, by setting (`type_k`, `type_v`)."""
+    """Return the reason for each cache type that llama.cpp refuses for `model`, by setting (`type_k`, `type_v`).
+
+    `used`: other settings for the load, on which the result depends.
+    """
     found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
     for setting, letter in (("type_k", "K"), ("type_v", "V")):
         for cache_type in KV_TYPES:

@@ -33,7 +33,7 @@ from engine.planning.speed.speeds import bandwidth
 class PlacedDraft:
     """A draft model with a device for each of its layers.
 
-    `context`: settings of the draft model's context, each with a value.
+    `context`: settings of the draft model's context, with decided values in place of "auto".
     `estimate`: memory of the draft model alone.
     """
 
@@ -57,7 +57,7 @@ def place_draft(
     """Return the draft model on its devices; None if there is no draft model.
 
     `memory`: the main model, with tables for its memory estimates.
-    `context`: settings of the main model, with a value for each.
+    `context`: settings of the main model, with decided values in place of "auto".
     `needs`: memory of the main model and its other side files, by device id.
     """
     if draft is None or draft.model is None:
@@ -219,7 +219,7 @@ def _by_speed(devices: Iterable[Device]) -> list[Device]:
 def reads_slower(draft: ModelFile, placed: Layout, model: ModelFile, layout: Layout, rig: Rig) -> bool:
     """Return whether a token of the draft model takes at least half as long as one of the main model.
 
-    It compares the bytes of their layers with memory bandwidths, because devices may be unmeasured.
+    The times are estimated from the bytes of layers and memory bandwidths, because devices may be unmeasured.
 
     `placed`: layout of the draft model. `layout`: layout of the main model.
     """

@@ -1,8 +1,8 @@
 """Decisions on llama.cpp's `op_offload`: a device computes large batches with weights that are in host memory.
 
 The device copies these weights for every micro batch. This makes prompts faster. Single tokens are below the threshold
-(`op_offload_min_batch`), so it has no effect on answers. The compute buffer of the first device that supports op
-offload must hold the largest of these weights.
+(`op_offload_min_batch`), so op offload has no effect on answers. The compute buffer of the first device that supports
+it must hold the largest of these weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, Context
 def borrowing_device(rig: Rig, layout: Layout) -> str | None:
     """Return the id of the device that would compute with weights in host memory by op offload.
 
-    None if there is none.
+    None if no device of the layout can do that.
     """
     if not _weights_on_host(layout):
         return None
@@ -33,7 +33,7 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
     """Return the values of `op_offload` to try in this order.
 
-    False is second, for devices without memory for copies of the weights.
+    False is second, for devices without memory for copies of the weights. `asked`: settings as the user left them.
     """
     if asked.op_offload != "auto":
         return (asked.op_offload,)
@@ -47,6 +47,7 @@ def decide_op_offload(
 ) -> Iterator[Decision]:
     """Yield the decisions on op offload and on its threshold in tokens.
 
+    `asked`: value that the user chose. `used`: settings for the load.
     `measured`: measured threshold; None if the user chose one, or none was measured.
     """
     value = bool(used.op_offload)

@@ -22,6 +22,7 @@ def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, 
     """Return the values of `pipeline` to try in this order.
 
     "off" is second, for devices without memory for the copies of tensors that pipeline parallelism needs.
+    `asked`: settings as the user left them.
     """
     if asked.pipeline != "auto":
         return (asked.pipeline,)
@@ -32,7 +33,10 @@ def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, 
 def decide_pipeline(
     layout: Layout, asked: ContextSettings, used: ContextSettings, estimate: MemoryEstimate
 ) -> Decision:
-    """Return the decision on pipeline parallelism; its reason includes the bytes of tensor copies in `estimate`."""
+    """Return the decision on pipeline parallelism; its reason includes the bytes of tensor copies in `estimate`.
+
+    `asked`: settings as the user left them. `used`: settings for the load.
+    """
     is_open = asked.pipeline == "auto"
     reason = _reason(layout, used, estimate, is_open=is_open)
     text = reason if is_open else tr("Set explicitly. {reason}", reason=reason)
@@ -40,10 +44,9 @@ def decide_pipeline(
 
 
 def _gains(context: ContextSettings) -> bool:
-    """Return whether pipeline parallelism can make prompts faster: there are several micro batches to compute at a
-    time.
+    """Return whether pipeline parallelism can make prompts faster: there may be several micro batches at a time.
 
-    These are parts of a long prompt, or prompts of several sequences.
+    The micro batches are parts of a long prompt, or prompts of several sequences.
     """
     return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
 

@@ -30,7 +30,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings of a load with a value for each, the reasons for them, and the memory forecast.
+    """The settings of a load with decided values in place of "auto", the reasons for them, and the memory forecast.
 
     `context`: settings of the load; only flash attention may still be "auto", because llama.cpp checks the devices
     itself.
@@ -106,10 +106,13 @@ def resolve(
 def _decide_sizes(
     memory: ModelMemory, rig: Rig, asked: ContextSettings, used: ContextSettings, key: str, *, fits: bool
 ) -> Iterator[Decision]:
-    """Yield the decisions on context length and batch sizes. If `n_ubatch` was measured, its reason is the measured
-    gain.
+    """Yield the decisions on context length and batch sizes.
 
+    If the value of `n_ubatch` was measured as fastest, the reason for it is the measured gain.
+
+    `asked`: settings as the user left them. `used`: settings for the load.
     `key`: key of the model on its devices (`load_key`), for measured choices.
+    `fits`: whether the forecast of `used` has enough memory on all devices.
     """
     choice = measured_choice(rig, "n_ubatch", key)
     is_measured = choice is not None and choice.value == used.n_ubatch
@@ -122,7 +125,7 @@ def _decide_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Memory of a layout with side files (projector, LoRA adapters, draft).
+    """Memory of a layout with and without side files (projector, LoRA adapters, draft).
 
     `estimate`: memory of the layout with side files.
     `alone`: memory of the layout without side files.
@@ -139,7 +142,7 @@ class Beside:
 def estimate_beside(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, side_files: SideFiles
 ) -> Beside:
-    """Return the memory estimate of a layout with side files (projector, LoRA adapters, draft).
+    """Return the memory estimates of a layout with and without side files (projector, LoRA adapters, draft).
 
     Side files are left out if the layout is for another model.
     """

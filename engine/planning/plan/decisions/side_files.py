@@ -33,7 +33,10 @@ def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, 
 
 
 def decide_side_files(side_files: SideFiles, rig: Rig, device_id: str) -> Iterator[Decision]:
-    """Yield the decisions on the projector's device and on adapters; none if there are no side files."""
+    """Yield the decisions on the projector's device and on adapters; none if there are no side files.
+
+    `device_id`: device of the projector (`projector_device`).
+    """
     projector = side_files.projector
     if projector is not None:
         reason = _reason(projector, rig, device_id)

@@ -40,7 +40,10 @@ def own_host() -> HostFacts:
 
 
 def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
-    """Return (threads for answers, threads for prompts), as in llama.cpp's `n_threads` and `n_threads_batch`."""
+    """Return (threads for answers, threads for prompts), as in llama.cpp's `n_threads` and `n_threads_batch`.
+
+    `asked`: settings as the user left them.
+    """
     # Unless it was measured: one for each physical performance core that this program may use, at most the quota of its
     # control group.
     threads = asked.threads or (host.answers.value if host.answers else host.processor.threads)
@@ -51,14 +54,17 @@ def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
 def binds_threads(rig: Rig, asked: ContextSettings) -> bool:
     """Return whether the threads of a load are bound to physical cores.
 
-    This is so if a measurement found it faster, and the user chose no number of threads.
+    This is so if a measurement found it faster, and the user chose no number of threads in the settings `asked`.
     """
     choice = measured_choice(rig, BOUND_THREADS)
     return choice is not None and choice.value == 1 and asked.threads is None and asked.threads_batch is None
 
 
 def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision]:
-    """Yield the decisions on threads for answers (`threads`) and for prompts (`threads_batch`)."""
+    """Yield the decisions on threads for answers (`threads`) and for prompts (`threads_batch`).
+
+    `asked`: settings as the user left them.
+    """
     processor = host.processor
     threads, threads_batch = thread_counts(asked, host)
     if asked.threads is None:

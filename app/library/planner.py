@@ -25,7 +25,7 @@ RIG_SETTLES_MS = 1_500
 
 
 class ForecastPlanner(QObject):
-    """Starts forecasts after each scan, and when the rig, the speeds or the options of automatic layouts change."""
+    """Starts forecasts of the library's models: after each scan, and when rig, speeds or layout options change."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
 def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """Return the question whether to load a layout of the model `name` that is forecast not to fit.
 
-    `room`: the memory that is missing.
+    `room`: models that would have to be unloaded, and the memory that is missing even then.
     `is_loaded`: whether the layout replaces a loaded one of the same model.
     """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))

@@ -51,7 +51,10 @@ class UnloadedCounter(QObject):
         return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation. `counted` is emitted with the result, unless another count is requested before that."""
+        """Count the tokens of a conversation.
+
+        `counted` is emitted with the result, unless another count is requested before that.
+        """
         self._wanted = chat
         self._timer.start()
 

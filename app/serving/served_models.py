@@ -99,7 +99,7 @@ class _Basis:
 
 
 class ServedModels(QObject):
-    """Lends loaded models to the API server, and loads other models for it, one at a time.
+    """Gives the API server access to the loaded models, and loads other models for it, one at a time.
 
     `load` and `keep_alive` are called in the server's event loop, `rig` and `plan` in other threads of the server, all
     other methods in the GUI thread.

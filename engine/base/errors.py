@@ -34,7 +34,7 @@ class EngineError(Exception):
     kind: ClassVar[str] = "internal"
 
     def summary(self) -> str:
-        """Return one or two sentences that name the object and the remedy, safe to print on a terminal."""
+        """Return one or two sentences that say what failed, such as a file, and the remedy; safe for a terminal."""
         return show(str(self))
 
     def fields(self) -> dict[str, str | int | None]:

@@ -146,7 +146,7 @@ def settings_of(document: str) -> dict[str, object]:
 
 
 def results_of(document: str) -> dict[str, str]:
-    """Return the typed tool results of a conversation from their JSON column."""
+    """Return the tool results that the user has entered in a conversation, from their JSON column."""
     return msgspec.json.decode(document, type=dict[str, str])
 
 

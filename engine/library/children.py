@@ -220,7 +220,7 @@ class Answers:
             self.flush()
 
     def flush(self) -> None:
-        """Send the results that are held back."""
+        """Send the buffered results now."""
         if self._held:
             self._send(tuple(self._held))
         self._held = []

@@ -195,7 +195,7 @@ def draft_probe_request(plan: Plan) -> Probe | None:
 
 
 _PROBE_BASE_BYTES = 1 << 30
-"""Memory that a probe may use for graphs of 65,536 nodes and for code that is loaded late."""
+"""Part of a probe's memory limit that does not depend on the model: a graph of 65,536 nodes, and lazily loaded code."""
 _DRIVER_BYTES = 4 << 30
 """Memory that a probe may use for contexts of drivers on many cards; the same as for device discovery."""
 _TOKEN_BYTES = 1 << 10

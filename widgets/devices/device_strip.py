@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""Height in pixels of the strip without cards: about a card's, so that the first card does not move the editor."""
+"""Height in pixels of the strip before it shows a device: about that of a device, so that the editor does not move."""
 
 
 class DeviceStrip(QWidget):

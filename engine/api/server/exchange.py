@@ -65,8 +65,9 @@ class Exchange:
         self.record.end(status)
 
     def keep_open(self, on_fail: Callable[[ApiError], bytes]) -> None:
-        """From now on send a comment whenever nothing was sent for `PING_S` seconds. The first comment begins the
-        stream.
+        """From now on send an SSE comment whenever nothing was sent for `PING_S` seconds.
+
+        The first one also sends the headers of the response, so later errors are sent in the stream.
 
         `on_fail`: returns the last bytes of the stream if it fails.
         """

@@ -33,7 +33,7 @@ def entry_of_file(path: Path) -> ModelEntry:
 
 
 def entry_of_model(model: ModelFile) -> ModelEntry:
-    """Return the entry of a model file whose header has been read."""
+    """Return the item for a model file in the API's list of models. The file's header has been read."""
     path = model.paths[0]
     part = parse_part_name(path.name)
     stem = part.stem if part is not None else path.stem

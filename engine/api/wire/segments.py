@@ -62,7 +62,7 @@ class Segments:
         return steps
 
     def end(self) -> list[Step]:
-        """End the last segment, and return this step; return an empty list if the segment has ended already."""
+        """End the last segment, and return a list with the step that ends it; empty if it has ended already."""
         if not self._is_open:
             return []
         self._is_open = False

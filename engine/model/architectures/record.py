@@ -411,7 +411,7 @@ class Architecture(msgspec.Struct, frozen=True):
     indexer: Indexer | None = None
 
     latent: bool = False
-    """Whether keys and values are one compressed vector (MLA), if the file has the length of this vector."""
+    """Whether keys and values are cached as one compressed vector (MLA); only in files that have its length."""
 
     n_kv_layers: int | None = None
     """Number of leading layers that have a KV cache of their own. Later layers read one of these caches.

@@ -147,7 +147,7 @@ def _capital(text: str) -> str:
 
 
 def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
-    """Yield the plan's overrides in order: regex and device id, or the words of an option with the same effect."""
+    """Yield the plan's overrides in order: regex and device id, or the arguments of an option with the same effect."""
     names = [tensor.name for tensor in plan.model.tensors]
     for override, found in zip(plan.edit.layout.overrides, plan.parameters.overrides, strict=True):
         option = _experts_option(override, found.pattern, names)

@@ -30,7 +30,7 @@ _OWN_TABLES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 """Names of an MTP head's own embedding and output matrix; no graph of such heads was compared with llama.cpp."""
 _FLOAT_BYTES = 4
 _MOST_TABLES = 12
-"""Number of sets of context settings for which tables of the heads' state and buffers are cached."""
+"""Largest number of context settings for which the memory of the MTP heads (KV cache, compute buffers) is cached."""
 
 
 def count_heads(model: ModelFile) -> int:

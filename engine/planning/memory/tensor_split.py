@@ -124,7 +124,7 @@ class TensorSplit:
         self._known: dict[tuple[object, ...], list[int]] = {}
 
     def weight_bytes(self, tensor: TensorInfo, rules: Sequence[SizeRule]) -> list[int]:
-        """Return the bytes of a weight on each device. `rules`: size rule of each device.
+        """Return the bytes of a weight on each device. `rules`: for each device, how its buffer type pads a tensor.
 
         Raises:
             MissingNumberError: the weight cannot be sliced; llama.cpp fails for it too.

@@ -47,7 +47,10 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return `rank` of a device, or `SLOW_LINK` if a transfer over its measured link takes `SLOW_HOP_S` or longer."""
+    """Return how directly a device is reached; lower is faster (`rank`).
+
+    It is `SLOW_LINK` if a transfer over the device's measured link takes `SLOW_HOP_S` or longer.
+    """
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
     measured = speeds.links[device.id]

@@ -259,7 +259,10 @@ class _Selection:
 
 
 def build_inp_kpool(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the indexer's inputs, and return embeddings repeated for each residual stream (`build_inp_kpool`)."""
+    """Return the token embeddings, repeated for each residual stream (`build_inp_kpool`).
+
+    Also makes the inputs by which the indexer selects pools of cached tokens.
+    """
     new, n_tokens, pool = ctx.graph.new_input, ctx.batch.n_tokens, ctx.hparams.indexer.kpool
     # At least one: a micro batch that completes no pool builds a dummy entry, so that the graph keeps its shape.
     n_pools, n_new = _n_pools(ctx), max(1, _n_full_pools(ctx))

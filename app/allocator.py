@@ -38,7 +38,7 @@ def limit_malloc() -> None:
 
 
 def pause_collections() -> None:
-    """Turn automatic garbage collection off until `freeze_window_objects`, while modules and widgets are made.
+    """Turn automatic garbage collection off while modules and widgets are made. `Opening` turns it on again.
 
     These objects live as long as the process, so a collection finds nothing. Collections took 8 % of the processor time
     from the start to the first picture.
@@ -47,14 +47,13 @@ def pause_collections() -> None:
 
 
 def freeze_window_objects() -> None:
-    """Exclude all objects that exist now from garbage collection, and turn it on again. Call it with a complete window.
+    """Exclude all objects that exist now from garbage collection (`gc.freeze`). Call it once the window is complete.
 
     Python starts a full collection only when the new objects exceed a quarter of the objects that survived the last
     one. If the objects of the window counted, full collections would be rare, and unreachable forecast tables would
     take many megabytes until the next one.
     """
     gc.freeze()
-    gc.enable()
 
 
 @contextmanager

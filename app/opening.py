@@ -7,6 +7,7 @@ can pass its files to this one, and a signal can end the program during the star
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,11 @@ class Opening(QObject):
         self._is_over = True
         from app.wiring import make_window
 
-        window = make_window(self._settings, self._theme, self.picture)
-        window.main.show()
-        window.start(files=self._options.files, rig=self._options.rig)
-        self.opened.emit(window)
+        try:
+            window = make_window(self._settings, self._theme, self.picture)
+            window.main.show()
+            window.start(files=self._options.files, rig=self._options.rig)
+            self.opened.emit(window)
+        finally:
+            # `pause_collections` turned it off. After an error the event loop goes on without a window.
+            gc.enable()

@@ -352,7 +352,8 @@ class Settings:
     def _write(self, key: str, document: object) -> None:
         """Store `document` as JSON under `key`. If the document has a path that is not UTF-8, the old value stays."""
         with suppress(UnicodeEncodeError):
-            self.store.setValue(key, msgspec.json.encode(document).decode())
+            # A set has no order of its own: the same choice gives the same text.
+            self.store.setValue(key, msgspec.json.encode(document, order="deterministic").decode())
 
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
         """Return the stored geometry and dock state of the main window, or None if there is none."""

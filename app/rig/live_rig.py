@@ -49,6 +49,8 @@ class LiveMemory:
         self._read_s = 0.0
         self._followed_s: dict[str, float] = {}
         """Time of the sample with which each device's free memory was last updated."""
+        self._changed_s = -FOLLOW_S
+        """Time of the last sample before the loaded models changed."""
         self._before: dict[FileIdentity, dict[str, int]] = {}
         """Free bytes of each device before a model's load began, by the key of the model."""
         self._seen_own_bytes = 0
@@ -69,6 +71,8 @@ class LiveMemory:
         It is negative after an unload. The host is left out, because its samples tell our own memory apart.
         """
         before, self._models = self._models, tuple(models)
+        if self._models != before:
+            self._changed_s = self._read_s
         held = {device for model in models for device in model.held_bytes}
         self._engine = {device: reading for device, reading in self._engine.items() if device in held}
         grown = _held_bytes(self._models)
@@ -126,14 +130,17 @@ class LiveMemory:
         own_bytes = next((each.own_bytes for each in filled if each.device == CPU_ID), None)
         if own_bytes is not None and abs(own_bytes - self._seen_own_bytes) >= FREE_STEP_BYTES:
             self._seen_own_bytes = own_bytes
+            # `beside` adds it to the host's free memory, so both have to be from the same sample.
+            self._followed_s.pop(CPU_ID, None)
         return filled
 
     def followed(self, rig: Rig) -> Rig:
         """Return `rig` with the free memory of the last samples for each device on which it has changed enough.
 
         A change below one step (`FREE_STEP_BYTES`) is ignored. A change that is not large (`_LARGE_SHARE`) is used at
-        most every `FOLLOW_S` seconds.
+        most every `FOLLOW_S` seconds, but at once for some seconds after a load or unload.
         """
+        is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
         def follow(device: Device) -> Device:
             now = self._free.get(device.id)
@@ -143,7 +150,7 @@ class LiveMemory:
                 return device
             if device.free_bytes is not None:
                 changed_bytes = abs(now - device.free_bytes)
-                is_soon = self._read_s < self._followed_s.get(device.id, -FOLLOW_S) + FOLLOW_S
+                is_soon = is_calm and self._read_s < self._followed_s.get(device.id, -FOLLOW_S) + FOLLOW_S
                 if changed_bytes < step_bytes or (is_soon and changed_bytes < device.total_bytes // _LARGE_SHARE):
                     return device
             self._followed_s[device.id] = self._read_s

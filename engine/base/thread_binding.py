@@ -1,13 +1,13 @@
 """Binding of a confined child's threads to processors, checked by the parent.
 
-OpenMP binds threads by their ids (`sched_setaffinity`). A seccomp filter can compare an id with a number only, and a
-system gives out low ids again, so no filter tells a thread of the child from one of another process. So the kernel asks
-the parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)): `ThreadBinding` allows it for threads of
-the child and refuses it for all others. The arguments of the call are numbers, which the child cannot change
-afterwards.
+OpenMP, and ggml with a NUMA strategy, bind threads by their ids (`sched_setaffinity`). A seccomp filter can compare an
+id with a number only, and a system gives out low ids again, so no filter tells a thread of the child from one of
+another process. So the kernel asks the parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)):
+`ThreadBinding` allows it for threads of the child and refuses it for all others. The arguments of the call are numbers,
+which the child cannot change afterwards.
 
 The child installs the filter and sends the kernel's descriptor for the questions through a socket that it inherits
-(`hand_over`). A child without OpenMP's variables may not bind threads by id, and has no such socket.
+(`hand_over`). A child without these variables may not bind threads by id, and has no such socket.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from engine.base.seccomp import can_ask_parent
 
 _OPENMP = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Environment variables with which OpenMP binds threads to processors. If that fails, OpenMP ends the process."""
+BINDS_THREADS = "LAYERDECK_BINDS_THREADS"
+"""Environment variable of a child whose llama.cpp binds threads by itself, as ggml does with a NUMA strategy."""
 _SOCKET = "LAYERDECK_THREAD_BINDING"
 """Environment variable with the number of the inherited socket."""
 
@@ -38,8 +40,8 @@ _EACCES = 13
 
 
 def binds_threads(environment: Mapping[str, str]) -> bool:
-    """Return whether OpenMP binds its threads in a process with these environment variables."""
-    return any(name in environment for name in _OPENMP)
+    """Return whether OpenMP or ggml binds threads in a process with these environment variables."""
+    return any(name in environment for name in (*_OPENMP, BINDS_THREADS))
 
 
 class ThreadBinding:
@@ -71,7 +73,7 @@ class ThreadBinding:
         # The child has inherited it, so its end is the end of the connection.
         self._theirs.close()
         with self._own, suppress(OSError):
-            _, descriptors, _, _ = socket.recv_fds(self._own, 1, 1)
+            _, descriptors, _, _ = socket.recv_fds(self._own, 1, 1, socket.MSG_CMSG_CLOEXEC)
             for questions in descriptors:
                 try:
                     _answer_all(questions, self._own, pid)
@@ -117,7 +119,10 @@ def inherited_socket() -> int | None:
     Later calls return None, and so do those in children of this process.
     """
     named = os.environ.pop(_SOCKET, "")
-    return int(named) if named.isdecimal() else None
+    if not named.isdecimal():
+        return None
+    os.set_inheritable(int(named), False)
+    return int(named)
 
 
 def hand_over(questions: int, *, channel: int) -> None:
@@ -133,4 +138,3 @@ def hand_over(questions: int, *, channel: int) -> None:
             sender.detach()
     finally:
         os.close(questions)
-    os.set_inheritable(channel, False)

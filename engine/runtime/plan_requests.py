@@ -12,6 +12,7 @@ from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.base.processor import core_places
+from engine.base.thread_binding import BINDS_THREADS
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.model.gguf.model_file import ModelFile, identify
@@ -239,6 +240,8 @@ def environment(plan: Plan) -> dict[str, str]:
     # A chosen number of threads is left to the system's scheduler: only the measured one was compared.
     if binds_threads(plan.rig, plan.edit.context):
         switches |= bound_threads()
+    if plan.settings.numa != "off":
+        switches[BINDS_THREADS] = "1"
     return switches | environment_for(plan.rig, [device.id for device in plan.devices_in_use])
 
 

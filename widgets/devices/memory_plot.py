@@ -37,7 +37,7 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self._limit = pg.InfiniteLine(angle=0, movable=False)
         self._limit.hide()
         for item in (self._all, self._others, self._limit):
-            # Bounds are for auto-range, which is off: the range is set with every sample.
+            # Bounds are for auto-range, which is off: `add_sample` sets the range.
             self._box.addItem(item, ignoreBounds=True)
         self.enableMouse(False)
         self.setAcceptDrops(False)

@@ -301,9 +301,9 @@ class _Reader:
         if whole_number(value) != -1:
             self.options.take_value("n_seq_max", name, value)
 
-    def threads(self, key: str, name: str, value: str) -> None:
+    def positive(self, key: str, name: str, value: str) -> None:
         number = whole_number(value)
-        # 0 and below: all processors, which a layout leaves open.
+        # 0 and below: all processors, or the projector's own limit, which a layout leaves open.
         if number is None or number > 0:
             self.options.take_value(key, name, value)
 
@@ -443,8 +443,8 @@ def _draft_cache(key: str) -> _Value:
     return lambda reader, name, value: reader.draft_cache(key, name, value)
 
 
-def _threads(key: str) -> _Value:
-    return lambda reader, name, value: reader.threads(key, name, value)
+def _positive(key: str) -> _Value:
+    return lambda reader, name, value: reader.positive(key, name, value)
 
 
 def _set(key: str, value: object) -> _Switch:
@@ -473,8 +473,10 @@ _VALUES = _by_name(
         ("-c", "--ctx-size"): _Reader.context,
         ("-np", "--parallel"): _Reader.parallel,
         ("-fa", "--flash-attn"): _Reader.flash,
-        ("-t", "--threads"): _threads("threads"),
-        ("-tb", "--threads-batch"): _threads("threads_batch"),
+        ("-t", "--threads"): _positive("threads"),
+        ("-tb", "--threads-batch"): _positive("threads_batch"),
+        ("--image-min-tokens",): _positive("image_min_tokens"),
+        ("--image-max-tokens",): _positive("image_max_tokens"),
         ("-lm", "--load-mode"): _Reader.load_mode,
         ("-fit", "--fit"): _Reader.fit,
         ("-mm", "--mmproj"): _Reader.projector,

@@ -154,10 +154,11 @@ class ChildProcess:
             "reader": self._read_messages,
             "stderr": self._read_stderr,
             "writer": self._write_requests,
-            "supervisor": self._supervise,
         }
         if binding is not None:
             roles["binding"] = partial(binding.serve, self._process.pid)
+        # The last one: it ends the child, and `_give_up` does if a thread before it could not be started.
+        roles["supervisor"] = self._supervise
         self._threads = [
             threading.Thread(target=target, name=f"{self._name}-{self._process.pid}-{role}", daemon=True)
             for role, target in roles.items()
@@ -166,8 +167,8 @@ class ChildProcess:
             for thread in self._threads:
                 thread.start()
         except RuntimeError as error:
-            # Its thread is the last one.
-            if binding is not None:
+            # Its thread closes it when the child has ended.
+            if binding is not None and self._threads[3].ident is None:
                 binding.close()
             self._give_up(str(error))
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from engine.base.pci import PciId
+from engine.base.thread_binding import binds_threads
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.devices.telemetry.cards import NvidiaCard
-from engine.planning.layout.layout import Layout, Run
-from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.layout.layout import Layout, Run, single_device
+from engine.planning.settings.context_settings import NUMA_MODES, ContextSettings, NumaMode
 from engine.runtime import plan_requests
 from engine.runtime.plan_requests import environment, environment_for
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
@@ -31,6 +32,13 @@ def told(devices: tuple[Device, ...], used: str) -> Mapping[str, str]:
     rig = Rig(devices, make_host("host", 8 << 30))
     layout = Layout(N_LAYERS, (Run(used, 0, N_LAYERS - 1),), used)
     return environment(plan_of(made_up_model(), rig, layout, ContextSettings(n_ctx=512)))
+
+
+@pytest.mark.parametrize("numa", NUMA_MODES)
+def test_a_child_with_a_numa_strategy_may_bind_its_threads(numa: NumaMode) -> None:
+    rig, layout = Rig((), make_host("host", 8 << 30)), single_device(N_LAYERS, CPU_ID)
+    variables = environment(plan_of(made_up_model(), rig, layout, ContextSettings(n_ctx=512, numa=numa, threads=2)))
+    assert binds_threads(variables) == (numa != "off")
 
 
 @pytest.mark.parametrize(

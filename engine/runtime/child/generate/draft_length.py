@@ -25,9 +25,9 @@ Of two durations the shorter one is used, because the first batch of a size is o
 MOST_SLOW = 3.0
 """Multiple of the median duration. A longer duration is ignored, because another program has slowed the step down."""
 NEW_COST = 0.1
-"""Additional duration that is assumed for each drafted token before anything was measured.
+"""Additional duration that is assumed for a drafted token before anything was measured.
 
-It is a fraction of the duration of a plain step (a step without drafts), and low, so that drafts are tried.
+It is a fraction of one answer's part of a plain step (a step without drafts), and low, so that drafts are tried.
 """
 UNMEASURED = 0.8
 """Factor that shortens an interpolated duration, so that the number of tokens is tried and its duration measured."""
@@ -96,7 +96,7 @@ class StepCosts:
         place = bisect_left(known, drafted)
         low, low_cost = (known[place - 1], _typical(measured[known[place - 1]])) if place else (0, 1.0)
         if place == len(known):
-            slope = (low_cost - 1) / low if low else NEW_COST
+            slope = (low_cost - 1) / low if low else NEW_COST / answers
         else:
             slope = (_typical(measured[known[place]]) - low_cost) / (known[place] - low)
         factor = UNMEASURED if known else 1.0

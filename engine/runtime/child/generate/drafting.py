@@ -90,7 +90,9 @@ class Drafting:
             room = min(room, self._window_tokens - computed)
         most = [self._most(task, count) for task, count in zip(tasks, counts, strict=True)]
         wanting = [index for index, each in enumerate(most) if each]
-        if skips or room < len(wanting) or not wanting or self._plain.is_due(len(tasks)):
+        # A fixed number of tokens is drafted for every request, a chosen one only for the likeliest drafts.
+        least = 1 if self._source.pauses else len(wanting)
+        if skips or room < least or not wanting or self._plain.is_due(len(tasks)):
             return drafts
         if self._drafter is None:
             found = {index: self._ngram_draft(tasks[index], most[index]) for index in wanting}
@@ -102,9 +104,11 @@ class Drafting:
             lengths = self._chosen(tasks, wanting, possible, room)
             asked = [(index, length) for index, length in zip(wanting, lengths, strict=True) if length]
             if not asked:
-                # To go on later in the same answer, the draft model would have to read what it missed.
-                for index in wanting:
-                    _draft_of(tasks[index]).pause()
+                # To go on later in the same answer, the draft model would have to read what it missed. Requests that
+                # still read a prompt make the batch longer for a moment only.
+                if all(task.is_answering for task in tasks):
+                    for index in wanting:
+                        _draft_of(tasks[index]).pause()
                 return drafts
             for (index, _), draft in zip(asked, self._computed(self._drafter, tasks, asked), strict=True):
                 drafts[index] = draft

@@ -133,6 +133,11 @@ def test_several_answers_share_a_batch() -> None:
     assert lengths.choose(1, [Possible(1, 8)], 0) == [0]
 
 
+@pytest.mark.parametrize("answers", [1, 4, 8, 16])
+def test_drafts_are_tried_with_any_number_of_answers(answers: int) -> None:
+    assert any(DraftLengths().choose(answers, [Possible(0, 8)] * answers, room=40))
+
+
 def test_costs_that_were_not_measured_are_interpolated() -> None:
     costs = StepCosts()
     assert costs.cost(1, 3) == 1 + 3 * NEW_COST

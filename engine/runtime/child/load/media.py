@@ -217,7 +217,7 @@ class Media:
             chunks = self._library.mtmd_input_chunks_init()
             stack.callback(self._library.mtmd_input_chunks_free, chunks)
             text = _library_text(self._library, prompt)
-            # Without `file` all of them are placeholders of the same size, and the tokenizer's limit holds (`prompt_of`).
+            # Without `file` all are placeholders of the same size, under the tokenizer's limit (`prompt_of`).
             with nullcontext() if file is None else self._projector.preparing(file):
                 status = self._library.mtmd_tokenize(
                     self._projector.handle, chunks, ctypes.byref(text), pointers, len(bitmaps)

@@ -90,8 +90,8 @@ class RoomOffers(QObject):
         names = ", ".join(victim.name for victim in found.victims)
         self._notices.say(
             tr_count(
-                "Parked {names}; its next question loads it again.",
-                "Parked {names}; the next question to one of them loads it again.",
+                "Parked {names}; the next question to this model loads the model again.",
+                "Parked {names}; the next question to one of these models loads that model again.",
                 len(found.victims),
                 names=names,
             )

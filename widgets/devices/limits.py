@@ -40,7 +40,9 @@ def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> Device
     # A total of 0 is unknown: then any margin is accepted.
     room_bytes = total_bytes if cap_bytes is None else min(cap_bytes, total_bytes)
     if room_bytes and margin_bytes >= room_bytes:
-        raise ValueError(tr("The margin leaves nothing of {size}. Make it smaller", size=format_bytes(room_bytes)))
+        raise ValueError(
+            tr("The margin leaves nothing of {size}. Enter a smaller margin", size=format_bytes(room_bytes))
+        )
     return DeviceLimits(device, cap_bytes, margin_bytes)
 
 

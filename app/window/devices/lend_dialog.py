@@ -179,7 +179,7 @@ def _code_words(state: LendState) -> str:
     if not state.code:
         return tr("No pairing code is valid now. Paired computers do not need one.")
     return tr(
-        "Pairing code: {code}. Enter it on the other computer within ten minutes. It pairs one computer.",
+        "Pairing code: {code}. Enter this code on the other computer within ten minutes. The code pairs one computer.",
         code=state.code,
     )
 

@@ -195,7 +195,9 @@ def progress_words(progress: LoadProgress) -> str:
             percent=int(fraction * 100),
         )
     )
-    return f"{reached} {tr('If it is only slow, raise the stall limit in the preferences (or --stall-limit).')}"
+    return (
+        f"{reached} {tr('If the load is only slow, raise the stall limit in the preferences (or with --stall-limit).')}"
+    )
 
 
 def memory_event(
@@ -278,7 +280,7 @@ def lost_event(
     remedy = tr("Restart the RPC worker, then load again.")
     # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
     if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):
-        remedy = tr("Load again.")
+        remedy = tr("Load the model again.")
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
 
 

@@ -209,7 +209,7 @@ class AutoLayouts(QObject):
             self._notices.tell(error)
 
         def show_progress(n_tried: int) -> None:
-            self.searching.emit(tr("Finding a layout: {n_tried} layouts tried", n_tried=n_tried))
+            self.searching.emit(tr("Finding a layout; layouts tried: {n_tried}", n_tried=n_tried))
 
         self.searching.emit(tr("Finding a layout"))
         self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)

@@ -205,7 +205,7 @@ def test_measured_threads(memory: ModelMemory) -> None:
     found = decisions(memory, rig, layout(), ContextSettings(), host)
     assert (found["threads"].value, found["threads_batch"].value) == (8, 16)
     assert found["threads"].reason == (
-        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (1.20 to 1.30)."
+        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (interval 1.20 to 1.30)."
     )
     assert found["threads_batch"].reason == "16 threads on 16 cores, as measured: no other value was clearly faster."
     assert not found["threads"].overridden

@@ -132,7 +132,8 @@ class _DeviceWatch:
         if left_s > FALL_SOON_S:
             return None
         return tr(
-            "{device} memory is filling up: {fallen} in {seconds:.0f} s, {free} left. {who}Close other programs.",
+            "{device} memory is filling up: {fallen} were taken in {seconds:.0f} s, {free} are left. {who}Close "
+            "other programs.",
             device=sample.device,
             fallen=format_bytes(fallen_bytes),
             seconds=seconds,

@@ -231,7 +231,7 @@ class Layout:
     def _shares_by_layers(self) -> tuple[tuple[str, float], ...]:
         members = [device for device in self.devices if device != CPU_ID]
         if not members:
-            raise LayoutError(tr("splitting inside layers needs a device other than CPU"), place="split_mode")
+            raise LayoutError(tr("split modes tensor and row need a device other than the CPU"), place="split_mode")
         # A device with the output layer alone gets a share too, because a share of 0 would leave it out.
         return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
 
@@ -370,10 +370,12 @@ def _check_split(layout: Layout) -> None:
         )
     if mode in ("layer", "none") and layout.tensor_split:
         raise LayoutError(
-            tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), place="tensor_split"
+            tr("shares belong to split modes tensor and row, not to split mode {mode}", mode=mode), place="tensor_split"
         )
     if mode != "row" and layout.main_device is not None:
-        raise LayoutError(tr("a main device belongs to split mode row, not to {mode}", mode=mode), place="main_device")
+        raise LayoutError(
+            tr("a main device belongs to split mode row, not to split mode {mode}", mode=mode), place="main_device"
+        )
     if mode in ("tensor", "row"):
         _check_shares(layout)
 

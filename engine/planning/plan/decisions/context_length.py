@@ -126,9 +126,9 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
                 else tr("No context length fits on these devices.")
             )
         if aim == trained:
-            return tr("The whole trained length, {trained} tokens.", trained=trained)
+            return tr("The whole context length of the training, {trained} tokens.", trained=trained)
         return tr(
-            "The usual length for {cards} GiB of device memory; you can choose a longer context.",
+            "The usual context length for {cards} GiB of device memory; you can choose a longer context.",
             cards=_cards_bytes(rig) // GIB,
         )
     if _is_chosen(model, asked):
@@ -138,7 +138,9 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
             )
         return tr("Set explicitly.")
     if trained == each:
-        return tr("The trained length, {trained} tokens; you can choose a longer context.", trained=trained)
+        return tr(
+            "The context length of the training, {trained} tokens; you can choose a longer context.", trained=trained
+        )
     return tr("The default context length.")
 
 

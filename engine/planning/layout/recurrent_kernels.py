@@ -31,7 +31,7 @@ _VULKAN_GATED_HEAD = 64
 def recurrent_gap(model: ModelFile, backend: str, layers: Iterable[int]) -> str | None:
     """Return an operation of these layers that a worker's backend cannot compute; None if none is known.
 
-    It is a phrase for users, such as "scans with states of 64".
+    It is a phrase for users, such as "scan with a state size of 64 in recurrent layers".
 
     `backend`: name of the backend in ggml, such as "CUDA".
     `layers`: indices of the layers.

@@ -138,7 +138,7 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
 class LentGap(NamedTuple):
     """An operation for which a lent device (RPC device of another machine) has no kernel.
 
-    `operation`: its name for users, such as "scans with states of 64".
+    `operation`: its name for users, such as "scan with a state size of 64 in recurrent layers".
     `is_recurrent`: True if recurrent layers need it; False if layers that mix residual streams need it.
     """
 

@@ -54,7 +54,7 @@ def test_a_second_card_takes_the_layers_from_the_cpu(capsys: pytest.CaptureFixtu
 def test_people_get_both_in_a_table(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     answer = run(capsys, folder, "--with", "2 x RTX 3090", "--auto", "fastest")
     lines = answer.out.splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.endswith("with the graphics cards"))
+    begin = next(number for number, line in enumerate(lines) if line.endswith("with the cards"))
     assert [line.split("  ")[0] for line in lines[begin + 1 :]] == [
         "fits", "layers on the CPU", "context", "answers", "prompts"
     ]  # fmt: skip

@@ -86,8 +86,11 @@ class HubFinder(QObject):
         """Save an access token of the hub, in the system's keyring if possible, and repeat the last request."""
 
         def kept(home: str) -> None:
-            where = tr("in the keyring") if home == "keyring" else tr("for this session")
-            self._notices.say(tr("Access token saved {place}.", place=where))
+            self._notices.say(
+                tr("Access token saved in the keyring.")
+                if home == "keyring"
+                else tr("Access token saved until Layerdeck is closed.")
+            )
             if self._asked:
                 self.show_repo(self._asked)
 

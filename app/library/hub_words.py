@@ -116,7 +116,7 @@ def _job_words(job: JobView) -> str:
             return _running_words(job, amount)
     if job.retry_s is not None:
         return tr(
-            "{reason} The download is tried again in {time}. Resume tries it now.",
+            "{reason} The download is tried again in {time}. “Resume” tries the download again now.",
             reason=job.reason,
             time=time_words(job.retry_s),
         )

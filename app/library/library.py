@@ -214,7 +214,8 @@ class Library(QObject):
         def show(contents: LibraryContents) -> None:
             if contents.aside:
                 sentence = tr(
-                    "The library's index could not be read. It was renamed to {new_name}, and a new index was created.",
+                    "The library's index could not be read. The old index was renamed to {new_name}, and a new "
+                    "index was created.",
                     new_name=contents.aside,
                 )
                 self._notices.say(sentence, bad=True)

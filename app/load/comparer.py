@@ -70,7 +70,9 @@ class LayoutComparer(QObject):
     def obstacle(self) -> str:
         """The reason why no comparison can start now, as a sentence for people; empty if one can."""
         if self._models.held:
-            return tr("A loaded model takes memory and computing time. Unload it first (Model > Unload), then compare.")
+            return tr(
+                "A loaded model takes memory and computing time. Unload the model first (Model > Unload), then compare."
+            )
         return ""
 
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:

@@ -50,10 +50,10 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
             short=_short_text(room.short),
         )
     if room.workers and room.still_short:
-        text += tr(" Even then {short} would be missing.", short=_short_text(room.still_short))
+        text += tr(" Even after the unload {short} would be missing.", short=_short_text(room.still_short))
     busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
     if busy:
-        text += tr(" An answer of {names} would be stopped.", names=_join(busy))
+        text += tr(" The answer that {names} is writing would be stopped.", names=_join(busy))
     return LoadQuestion(
         text=text,
         unload_text=tr("Unload {models} and load", models=whom),

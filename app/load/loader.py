@@ -195,7 +195,7 @@ class Loader(QObject):
         """Delete the stored answer of the user, so that the question is shown again next time."""
         self._settings.without_room = None
         self.notice.emit(
-            Notice(tr("You will be asked if a model does not fit together with the loaded ones"), bad=False)
+            Notice(tr("You will be asked if a model does not fit together with the loaded models"), bad=False)
         )
 
     def cancel(self) -> None:

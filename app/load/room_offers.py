@@ -90,8 +90,8 @@ class RoomOffers(QObject):
         names = ", ".join(victim.name for victim in found.victims)
         self._notices.say(
             tr_count(
-                "Parked {names}; its next question loads it again.",
-                "Parked {names}; the next question to one of them loads it again.",
+                "Parked {names}; the next question to this model loads the model again.",
+                "Parked {names}; the next question to one of these models loads that model again.",
                 len(found.victims),
                 names=names,
             )
@@ -189,8 +189,8 @@ def offer_of(found: WholeWithout) -> RoomOffer:
     names = [victim.name for victim in found.victims]
     whom = names[0] if len(names) == 1 else tr("{count} models", count=len(names))
     text = tr_count(
-        "Fits wholly on {devices} if {names} is unloaded.",
-        "Fits wholly on {devices} if {names} are unloaded.",
+        "This model fits wholly on {devices} if {names} is unloaded.",
+        "This model fits wholly on {devices} if {names} are unloaded.",
         len(names),
         devices=devices,
         names=tr(" and ").join(filter(None, (", ".join(names[:-1]), names[-1]))),

@@ -154,7 +154,11 @@ class SeveralModels(QObject):
                 left, self._queue = len(self._queue), []
                 if left:
                     self._notices.say(
-                        tr("{name} was not loaded, so {count} others were not tried.", name=begun.name, count=left),
+                        tr(
+                            "{name} was not loaded, so {count} other models were not tried.",
+                            name=begun.name,
+                            count=left,
+                        ),
                         bad=True,
                     )
                 return

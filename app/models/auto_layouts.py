@@ -209,7 +209,7 @@ class AutoLayouts(QObject):
             self._notices.tell(error)
 
         def show_progress(n_tried: int) -> None:
-            self.searching.emit(tr("Finding a layout: {n_tried} tried", n_tried=n_tried))
+            self.searching.emit(tr("Finding a layout; layouts tried: {n_tried}", n_tried=n_tried))
 
         self.searching.emit(tr("Finding a layout"))
         self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)
@@ -247,7 +247,7 @@ class AutoLayouts(QObject):
         edit = self._document.edit
         if edit is None or self._document.model is not model:
             return tr(
-                "it was made for {name}, but another model is shown. Switch to {name} and search again.",
+                "the layout was made for {name}, but another model is shown. Switch to {name} and search again.",
                 name=model.name,
             )
         if replace(edit, layout=asked.layout) != asked:

@@ -243,7 +243,8 @@ class Layouts(QObject):
         """
         if self._document.model is not asked.model:
             return tr(
-                "it was made for {name}, but another model is shown. Switch to {name} and propose a layout again.",
+                "the layout was made for {name}, but another model is shown. Switch to {name} and propose a "
+                "layout again.",
                 name=asked.model.name,
             )
         if self._document.edit != asked.edit or self._document.is_dragging:

@@ -58,7 +58,7 @@ class OtherLayouts(QObject):
             self._unloader.unload_other(proposal.unload)
             return
         self._document.replace(proposal.edit, proposal.text)
-        asked = tr("; the engine is checking it") if self._live.is_real else ""
+        asked = tr("; the engine is checking this change") if self._live.is_real else ""
         self._notices.say(
             tr(
                 "{text}: fits ({grade}){check}. Choose Load to try this change, or Undo to revert it.",

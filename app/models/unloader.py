@@ -62,7 +62,7 @@ class Unloader(QObject):
     def park(self, model: OpenModel) -> None:
         """Park `model`: unload it and save its KV state. Its next question loads it again."""
         if model.park():
-            self._notices.say(tr("Parked {name}. The next question loads it again.", name=model.name))
+            self._notices.say(tr("Parked {name}. The next question loads the model again.", name=model.name))
 
     def unload(self, model: OpenModel) -> None:
         """Unload `model`, and show a notice if it was loaded."""
@@ -73,7 +73,7 @@ class Unloader(QObject):
         """Unload the model with this file identity, which is not the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
-            self._notices.say(tr("This model is no longer loaded. Load it to try again."), bad=True)
+            self._notices.say(tr("This model is no longer loaded. Load the model to try again."), bad=True)
         else:
             self.unload(other)
 

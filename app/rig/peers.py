@@ -247,7 +247,10 @@ class Peers(QObject):
             self._look_up()
 
         self._background.run(
-            tr("Forgetting a computer"), partial(self._book.forget, machine.fingerprint), show, self._tell_error
+            tr("Deleting the pairing with a computer"),
+            partial(self._book.forget, machine.fingerprint),
+            show,
+            self._tell_error,
         )
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
         return tr("Other computers can reach {host}. Turn on “Require the key”, or listen on 127.0.0.1.", host=host)
     if not plain:
         return tr(
-            "Other computers can reach {host}, and others on the network could read the requests. Turn on “Allow "
+            "Other computers can reach {host}, and anyone on the network could read the requests. Turn on “Allow "
             "unencrypted requests”, or use layerdeck-cli serve with --tls-cert.",
             host=host,
         )
@@ -64,7 +64,10 @@ def listen_fault(error: ArgumentError, host: str, port: int) -> str:
                 port=port,
             )
         case errno.EADDRNOTAVAIL:
-            return tr("This computer does not have the address {host}. Enter 127.0.0.1, or one of its own.", host=host)
+            return tr(
+                "This computer does not have the address {host}. Enter 127.0.0.1, or an address of this computer.",
+                host=host,
+            )
     return error.summary()
 
 

@@ -433,7 +433,7 @@ class ServedModels(QObject):
             return
         for victim in room.victims:
             self._notices.say(
-                tr("Unloaded {name}: a program asked for {wanted}", name=victim.name, wanted=plan.model.name)
+                tr("Unloaded {name}: a program asked for the model {wanted}", name=victim.name, wanted=plan.model.name)
             )
         self._planned, self._begun, self._ending_before = None, model, model.loading.snapshot.ending
         if model.is_of_program:

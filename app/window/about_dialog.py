@@ -152,7 +152,7 @@ def _first_text(paths: Iterable[Path]) -> str:
 ABOUT = tr(
     "Layerdeck places the layers of a model on your devices, loads the model that way, and lets you chat with it."
 )
-NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
+NOTHING_SENT = tr("No account, no telemetry. Layerdeck goes online only when you ask for it.")
 
 
 class AboutDialog(Dialog):

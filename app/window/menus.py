@@ -152,7 +152,7 @@ def layout_menu(
             "export_layout",
             tr("Expo&rt…"),
             show_export,
-            tip=tr("Show the command or file with which llama-server and others load the same layout"),
+            tip=tr("Show the command or file with which llama-server and other programs load the same layout"),
         ),
         Command(
             "import_layout",
@@ -199,7 +199,7 @@ def devices_menu(
             "other_cards",
             tr("Plan with &Other Cards…"),
             show_other_cards,
-            tip=tr("See how the model would run with cards that this computer does not have"),
+            tip=tr("See how the model would run with graphics cards that this computer does not have"),
         ),
         Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), search.test_repeats),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
@@ -269,7 +269,9 @@ def model_menu(
             tr("Retr&y with Another Layout When Memory Runs Out"),
             settings.steps_back,
             set_steps_back,
-            tip=tr("If a load runs out of memory, try other layouts until one loads; the load report names it"),
+            tip=tr(
+                "If a load runs out of memory, try other layouts until one loads; the load report names that layout"
+            ),
         ),
         Switch(
             "reload_lost",
@@ -327,7 +329,7 @@ def chat_menu(
             "saved_kv_states",
             tr("Saved K&V States…"),
             show_saved_states,
-            tip=tr("Limit or remove saved KV states. With them a model need not process a conversation again"),
+            tip=tr("Limit or remove saved KV states. With a saved state a model need not process a conversation again"),
         ),
         SEPARATOR,
         Command("show_prompt", tr("Show Raw Pro&mpt…"), show_prompt, "Ctrl+Shift+P"),

@@ -38,8 +38,8 @@ _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
 _IDLE_MODELS = tr("Idle models when memory is short")
 _IDLE_CHOICES: tuple[tuple[LoadAnswer | None, str], ...] = (
     (None, tr("Ask")),
-    (LoadAnswer.UNLOAD, tr("Unload them")),
-    (LoadAnswer.BESIDE, tr("Keep them loaded")),
+    (LoadAnswer.UNLOAD, tr("Unload models")),
+    (LoadAnswer.BESIDE, tr("Keep models loaded")),
 )
 _BUTTONS = ("ask_unload", "saved_kv_states")
 """Names of actions that are shown as buttons: they show a question or open a dialog."""
@@ -90,7 +90,7 @@ class PreferencesDialog(Dialog):
         self.idle_time_box = ComboBox()
         self.idle_time_box.setAccessibleName(tr("Idle time"))
         self.idle_time_box.setToolTip(
-            plain_tool_tip(tr("How long idle models stay loaded, unless a model has its own time"))
+            plain_tool_tip(tr("How long idle models stay loaded, unless a model has its own idle time"))
         )
         for seconds, _, words in KEEP_ALIVES:
             self.idle_time_box.addItem(words, seconds)

@@ -40,9 +40,9 @@ def replacing(path: Path) -> Iterator[Path]:
     # The temporary file is next to the target: a rename is atomic only within one file system.
     target = _resolved(path)
     if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, tr("it is a folder; name the file to write"))
+        raise IsADirectoryError(errno.EISDIR, tr("the path is a folder; name the file to write"))
     if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, tr("it is not a regular file"))
+        raise OSError(errno.EINVAL, tr("the path is not a regular file"))
     # Not the target's name with more: that may be as long as a name can be.
     unfinished = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -161,10 +161,10 @@ def open_regular(path: Path) -> FileIO:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, tr("it is not a regular file"))
+        raise OSError(errno.EINVAL, tr("the path is not a regular file"))
     if not status.st_size:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, tr("it is empty"))
+        raise OSError(errno.EINVAL, tr("the file is empty"))
     return FileIO(descriptor)
 
 

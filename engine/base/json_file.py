@@ -86,35 +86,37 @@ class JsonObject:
         value = self._needed(key)
         # bool is a subclass of int.
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(tr("this must be a whole number, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("the value must be a whole number, not {shown}", shown=_shown(value)), key)
         if not low <= value <= high:
-            self.refuse(tr("{shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key)
+            self.refuse(
+                tr("the value {shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key
+            )
         return value
 
     def number(self, key: str) -> float:
         """Return the finite number under `key`."""
         value = self._needed(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(tr("this must be a number, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("the value must be a number, not {shown}", shown=_shown(value)), key)
         if abs(value) > 1e18 or not math.isfinite(value):
-            self.refuse(tr("{shown} is too large a number", shown=_shown(value)), key)
+            self.refuse(tr("the number {shown} is too large", shown=_shown(value)), key)
         return float(value)
 
     def flag(self, key: str) -> bool:
         """Return the boolean under `key`."""
         value = self._needed(key)
         if not isinstance(value, bool):
-            self.refuse(tr("this must be true or false, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("the value must be true or false, not {shown}", shown=_shown(value)), key)
         return value
 
     def text(self, key: str) -> str:
         """Return the text under `key`, which must be encodable as UTF-8."""
         value = self._needed(key)
         if not isinstance(value, str):
-            self.refuse(tr("this must be text in quotes, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("the value must be text in quotes, not {shown}", shown=_shown(value)), key)
         # JSON can write half of a surrogate pair as an escape. Python takes it, and UTF-8 cannot encode it.
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            self.refuse(tr("this contains a lone surrogate, which is not a character"), key)
+            self.refuse(tr("the text contains a lone surrogate, which is not a character"), key)
         return value
 
     def is_text(self, key: str, text: str) -> bool:
@@ -126,7 +128,9 @@ class JsonObject:
         value = self.text(key)
         found = next((option for option in options if option == value), None)
         if found is None:
-            self.refuse(tr("{shown} is not one of {names}", shown=_shown(value), names=", ".join(options)), key)
+            self.refuse(
+                tr("the value {shown} is not one of {names}", shown=_shown(value), names=", ".join(options)), key
+            )
         return found
 
     def size(self, key: str) -> int:
@@ -138,9 +142,11 @@ class JsonObject:
             except ValueError as error:
                 self.refuse(str(error), key)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(tr('this must be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key)
+            self.refuse(
+                tr('the value must be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
+            )
         if value < 0:
-            self.refuse(tr("a size must not be negative, but this is {shown}", shown=_shown(value)), key)
+            self.refuse(tr("a size must not be negative, but the value is {shown}", shown=_shown(value)), key)
         if value > MAX_SIZE_BYTES:
             self.refuse(tr("{shown} bytes is larger than any device", shown=_shown(value)), key)
         return value
@@ -157,19 +163,19 @@ class JsonObject:
         """Return the list of objects under `key`."""
         value = self._needed(key)
         if not isinstance(value, list):
-            self.refuse(tr("this must be a list, not {shown}", shown=_shown(value)), key)
+            self.refuse(tr("the value must be a list, not {shown}", shown=_shown(value)), key)
         return tuple(self._child(item, f"{self.place_of(key)}[{index}]") for index, item in enumerate(value))
 
     def _child(self, value: object, place: str) -> JsonObject:
         if not isinstance(value, dict):
             raise self._fail(
-                tr("this must be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
+                tr("the value must be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
             )
         return JsonObject(value, place, self._source, self._fail)
 
     def _needed(self, key: str) -> object:
         if key not in self._value:
-            self.refuse(tr("this key is missing"), key)
+            self.refuse(tr("this required key is missing"), key)
         return self._value[key]
 
 
@@ -183,7 +189,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     """
     try:
         if len(data) > MAX_FILE_BYTES:
-            raise ValueError(tr("this is larger than 1 MiB, so it is not a {kind} file", kind=what))
+            raise ValueError(tr("the file is larger than 1 MiB, so it is not a {kind} file", kind=what))
         # Some editors begin a file with a byte order mark.
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value: object = json.loads(
@@ -191,7 +197,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         )
     except UnicodeDecodeError as error:
         raise fail(
-            tr("this is not UTF-8 text at byte {start}; save it as UTF-8", start=error.start), source=source
+            tr("the file is not UTF-8 text at byte {start}; save the file as UTF-8", start=error.start), source=source
         ) from error
     except json.JSONDecodeError as error:
         raise fail(
@@ -204,7 +210,9 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
             source=source,
         ) from error
     except RecursionError as error:
-        raise fail(tr("this is nested too deeply for a {kind} file", kind=what), source=source) from error
+        raise fail(
+            tr("the objects or lists in the file are nested too deeply for a {kind} file", kind=what), source=source
+        ) from error
     # The two errors above are ValueErrors as well, so their clauses come first.
     except ValueError as error:
         raise fail(str(error), source=source) from error
@@ -216,13 +224,13 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     found = root.integer("version", 0, 1 << 31)
     if found != version:
         remedy = (
-            tr("update Layerdeck to read it")
+            tr("update Layerdeck to read the file")
             if found > version
-            else tr("versions begin with {version}", version=version)
+            else tr("the first version is {version}", version=version)
         )
         root.refuse(
             tr(
-                "this {kind} file has version {found}, but only version {version} is supported; {remedy}",
+                "the {kind} file has version {found}, but only version {version} is supported; {remedy}",
                 kind=what,
                 found=found,
                 version=version,
@@ -313,7 +321,7 @@ def _whole_number(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(
             tr(
-                "it has a number of {count} digits; at most {max_digits} are allowed",
+                "a number in the file has {count} digits; at most {max_digits} digits are allowed",
                 count=len(text),
                 max_digits=MAX_DIGITS,
             )

@@ -119,7 +119,7 @@ def left_nodes_sentence(nodes: Sequence[NumaNode]) -> str:
     if not left:
         return ""
     return tr(
-        "The engine uses at most {most} devices at a time, so nodes {left} get no worker.",
+        "The engine uses at most {most} devices at a time, so NUMA nodes {left} get no worker.",
         most=MAX_NODES,
         left=numbers_text(left),
     )

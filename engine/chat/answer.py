@@ -296,7 +296,7 @@ class AnswerRun:
             # The person has agreed, so a second count of this answer does not ask again.
             self._overflow = "drop"
             return (AskOverflow(""), *self._take_count(self._counted))
-        return self.fail(tr("Not sent, because the context is full."))
+        return self.fail(tr("The question was not sent, because the context is full."))
 
     def files_read(self, files: Mapping[str, bytes]) -> Effects:
         """Continue with the bytes of the attachments by SHA-256.

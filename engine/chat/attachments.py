@@ -101,10 +101,12 @@ def _too_large(kind: AttachmentKind, name: str) -> str:
     most = _MOST_BYTES[kind] >> 20
     match kind:
         case "image":
-            return tr("{name} is larger than {most} MiB; make it smaller.", name=name, most=most)
+            return tr("{name} is larger than {most} MiB; make the image smaller.", name=name, most=most)
         case "audio":
-            return tr("{name} is larger than {most} MiB; save it as MP3, or shorten it.", name=name, most=most)
-    return tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most)
+            return tr(
+                "{name} is larger than {most} MiB; save the sound as MP3, or shorten the sound.", name=name, most=most
+            )
+    return tr("{name} is larger than {most} MiB; attach a part of the file.", name=name, most=most)
 
 
 def _mime(kind: AttachmentKind, decoded: ImageFacts | SoundFacts | None, file_name: str) -> str:
@@ -134,7 +136,10 @@ def _pdf_text(data: bytes, name: str) -> str:
         found = ask_decoder("pdf", ReadPdf(data=data, seconds=SECONDS), PdfText)
     except EngineError:
         found = PdfText(
-            fault=tr("reading it failed, or needed too much memory or more than {seconds:g} s", seconds=SECONDS)
+            fault=tr(
+                "the file could not be read, or reading took too much memory or more than {seconds:g} s",
+                seconds=SECONDS,
+            )
         )
     if found.fault:
         raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))

@@ -106,7 +106,8 @@ def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
         return ""
     return tr(
         "A full context cannot be shifted with a quantised KV cache ({type_k} and {type_v}), which would lose "
-        "precision with each shift. Load with f16, bf16 or f32, or let answers end when the context is full.",
+        "precision with each shift. Load with a KV cache of type f16, bf16 or f32, or let answers end when the "
+        "context is full.",
         type_k=context.type_k,
         type_v=context.type_v,
     )
@@ -118,8 +119,8 @@ def shift_sentence(kept_tokens: int) -> str:
     `kept_tokens`: number of tokens at the start of the context that were not removed.
     """
     return tr(
-        "The context became full during this answer. The answer went on, but the model no longer sees the oldest "
-        "tokens after the first {kept_tokens}.",
+        "The context became full during this answer. The answer went on: the model still sees the first "
+        "{kept_tokens} tokens and the newest tokens, but not the tokens between them.",
         kept_tokens=kept_tokens,
     )
 

@@ -49,7 +49,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
         except FAULTS as error:
             if notice or not is_damage(error):
                 raise
-            notice = recover(path, tr("is damaged ({error})", error=error))
+            notice = recover(path, tr("The database of conversations is damaged ({error}).", error=error))
             connection = _open(path)
     except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -198,7 +198,11 @@ def _newer(path: Path) -> str:
         return ""
     if version <= VERSION:
         return ""
-    return tr("has version {version}, and this program reads version {readable}", version=version, readable=VERSION)
+    return tr(
+        "The database of conversations has version {version}, and this program reads version {readable}.",
+        version=version,
+        readable=VERSION,
+    )
 
 
 def _damage(path: Path) -> str:
@@ -215,10 +219,10 @@ def _damage(path: Path) -> str:
     except FAULTS as error:
         if not is_damage(error):
             raise
-        return tr("is damaged ({error})", error=error)
+        return tr("The database of conversations is damaged ({error}).", error=error)
     if found != "ok":
-        return tr("is damaged ({error})", error=one_line(found))
-    return tr("is damaged") if damage_record(path).exists() else ""
+        return tr("The database of conversations is damaged ({error}).", error=one_line(found))
+    return tr("The database of conversations is damaged.") if damage_record(path).exists() else ""
 
 
 @contextmanager
@@ -232,11 +236,11 @@ def _looking(path: Path) -> Iterator[sqlite3.Connection]:
 def _keep_aside(path: Path, reason: str) -> str:
     """Rename a database and its journal files; return a sentence about it for people.
 
-    `reason`: why it was renamed, such as "is damaged".
+    `reason`: a sentence on why it was renamed.
     """
     aside = put_aside(path)
     return tr(
-        "The database of conversations {reason}. It was kept as {name}, and a new one was created.",
+        "{reason} The old file was kept as {name}, and a new database was created.",
         reason=reason,
         name=aside.name,
     )

@@ -121,28 +121,29 @@ def _from_document(document: object) -> Iterator[Imported]:
     if isinstance(document, list) or (isinstance(document, dict) and "conv" in document):
         # The older format of llama.cpp's web UI: one conversation with its messages, or a list of them.
         for item in _limited(document if isinstance(document, list) else [document], MAX_CONVERSATIONS):
-            yield _llama_conversation(_dict(_dict(item).get("conv")), _list(_dict(item).get("messages")))
+            yield _llama_conversation(_dict(_dict(item).get("conv")), _list(_dict(item).get("messages"), "messages"))
         return
     root = _dict(document)
     if isinstance(root.get("messages"), list) and "format" not in root:
         yield _from_openai(root)
         return
     if root.get("format") != FORMAT:
-        _refuse(tr("it was not exported by Layerdeck or llama.cpp"))
+        _refuse(tr("the file was not exported by Layerdeck or llama.cpp"))
     if root.get("version") != VERSION:
         _refuse(
             tr(
-                "it has version {found!r}, but this program reads version {version}; update Layerdeck",
+                "the file has version {found!r}, but this program reads version {version}; update Layerdeck",
                 found=root.get("version"),
                 version=VERSION,
             )
         )
     files = dict(_files(_dict(root.get("files", {}))))
-    for item in _limited(_list(root.get("conversations")), MAX_CONVERSATIONS):
+    for item in _limited(_list(root.get("conversations"), "conversations"), MAX_CONVERSATIONS):
         entry = _dict(item)
         conversation = msgspec.convert(entry.get("conversation"), Conversation)
         messages = [
-            msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
+            msgspec.convert(message, Message)
+            for message in _limited(_list(entry.get("messages"), "messages"), MAX_MESSAGES)
         ]
         yield _imported(conversation, messages, entry.get("leaf"), files)
 
@@ -150,7 +151,7 @@ def _from_document(document: object) -> Iterator[Imported]:
 def _from_openai(request: Mapping[str, Any]) -> Imported:
     """Return the conversation in a request to OpenAI's API, with its tools."""
     messages: list[Message] = []
-    for record in map(_dict, _limited(_list(request["messages"]), MAX_MESSAGES)):
+    for record in map(_dict, _limited(_list(request["messages"], "messages"), MAX_MESSAGES)):
         role = record.get("role")
         content = record.get("content")
         if isinstance(content, list):
@@ -190,7 +191,7 @@ def _openai_calls(value: object) -> tuple[ToolCall, ...]:
     if not value:
         return ()
     calls = []
-    for item in map(_dict, _limited(_list(value), MAX_CALLS)):
+    for item in map(_dict, _limited(_list(value, "tool_calls"), MAX_CALLS)):
         function = _dict(item.get("function"))
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
@@ -202,7 +203,7 @@ def _role(role: object) -> Role:
     if role not in ROLES:
         _refuse(
             tr(
-                "a message has the role {role!r}; it must be one of {names}",
+                "a message has the role {role!r}; the role must be one of {names}",
                 role=str(role)[:40],
                 names=", ".join(ROLES),
             )
@@ -217,7 +218,7 @@ def _tools(text: str) -> str:
         ValueError: the text has more than `MAX_CHARACTERS` characters.
     """
     if len(text) > MAX_CHARACTERS:
-        _refuse(tr("its tools have more than {most} characters", most=MAX_CHARACTERS))
+        _refuse(tr("the tools of a conversation have more than {most} characters", most=MAX_CHARACTERS))
     return text
 
 
@@ -328,7 +329,10 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
             session, messages, count = record, [], count + 1
             if count > MAX_CONVERSATIONS:
                 _refuse(
-                    tr("it contains more than {max_conversations} conversations", max_conversations=MAX_CONVERSATIONS)
+                    tr(
+                        "the file contains more than {max_conversations} conversations",
+                        max_conversations=MAX_CONVERSATIONS,
+                    )
                 )
         elif record.get("type") == "message":
             messages.append(record.get("message"))
@@ -507,19 +511,25 @@ def _loaded(text: str) -> Any:
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse(tr("an object is missing"))
+        _refuse(tr("the file has another value where a JSON object is expected"))
     return value
 
 
-def _list(value: object) -> list[Any]:
+def _list(value: object, key: str) -> list[Any]:
     if not isinstance(value, list):
-        _refuse(tr("a list is missing"))
+        _refuse(tr('the list "{key}" is missing', key=key))
     return value
 
 
 def _limited(items: Sequence[Any], most: int) -> Sequence[Any]:
     if len(items) > most:
-        _refuse(tr("a list has {count} entries; at most {most} are allowed", count=len(items), most=most))
+        _refuse(
+            tr(
+                "a list in the file has {count} entries; at most {most} entries are allowed",
+                count=len(items),
+                most=most,
+            )
+        )
     return items
 
 

@@ -78,11 +78,11 @@ def read_markdown(text: str) -> MarkdownConversation:
     text = _with_line_feeds(text)
     first = _FIRST.search(text)
     if first is None:
-        raise ValueError(tr("the comment below the title is missing"))
+        raise ValueError(tr("Layerdeck's comment below the title is missing"))
     if int(first[1]) != VERSION:
         raise ValueError(
             tr(
-                "it has version {found!r}, but this program reads version {version}; update Layerdeck",
+                "the file has version {found!r}, but this program reads version {version}; update Layerdeck",
                 found=int(first[1]),
                 version=VERSION,
             )
@@ -221,7 +221,7 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(tr("a line count is damaged"))
+        raise ValueError(tr("the number of lines of an attachment or a tool call is damaged"))
     return value
 
 
@@ -258,5 +258,5 @@ def _take_blank(lines: list[str]) -> None:
 def _values(text: str) -> dict[str, Any]:
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise TypeError(tr("an object is missing"))
+        raise TypeError(tr("the file has another value where a JSON object is expected"))
     return values

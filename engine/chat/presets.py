@@ -71,7 +71,7 @@ def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
     names = [preset.name for preset in presets]
     for item, name in zip(items, names, strict=True):
         if names.count(name) > 1:
-            item.refuse(tr("another preset has the same name; change one of them"), "name")
+            item.refuse(tr("another preset has the same name; change one of the names"), "name")
     return presets
 
 
@@ -111,7 +111,10 @@ def _preset(item: JsonObject) -> Preset:
     name = item.text("name").strip()
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         item.refuse(
-            tr("a name must have 1 to {max_name_characters} characters", max_name_characters=MAX_NAME_CHARACTERS),
+            tr(
+                "the name of a preset must have 1 to {max_name_characters} characters",
+                max_name_characters=MAX_NAME_CHARACTERS,
+            ),
             "name",
         )
     settings: dict[str, SamplingValue] = {}

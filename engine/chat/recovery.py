@@ -43,8 +43,8 @@ def damage_met(path: Path, error: Exception) -> ChatError | None:
         damage_record(path).touch(mode=0o600)
     return ChatError(
         tr(
-            "The database of conversations is damaged ({error}). Start Layerdeck again: it then opens the newest copy,"
-            " adds what can still be read, and sets the damaged file aside.",
+            "The database of conversations is damaged ({error}). Start Layerdeck again: Layerdeck then opens the "
+            "newest copy, adds the messages that can still be read, and renames the damaged file.",
             error=error,
         )
     )
@@ -73,8 +73,8 @@ def recover(path: Path, reason: str) -> str:
             return ""
         if _is_open_elsewhere(path):
             return tr(
-                "The database of conversations {reason}, and another program has it open. Close that program and start "
-                "Layerdeck again: it then opens the newest copy and adds what can still be read.",
+                "{reason} Another program has the database open. Close that program and start Layerdeck again: "
+                "Layerdeck then opens the newest copy and adds the messages that can still be read.",
                 reason=reason,
             )
         # The order makes each step repeatable: the new database is complete before the damaged one is renamed.
@@ -98,16 +98,16 @@ class _Recovered:
     def sentence(self, reason: str, aside: str) -> str:
         """Return sentences for people about the recovery and the lost messages.
 
-        `reason`: why the database was recovered, such as "is damaged". `aside`: new name of the damaged file.
+        `reason`: a sentence on why the database was recovered. `aside`: new name of the damaged file.
         """
         return f"{self._opened(reason, aside)} {self._lost()}"
 
     def _opened(self, reason: str, aside: str) -> str:
         if self.copied_at:
             return tr_count(
-                "The database of conversations {reason}. It was kept as {name}, and the copy of {time} was opened;"
+                "{reason} The old file was kept as {name}, and the copy of {time} was opened;"
                 " {count} later message could still be read and was added.",
-                "The database of conversations {reason}. It was kept as {name}, and the copy of {time} was opened;"
+                "{reason} The old file was kept as {name}, and the copy of {time} was opened;"
                 " {count} later messages could still be read and were added.",
                 self.added.n_messages,
                 reason=reason,
@@ -116,15 +116,15 @@ class _Recovered:
             )
         if not self.added.n_messages:
             return tr(
-                "The database of conversations {reason}. It was kept as {name}, and a new one was created.",
+                "{reason} The old file was kept as {name}, and a new database was created.",
                 reason=reason,
                 name=aside,
             )
         return tr_count(
-            "The database of conversations {reason}. It was kept as {name}; there is no copy of it, and {count}"
-            " message that could still be read is in a new one.",
-            "The database of conversations {reason}. It was kept as {name}; there is no copy of it, and {count}"
-            " messages that could still be read are in a new one.",
+            "{reason} The old file was kept as {name}; there is no copy of the database, and {count}"
+            " message that could still be read is in a new database.",
+            "{reason} The old file was kept as {name}; there is no copy of the database, and {count}"
+            " messages that could still be read are in a new database.",
             self.added.n_messages,
             reason=reason,
             name=aside,

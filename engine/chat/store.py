@@ -337,7 +337,7 @@ class ChatStore:
             ChatError: the database cannot be read.
         """
         if self._closed:
-            raise ChatError(tr("The conversations are closed."))
+            raise ChatError(tr("The database of conversations has been closed."))
         try:
             if self._writer.is_behind:
                 with self._writer.with_all() as connection:

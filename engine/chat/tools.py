@@ -229,10 +229,10 @@ def read_tools(text: str) -> tuple[Document, ...]:
         # JSON can write half of a surrogate pair as an escape, which cannot be sent to the engine.
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        half = tr("this contains a lone surrogate, which is not a character")
+        half = tr("the text contains a lone surrogate, which is not a character")
         raise DefinitionError(tr("The tools are not JSON: {error}.", error=half)) from None
     except RecursionError:
-        raise DefinitionError(tr("The tools are nested too deeply; make them simpler.")) from None
+        raise DefinitionError(tr("The tools are nested too deeply; use simpler tools.")) from None
     except ValueError as error:
         raise DefinitionError(tr("The tools are not JSON: {error}.", error=error)) from None
     if isinstance(found, dict) and isinstance(found.get("tools"), list):
@@ -241,7 +241,11 @@ def read_tools(text: str) -> tuple[Document, ...]:
         raise DefinitionError(tr("The tools are not a JSON list; put [ and ] around the definitions."))
     if len(found) > MAX_TOOLS:
         raise DefinitionError(
-            tr("There are {count} tools; at most {most} are allowed. Leave some out.", count=len(found), most=MAX_TOOLS)
+            tr(
+                "There are {count} tools; at most {most} tools are allowed. Leave some tools out.",
+                count=len(found),
+                most=MAX_TOOLS,
+            )
         )
     tools = tuple(check_tool(each, f"tools[{number}]") for number, each in enumerate(found))
     names = [str(tool["function"]["name"]) for tool in tools]
@@ -316,7 +320,7 @@ class SchemaBudget:
         """
         self._left -= 1
         if self._left < 0:
-            raise DefinitionError(tr("The schema is too large to be turned into a grammar; simplify it."))
+            raise DefinitionError(tr("The schema is too large to be turned into a grammar; use a simpler schema."))
 
 
 def check_finite(schema: Document, place: str) -> None:

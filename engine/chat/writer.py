@@ -116,7 +116,9 @@ class Writer:
     def _enqueue(self, job: Job | None, *, comes_again: bool) -> Future[None]:
         done: Future[None] = Future()
         if self._closed:
-            done.set_exception(ChatError(tr("The conversations are closed, so nothing more is saved.")))
+            done.set_exception(
+                ChatError(tr("The database of conversations has been closed, so nothing more is saved."))
+            )
         else:
             self._queue.put(_QueuedJob(job, done, comes_again))
         return done

@@ -114,14 +114,18 @@ def find_card(name: str) -> KnownCard:
     if near:
         raise ArgumentError(
             tr(
-                '"{name}" matches several cards: {cards}. Write one of these names.',
+                '"{name}" matches several graphics cards: {cards}. Write one of these names.',
                 name=name[:60],
                 cards=", ".join(near[:8]),
             )
         )
     names = ", ".join(card.name for card in CARDS[:6])
     raise ArgumentError(
-        tr('There is no card "{name}" in the catalogue; it has {names} and others.', name=name[:60], names=names)
+        tr(
+            'There is no graphics card "{name}" in the catalogue; the catalogue has {names} and other cards.',
+            name=name[:60],
+            names=names,
+        )
     )
 
 
@@ -142,11 +146,11 @@ def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
         count, name = (int(found[1] or 1), found[2]) if found is not None else (1, text)
         card = find_card(name)
         if not 1 <= count <= MAX_ADDED - len(added):
-            raise ArgumentError(tr("At most {most} cards can be added.", most=MAX_ADDED))
+            raise ArgumentError(tr("At most {most} graphics cards can be added.", most=MAX_ADDED))
         if card.unified:
             if count > 1 or len(asked) > 1:
                 raise ArgumentError(
-                    tr("{card} is a whole computer with memory of its own; choose it alone.", card=card.name)
+                    tr("{card} is a whole computer with its own memory; choose {card} alone.", card=card.name)
                 )
             return _computer(card)
         for _ in range(count):

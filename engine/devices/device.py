@@ -366,7 +366,7 @@ def node_lines(device: Device) -> tuple[str, ...]:
         line = node_words(node)
         if node.free_bytes is not None:
             line = tr("{node}, {free} free", node=line, free=format_bytes(node.free_bytes))
-        lines.append(tr("{node}; distance to {others}", node=line, others=others) if others else line)
+        lines.append(tr("{node}; distance to node {others}", node=line, others=others) if others else line)
     return tuple(lines)
 
 
@@ -450,4 +450,4 @@ def margin_words(device: Device) -> str:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)
     why = tr("the default for a worker on another computer") if usual else tr("as set for this worker")
-    return tr("{margin} stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)
+    return tr("{margin} of memory stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)

@@ -325,13 +325,15 @@ class _Talk:
                 )
             (max_bytes,) = _HEADER.unpack((yield _request(_GET_MAX_SIZE, device), _HEADER.size))
             if max_bytes == 0:
-                return _absurd(tr("buffers of at most 0 bytes for device {index}", index=index), tr("more"))
+                return _absurd(
+                    tr("buffers of at most 0 bytes for device {index}", index=index), tr("buffers of more than 0 bytes")
+                )
             free_bytes, total_bytes = _MEMORY.unpack((yield _request(_GET_DEVICE_MEMORY, device), _MEMORY.size))
             if max(free_bytes, total_bytes) > MAX_DEVICE_BYTES:
                 claimed = tr(
                     "{max:,} bytes of memory for device {index}", max=max(free_bytes, total_bytes), index=index
                 )
-                return _absurd(claimed, tr("up to {max_device_bytes:,}", max_device_bytes=MAX_DEVICE_BYTES))
+                return _absurd(claimed, tr("up to {max_device_bytes:,} bytes", max_device_bytes=MAX_DEVICE_BYTES))
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
@@ -376,21 +378,22 @@ class _Talk:
             return self._greeting(
                 GreetingStatus.TIMED_OUT,
                 tr(
-                    "did not answer within {timeout_s:g} s through its tunnel; check that computer and the network, or "
-                    "start this program again",
+                    "did not answer within {timeout_s:g} s through the tunnel; check the other computer and the "
+                    "network, or start this program again",
                     timeout_s=self._timeout_s,
                 ),
             )
         if self._connected and self._received:
             return self._greeting(
-                GreetingStatus.NOT_RPC, tr("began an answer but did not finish it; check that an RPC worker runs there")
+                GreetingStatus.NOT_RPC,
+                tr("began an answer but did not finish the answer; check that an RPC worker runs there"),
             )
         if self._connected:
             return self._greeting(
                 GreetingStatus.BUSY,
                 tr(
                     "accepted the connection but did not answer within {timeout_s:g} s: an RPC worker serves one "
-                    "program at a time, so end the program that uses it",
+                    "program at a time, so end the program that uses the worker",
                     timeout_s=self._timeout_s,
                 ),
             )
@@ -466,7 +469,7 @@ class _Talk:
         return True
 
     def _closed(self) -> None:
-        when = tr("after its greeting") if self._has_greeted else tr("without an answer")
+        when = tr("after the worker's greeting") if self._has_greeted else tr("without an answer")
         if self._tunnelled:
             text = tr("closed the tunnel {when}; check the worker there, then try again", when=when)
             self._end(GreetingStatus.NOT_RPC, text)
@@ -474,8 +477,8 @@ class _Talk:
         self._end(
             GreetingStatus.NOT_RPC,
             tr(
-                "closed the connection {when}: it is not an RPC worker, or has another version; check the port, and "
-                "run the same release on both computers",
+                "closed the connection {when}: the program there is not an RPC worker, or has another version; "
+                "check the port, and run the same release on both computers",
                 when=when,
             ),
         )

@@ -74,9 +74,13 @@ class Hiding:
         if len(self.variable.backends) > 1:
             backends = tr("{names} and {last}", names=self.variable.backends[0], last=self.variable.backends[1])
         if self.value is None:
-            return tr("{name} is set: it can hide devices of {backends}.", name=self.variable.name, backends=backends)
+            return tr(
+                "The environment variable {name} is set and can hide devices of {backends}.",
+                name=self.variable.name,
+                backends=backends,
+            )
         return tr(
-            'The environment has {name}="{value}": it can hide devices of {backends}.',
+            'The environment variable {name}="{value}" can hide devices of {backends}.',
             name=self.variable.name,
             value=self.value,
             backends=backends,

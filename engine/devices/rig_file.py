@@ -62,7 +62,11 @@ def rig_of(root: JsonObject) -> Rig:
     items = root.nested_list("devices")
     if len(items) > MAX_DEVICES:
         root.refuse(
-            tr("a rig has at most {most} devices; remove some of these {count}", most=MAX_DEVICES, count=len(items)),
+            tr(
+                "a rig has at most {most} devices; remove some of these {count} devices",
+                most=MAX_DEVICES,
+                count=len(items),
+            ),
             "devices",
         )
     devices = tuple(_parse_device(item) for item in items)
@@ -220,7 +224,7 @@ def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | N
     if free_bytes is not None and free_bytes > total_bytes:
         item.refuse(
             tr(
-                "{free} free bytes are more than the device's {total}; correct one of them",
+                "{free} free bytes are more than the device's total of {total} bytes; correct one of the numbers",
                 free=free_bytes,
                 total=total_bytes,
             ),
@@ -247,7 +251,7 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     if backend != "RPC":
         if endpoint is not None:
             item.refuse(
-                tr("only devices of backend RPC have an endpoint, not those of {backend}", backend=backend[:40]),
+                tr("only devices of backend RPC have an endpoint, not devices of {backend}", backend=backend[:40]),
                 "endpoint",
             )
         return None
@@ -268,7 +272,7 @@ def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
         return None
     if backend != "RPC":
         item.refuse(
-            tr("only devices of backend RPC have a fingerprint, not those of {backend}", backend=backend[:40]),
+            tr("only devices of backend RPC have a fingerprint, not devices of {backend}", backend=backend[:40]),
             "fingerprint",
         )
     if _FINGERPRINT.fullmatch(fingerprint) is None:
@@ -283,7 +287,7 @@ def _parse_remote(item: JsonObject, backend: str) -> RemoteFacts | None:
         return None
     if backend != "RPC":
         item.refuse(
-            tr("only devices of backend RPC are remote, not those of {backend}", backend=backend[:40]), "remote"
+            tr("only devices of backend RPC are remote, not devices of {backend}", backend=backend[:40]), "remote"
         )
     told = item.nested("remote")
     told.allow("backend", "overhead_bytes", "read_bytes_per_second", "by_type", "op_s", "products")
@@ -335,7 +339,7 @@ def _parse_fault(item: JsonObject) -> Fault:
 
 def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     if device.id == earlier.id:
-        item.refuse(tr('the id "{id}" occurs twice; give each device its own', id=device.id), "id")
+        item.refuse(tr('the id "{id}" occurs twice; give each device its own id', id=device.id), "id")
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
     if same_endpoint and device.fingerprint != earlier.fingerprint:
         words = tr(
@@ -374,9 +378,11 @@ def _parse_node(item: JsonObject) -> NumaNode:
     numbers, distances = item.text("processors"), item.maybe("distances", item.text, "")
     processors = parse_list(numbers)
     if numbers and not processors:
-        item.refuse(tr('processors are listed as in "0-7,16-23"'), "processors")
+        item.refuse(tr('the processors of a NUMA node are listed as in "0-7,16-23"'), "processors")
     if not all(each.isascii() and each.isdecimal() and len(each) < 5 for each in distances.split()):
-        item.refuse(tr('distances are whole numbers with a space between, as in "10 21"'), "distances")
+        item.refuse(
+            tr('distances between NUMA nodes are whole numbers with a space between, as in "10 21"'), "distances"
+        )
     number = item.integer("number", 0, MAX_NODE)
     return NumaNode(number, processors, total_bytes, free_bytes, tuple(map(int, distances.split())))
 

@@ -102,7 +102,7 @@ def fit_words(fit: Fit) -> str:
 
 def projector_words(fit: Fit) -> str:
     """Return a text that says that the projector's memory is counted; empty if none is counted."""
-    return tr("with its projector") if fit.projector else ""
+    return tr("with the projector") if fit.projector else ""
 
 
 def place_words(fit: Fit) -> str:

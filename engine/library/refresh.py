@@ -113,7 +113,7 @@ def check_folder(path: Path) -> Path:
         with_entries = folder.iterdir()
         next(with_entries, None)
     except NotADirectoryError as error:
-        raise LibraryError(tr("{path} is a file; choose its folder.", path=path)) from error
+        raise LibraryError(tr("{path} is a file; choose the folder of the file.", path=path)) from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LibraryError(

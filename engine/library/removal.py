@@ -52,12 +52,12 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "{names} is moved too, because no other model uses it.",
+                    "{names}, which no other model uses, is moved to the trash too.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )
         if self.owner:
-            parts.append(tr("The file belongs to {owner}, which will no longer find it.", owner=self.owner))
+            parts.append(tr("The file belongs to {owner}, which will no longer find the file.", owner=self.owner))
         return " ".join(parts)
 
 

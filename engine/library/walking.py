@@ -67,7 +67,7 @@ class Walk:
                         if self.n_files == MAX_FILES:
                             self.problems.append(
                                 tr(
-                                    "{root} has more than {max_files} files; the others are not listed.",
+                                    "{root} has more than {max_files} files; the other files are not listed.",
                                     root=root,
                                     max_files=MAX_FILES,
                                 )

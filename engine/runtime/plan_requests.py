@@ -361,5 +361,7 @@ def path_text(path: Path) -> str:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ModelFileError(path, tr("its path is not UTF-8 text, and so cannot be loaded; rename it")) from None
+        raise ModelFileError(
+            path, tr("the path is not UTF-8 text, so the file cannot be loaded; rename the file or its folder")
+        ) from None
     return str(path)

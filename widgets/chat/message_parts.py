@@ -39,7 +39,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "continue": (tr("Continue"), tr("Continue this answer where it ended")),
     "details": (tr("Details"), tr("Show or hide prompt speed, first token, cache and layout of this answer")),
     "tokens": (tr("Tokens"), tr("Probabilities and alternatives for each token of this answer")),
-    "pin": (tr("Pin"), tr("Keep this message in the context when it is full")),
+    "pin": (tr("Pin"), tr("Keep this message when the context is full")),
     "branch": (tr("Branch"), tr("Continue from here in a new conversation")),
     "delete": (tr("Delete"), tr("Delete this question with its answers")),
 }

@@ -59,8 +59,8 @@ class SavedKvStatesDialog(Dialog):
         if n_conversations:
             self.use_label.setText(
                 tr_count(
-                    "{size} for {count} conversation",
-                    "{size} for {count} conversations",
+                    "{size} of KV states for {count} conversation",
+                    "{size} of KV states for {count} conversations",
                     n_conversations,
                     size=format_bytes(size_bytes),
                 )

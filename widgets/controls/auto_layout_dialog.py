@@ -66,7 +66,7 @@ class AutoLayoutDialog(Dialog):
         self.split_box = QCheckBox(tr("Use several devices even if one is enough"))
         self.one_backend_box = QCheckBox(tr("Use devices of one backend only"))
         self.one_backend_box.setToolTip(
-            tr("Each backend (CUDA, Vulkan, RPC) is planned by itself. The one that takes the most layers is used.")
+            tr("Each backend (CUDA, Vulkan, RPC) is planned by itself. The backend that takes the most layers is used.")
         )
         self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}
         self.types_title = plain_label(tr("KV cache types that may be used"), "dim")
@@ -148,7 +148,9 @@ class AutoLayoutDialog(Dialog):
 
     def set_pins_text(self, text: str) -> None:
         """Show which layers are pinned. `text` is empty if no layers are pinned."""
-        self.pins_label.setText(text or tr("No layers are pinned. Select some in the editor and press P."))
+        self.pins_label.setText(
+            text or tr("No layers are pinned. Select layers in the editor and press P to pin them.")
+        )
         self.release_button.setEnabled(bool(text))
 
     def set_ready(self, ready: bool) -> None:

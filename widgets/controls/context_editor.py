@@ -197,7 +197,7 @@ class ContextEditor(QObject):
         # Without `kv_unified` llama.cpp divides `n_ctx` by `n_seq_max`; the box shows the part of one request.
         if settings.n_seq_max > 1 and settings.n_ctx != AUTO_CONTEXT and not settings.kv_unified:
             hint += tr(
-                "\nFor each of {n_seq_max} parallel requests; {n_ctx} in total",
+                "\nFor each of {n_seq_max} parallel requests; {n_ctx} tokens in total",
                 n_seq_max=settings.n_seq_max,
                 n_ctx=format_count(settings.n_ctx),
             )

@@ -18,8 +18,8 @@ from widgets.controls.values import DraftChoice, ProposedDraft
 
 _NONE, _NGRAM, _MTP, _FILE = "none", "ngram", "mtp", "file"
 _TIP = tr(
-    "A draft proposes several tokens at a time, and the model checks them in one step. Answers stay the same, and are "
-    "faster if the model accepts enough of them."
+    "A draft proposes several tokens at a time, and the model checks them in one step. Answers stay the same, "
+    "and are faster if the model accepts enough of the proposed tokens."
 )
 
 

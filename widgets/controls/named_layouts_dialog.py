@@ -84,7 +84,7 @@ class NamedLayoutsDialog(Dialog):
         if not has_model:
             self.words.setText(tr("No model is open."))
         elif not rows:
-            self.words.setText(tr("This model has no named layouts yet. Type a name to save the current one."))
+            self.words.setText(tr("This model has no named layouts yet. Type a name to save the current layout."))
         else:
             self.words.setText("")
         self._refresh()

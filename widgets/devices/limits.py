@@ -44,7 +44,9 @@ def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> Device
     # A total of 0 is unknown: then any margin is accepted.
     room_bytes = total_bytes if cap_bytes is None else min(cap_bytes, total_bytes)
     if room_bytes and margin_bytes >= room_bytes:
-        raise ValueError(tr("The margin leaves nothing of {size}. Make it smaller", size=format_bytes(room_bytes)))
+        raise ValueError(
+            tr("The margin leaves nothing of {size}. Enter a smaller margin", size=format_bytes(room_bytes))
+        )
     return DeviceLimits(device, cap_bytes, margin_bytes)
 
 
@@ -65,8 +67,8 @@ class LimitsDialog(EntryDialog):
         self.cap_edit.setPlaceholderText(tr("no cap: up to {total}", total=format_bytes(device.total_bytes)))
         self.margin_edit = QLineEdit(editable_size(device.margin_bytes))
         form = QFormLayout()
-        form.addRow(tr("Use at most"), self.cap_edit)
-        form.addRow(tr("Leave free"), self.margin_edit)
+        form.addRow(tr("Memory to use at most"), self.cap_edit)
+        form.addRow(tr("Memory to leave free"), self.margin_edit)
         self.lay_out(
             plain_label(tr("Write sizes such as 512MiB, 120M or 1.5GB."), "dim"),
             form,

@@ -34,23 +34,24 @@ class OtherCardsDialog(Dialog):
         super().__init__(tr("Plan with Other Cards"), parent, once=True)
         self._headings = tuple(headings)
         self.card_box = ComboBox()
-        self.card_box.setAccessibleDescription(tr("Card"))
+        self.card_box.setAccessibleDescription(tr("Graphics card"))
         self.card_box.addItems(list(cards))
         self.add_card_button = QPushButton(tr("&Add"))
         self.add_card_button.clicked.connect(self._on_add)
         self.remove_button = QPushButton(tr("&Remove"))
         self.remove_button.clicked.connect(self._on_remove)
         self.chosen_list = QListWidget()
-        self.chosen_list.setAccessibleName(tr("Cards that are not here"))
+        self.chosen_list.setAccessibleName(tr("Graphics cards to plan with"))
         self.chosen_list.setMaximumHeight(110)
-        self.figures = RowTable(("", tr("here"), tr("with the cards")), tr("Comparison"), wide=0)
+        self.figures = RowTable(("", tr("here"), tr("with the graphics cards")), tr("Comparison"), wide=0)
         self._words = plain_label("", "dim", wrap=True)
         choice = QHBoxLayout()
         choice.addWidget(self.card_box, 1)
         choice.addWidget(self.add_card_button)
         choice.addWidget(self.remove_button)
         introduction = tr(
-            "Choose cards to see what a model would gain from them. The figures are forecasts from the makers' numbers."
+            "Choose graphics cards to see what a model would gain from them. The figures are forecasts from the "
+            "makers' specifications."
         )
         self.use_button = self.add_button(tr("&Show in the Editor"), self._on_use)
         self.lay_out(plain_label(introduction, wrap=True), choice, self.chosen_list, self.figures, self._words)

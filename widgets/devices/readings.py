@@ -73,7 +73,10 @@ def away_text(device: Device) -> str:
 def shared_text(device: Device) -> str:
     """Return a sentence on a device that uses the computer's memory; empty if it has its own."""
     return (
-        tr("This device shares the memory of the computer: memory that one of them uses is not free for the other.")
+        tr(
+            "This device shares the memory of the computer: memory that the device uses is not free for other "
+            "programs, and the reverse."
+        )
         if device.unified
         else ""
     )

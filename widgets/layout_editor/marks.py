@@ -402,7 +402,11 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
         case BarTarget(lane):
             values = shown.values[lane]
             numbers = "" if values.row is None else bar_tooltip(values.row, values.room, values.placed)
-            fold = "" if values.content.group is None else tr("Click, or press F on its layers, to fold or unfold.")
+            fold = (
+                ""
+                if values.content.group is None
+                else tr("Click here, or press F on a layer, to fold or unfold the devices of this computer.")
+            )
             lines = (values.content.device.name, numbers, holdings_text(values.holdings), fold)
             return "\n".join(filter(None, lines))
     return ""
@@ -448,4 +452,4 @@ def pin_text(pins: Pins, target: Target | None) -> str:
             device = pins.output
         case _:
             device = None
-    return tr("Pinned to {device}: automatic layouts leave it there.", device=device) if device else ""
+    return tr("Pinned to {device}: automatic layouts do not move what is pinned.", device=device) if device else ""

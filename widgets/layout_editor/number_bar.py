@@ -66,7 +66,7 @@ class NumberBar(QFrame):
         self.line.setPlaceholderText(EXAMPLE)
         self.line.setMaxLength(MAX_LINE)
         self.line.setMinimumWidth(_LINE_WIDTH_PX)
-        self.line.setAccessibleName(tr("Place by shares or by options of llama.cpp"))
+        self.line.setAccessibleName(tr("Place layers by shares or by llama.cpp options"))
         self.line.setToolTip(
             tr(
                 "Shares such as 3,1,2 or options of llama.cpp: -ngl, -ts, -ot, --n-cpu-moe. Press Return to place the "
@@ -190,10 +190,10 @@ class _LaneNumbers(QWidget):
         self.experts = _number(tr("Layers whose experts are on {device}", device=device))
         self.layers.valueChanged.connect(lambda value: count(device, value))
         self.experts.valueChanged.connect(lambda value: place(device, value))
-        self._words = plain_label("", "dim")
+        self._expert_words = plain_label(tr("expert layers"), "dim")
         row = h_box(self, spacing=4)
         name: QLabel = plain_label(device, "strong")
-        for widget in (name, self.layers, self._words, self.experts):
+        for widget in (name, self.layers, plain_label(tr("layers"), "dim"), self.experts, self._expert_words):
             row.addWidget(widget)
 
     def show_layers(self, count: int, most: int, *, least: int) -> None:
@@ -206,8 +206,8 @@ class _LaneNumbers(QWidget):
         `least`, `most`: the range of the field.
         """
         _show(self.experts, count, most, least)
-        self.experts.setVisible(most > 0)
-        self._words.setText(tr("layers, experts of") if most else tr("layers"))
+        for widget in (self.experts, self._expert_words):
+            widget.setVisible(most > 0)
 
 
 def _number(name: str) -> SpinBox:

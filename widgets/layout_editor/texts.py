@@ -207,7 +207,7 @@ def output_tooltip(preview: Preview) -> str:
     """Return the tooltip of the output layer: its device and its bytes."""
     size = format_bytes(preview.output_weights_bytes)
     return tr(
-        "output layer on {output_device}\nweights: {size}\nDrag it to another lane to move it.",
+        "output layer on {output_device}\nweights: {size}\nDrag the output layer to another lane to move it.",
         output_device=preview.layout.output_device,
         size=size,
     )
@@ -217,7 +217,7 @@ def embedding_tooltip(preview: Preview) -> str:
     """Return the tooltip of the token embedding: its device, its bytes, and whether it can be moved."""
     if preview.embedding_moves:
         return tr(
-            "token embedding on {device}: {token_embedding}\nDrag it to another lane to move it.",
+            "token embedding on {device}: {token_embedding}\nDrag the embedding to another lane to move it.",
             device=embedding_device(preview.layout),
             token_embedding=format_bytes(preview.token_embedding_bytes),
         )
@@ -234,15 +234,16 @@ def draft_tooltip(preview: Preview) -> str:
         return ""
     if not draft.name:
         return tr(
-            "MTP head on {devices}, the last layer of the model\nKV cache and buffers: {size}\nIt drafts up to {count} "
-            "tokens, which the model checks in one step.\nDrag it to another lane to move that layer.",
+            "MTP head on {devices}, the last layer of the model\nKV cache and buffers: {size}\nThe MTP head "
+            "drafts up to {count} tokens, which the model checks in one step.\nDrag the MTP head to another lane "
+            "to move that layer.",
             devices=", ".join(draft.devices),
             size=format_bytes(draft.size_bytes),
             count=draft.n_tokens,
         )
     return tr(
-        "draft model {name} on {devices}\nweights, KV cache and buffers: {size}\nIt drafts up to {count} tokens, which "
-        "the model checks in one step.\nDrag it to another lane to move it.",
+        "draft model {name} on {devices}\nweights, KV cache and buffers: {size}\nThe draft model drafts up to "
+        "{count} tokens, which the model checks in one step.\nDrag the draft model to another lane to move it.",
         name=draft.name,
         devices=", ".join(draft.devices),
         size=format_bytes(draft.size_bytes),
@@ -324,8 +325,8 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
         lines.append(
             (
                 tr_count(
-                    "{count} tensor override; the lanes show it only in part.",
-                    "{count} tensor overrides; the lanes show them only in part.",
+                    "{count} tensor override; the lanes show overrides only in part.",
+                    "{count} tensor overrides; the lanes show overrides only in part.",
                     patterns,
                 ),
                 False,
@@ -437,7 +438,7 @@ def speed_tool_tip(preview: Preview) -> str:
         lines.append(read)
     for each in speed.devices:
         network = (
-            tr(", {milliseconds} of it for the network", milliseconds=milliseconds_text(each.link_s))
+            tr(", including {milliseconds} for the network", milliseconds=milliseconds_text(each.link_s))
             # Less than 2 % of the device's time is not worth words.
             if each.link_s >= 0.02 * each.seconds
             else ""

@@ -97,7 +97,7 @@ class EntryDetails(QScrollArea):
         self.fault_label = plain_label("", "error", wrap=True)
         self.quantisations = QuantisationList()
         self.open_button = QPushButton(tr("Open"))
-        self.projector_box = QCheckBox(tr("with its projector"))
+        self.projector_box = QCheckBox(tr("with the projector"))
         self.trash_button = QPushButton(tr("Trash…"))
         self.facts = QFormLayout()
         self.places_label = plain_label("", "dim", wrap=True)

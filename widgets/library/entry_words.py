@@ -224,7 +224,7 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
     if fit is None:
         return answer
     if not fit.fits:
-        counted = tr("This includes the memory of its projector.") if fit.projector else ""
+        counted = tr("The forecast includes the memory of the projector.") if fit.projector else ""
         return " ".join(part for part in (f"{capitalised(fit_words(fit))}.", fit.reason, counted, answer) if part)
     speed = sourced_speed_words(fit)
     if measured:

@@ -66,7 +66,7 @@ class StarterPanel(QWidget):
         column.setSpacing(12)
         column.addWidget(plain_label(tr("No models yet"), "title"))
         places = tr(
-            "The library shows models in the folders that you add, and those of Hugging Face, LM Studio, "
+            "The library shows models in the folders that you add and in the folders of Hugging Face, LM Studio, "
             "Ollama and llama.cpp."
         )
         column.addWidget(plain_label(places, "dim", wrap=True))

@@ -85,7 +85,7 @@ class ModelPanel(QWidget):
         self.list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list_view.setAccessibleName(tr("Recent models"))
         self.open_button.setToolTip(tr("Open a GGUF file"))
-        self.demo_button.setToolTip(tr("Create the demo model if needed, and open it"))
+        self.demo_button.setToolTip(tr("Create the demo model if needed, and open the model"))
         self.lab_button.setToolTip(tr("Simulate devices with local RPC workers of limited memory"))
         for button in (self.demo_button, self.lab_button):
             button.setProperty("role", "flat")

@@ -33,12 +33,12 @@ class StartPanel(QWidget):
         words = tr("Models that you open are listed here. You can also drop a GGUF file onto the window.")
         layout.addWidget(plain_label(words, "dim", wrap=True))
         layout.addSpacing(8)
-        layout.addWidget(plain_label(tr("No model, or no GPU? This needs no download:"), "dim", wrap=True))
+        layout.addWidget(plain_label(tr("No model, or no GPU? The demo model needs no download:"), "dim", wrap=True))
         layout.addWidget(self.try_demo_button)
         layout.addStretch(1)
 
 
-NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it to.")
+NOTHING_SENT = tr("No account, no telemetry. Layerdeck goes online only when you ask for it.")
 _TALKS = tr("Uses a small included model on three simulated devices.")
 _BABBLES = tr(
     "The demo model shows how layers are placed, but its answers make no sense. The library has small models that "

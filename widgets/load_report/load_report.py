@@ -204,7 +204,7 @@ class LoadReport(QWidget):
         self.restart_button.setText(tr("Restart Worker") if count <= 1 else tr("Restart Workers"))
         self.lay_out_button.setText(tr("Plan Without Worker") if count <= 1 else tr("Plan Without Workers"))
         self.restart_button.setToolTip(plain_tool_tip(tr("Start {names} again", names=", ".join(self._stopped))))
-        self.lay_out_button.setToolTip(tr("Propose a layout that uses only the other devices; Undo reverts it"))
+        self.lay_out_button.setToolTip(tr("Propose a layout without the stopped workers; Undo reverts the change"))
         for button in (self.restart_button, self.lay_out_button):
             button.setVisible(is_offered)
 
@@ -348,7 +348,7 @@ class ProposalList(QWidget):
         button = QPushButton(tr("Apply"))
         button.setProperty("role", "primary")
         button.setAccessibleName(tr("Apply: {text}", text=words.text))
-        button.setToolTip(tr("Change the layout. Undo reverts it. Nothing is loaded yet."))
+        button.setToolTip(tr("Change the layout. Undo reverts the change. Nothing is loaded yet."))
         button.clicked.connect(partial(self.chosen.emit, index))
         row.addWidget(button, 0, Qt.AlignmentFlag.AlignVCenter)
         self.buttons.append(button)

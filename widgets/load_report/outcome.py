@@ -71,7 +71,10 @@ def loaded_outcome(event: Loaded) -> Outcome:
         badge=tr("LOADED"),
         tone="good",
         sentence=tr(
-            "{total} on {places}. {forecast}", total=total, places=places, forecast=_forecast_words(rows, forecast)
+            "{total} of memory on {places}. {forecast}",
+            total=total,
+            places=places,
+            forecast=_forecast_words(rows, forecast),
         ),
         detail="\n".join(
             filter(

@@ -110,7 +110,7 @@ class ServePane(QWidget):
         self._stack = QStackedWidget()
         self.texts_box = QCheckBox(tr("Keep the texts of requests"))
         self.texts_box.setToolTip(
-            tr("The texts of the last requests are kept in memory, and deleted when this is turned off.")
+            tr("The texts of the last requests are kept in memory, and deleted when this setting is turned off.")
         )
         self.text_edit = QPlainTextEdit()
         self.text_edit.setReadOnly(True)
@@ -144,7 +144,7 @@ class ServePane(QWidget):
         self.copy_key_button = QPushButton(tr("Copy"))
         self.copy_key_button.setAccessibleName(tr("Copy the key"))
         self.new_key_button = QPushButton(tr("New key"))
-        self.new_key_button.setToolTip(tr("Programs that use the old key are then refused."))
+        self.new_key_button.setToolTip(tr("After a new key is created, programs that use the old key are refused."))
 
     def _make_snippets(self) -> None:
         self.program_box = ComboBox()
@@ -299,7 +299,7 @@ class ServePane(QWidget):
         self.fault_label.setText(status.fault)
         self.fault_label.setVisible(bool(status.fault))
         # They count from the next start on.
-        risk = tr("For addresses that other computers reach: others on the network can read the requests.")
+        risk = tr("For addresses that other computers reach: anyone on the network can read the requests.")
         for field, tip in ((self.host_edit, ""), (self.port_box, ""), (self.key_box, ""), (self.plain_box, risk)):
             field.setEnabled(not status.is_on and not status.is_busy)
             field.setToolTip(tr("Stop the server to change this setting.") if status.is_on else tip)

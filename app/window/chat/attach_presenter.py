@@ -76,7 +76,7 @@ def shown_file(file: Attached, room: int | None) -> AttachedFile:
     words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))
     if room is not None and file.tokens > room:
         words = tr(
-            "{tokens} tokens, but the context has room for {room}",
+            "{tokens} tokens, but the context has room for {room} tokens",
             tokens=format_count(file.tokens),
             room=format_count(room),
         )

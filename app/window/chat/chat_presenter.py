@@ -331,7 +331,11 @@ class ChatPresenter(QObject):
         system = ContextPart(tr("system prompt"), use.system, "kv")
         files = ContextPart(tr("attachments"), use.attachments, "experts")
         parts = [part for part in (system, files) if part.tokens]
-        note = "" if not use.uncounted_media else tr("Images and sounds are counted when the model is loaded.")
+        note = (
+            ""
+            if not use.uncounted_media
+            else tr("The tokens of images and sounds are counted when the model is loaded.")
+        )
         self._pane.show_context([*parts, _history(use.history)], use.n_ctx, reserve=use.reserve, note=note)
 
     # ------------------------------------------------------------------ from the pane

@@ -15,8 +15,8 @@ from widgets.common.row_table import RowTable
 
 REPORT_FILTER = tr("Reports (*.json);;All files (*)")
 INTRODUCTION = tr(
-    "Checks what is installed, whether the engine computes correctly on each device, whether forecasts are right, "
-    "and how fast everything is. It takes a few minutes and loads a small model on each device. "
+    "Checks what is installed, whether the engine computes correctly on each device, whether forecasts are "
+    "right, and how fast the devices are. The check takes a few minutes and loads a small model on each device. "
     "The report contains no personal data."
 )
 _COLUMNS = (tr("Check"), tr("Device"), "", tr("Result"))

@@ -39,7 +39,7 @@ class _DeviceRow:
         self.box.setChecked(device.id not in choice.without)
         self.name = plain_label(f"{device.name}, {format_bytes(device.total_bytes)}", "dim")
         self.cap_line = QLineEdit()
-        self.cap_line.setPlaceholderText(tr("all"))
+        self.cap_line.setPlaceholderText(tr("all memory"))
         self.cap_line.setAccessibleName(tr("Maximum memory of {id} to lend", id=device.id))
         cap_bytes = choice.caps.get(device.id)
         self.cap_line.setText("" if cap_bytes is None else format_bytes(cap_bytes))
@@ -93,7 +93,7 @@ class LendDialog(StatusDialog):
             row.box.setEnabled(not is_on)
             row.cap_line.setEnabled(not is_on)
             client = users.get(row.device.id)
-            lent = tr("free") if state.place and row.box.isChecked() else ""
+            lent = tr("not in use") if state.place and row.box.isChecked() else ""
             row.user.setText(lent if client is None else tr("used by {user}", user=client))
 
     def _on_lend(self) -> None:
@@ -179,7 +179,7 @@ def _code_words(state: LendState) -> str:
     if not state.code:
         return tr("No pairing code is valid now. Paired computers do not need one.")
     return tr(
-        "Pairing code: {code}. Enter it on the other computer within ten minutes. It pairs one computer.",
+        "Pairing code: {code}. Enter this code on the other computer within ten minutes. The code pairs one computer.",
         code=state.code,
     )
 

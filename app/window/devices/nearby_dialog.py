@@ -19,9 +19,10 @@ from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
-    "On the other computer, choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
-    "ITS-ADDRESS. It shows a pairing code; enter it here. The connection is encrypted, and only paired computers can "
-    "use the devices. A computer that is not listed can be paired by its address."
+    "On the other computer, choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce "
+    "--host ITS-ADDRESS. The other computer shows a pairing code; enter this code here. The connection is "
+    "encrypted, and only paired computers can use the devices. A computer that is not listed can be paired by "
+    "its address."
 )
 _COLUMNS = (tr("Computer"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
 _LOOKING = tr("Searching the local network…")

@@ -69,7 +69,7 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
             dialog.refuse(error.summary())
             return
         if plan is None:
-            dialog.say(tr("Open a model to see its figures."))
+            dialog.say(tr("Open a model to see the forecast for these graphics cards."))
             return
         dialog.say(tr("Computing…"))
         here = self._live.rig
@@ -83,7 +83,9 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
                 size = format_bytes(
                     sum(each.total_bytes for each in rig.devices) - sum(each.total_bytes for each in here.devices)
                 )
-                self.dialog.say(tr("{model}: the cards add {size} of memory.", model=plan.model.name, size=size))
+                self.dialog.say(
+                    tr("{model}: the graphics cards add {size} of memory.", model=plan.model.name, size=size)
+                )
 
         def failed(error: EngineError) -> None:
             if self.dialog is not None:

@@ -19,9 +19,9 @@ from widgets.common.row_table import RowTable
 
 PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
 INTRODUCTION = tr(
-    "A pack lets the engine use one kind of graphics card: CUDA for NVIDIA, HIP for AMD, Vulkan for most. Several can "
-    "be in use at once. A pack is a program: install only packs from people you trust. Each pack is tested in a "
-    "separate process before it is used."
+    "A pack lets the engine use one kind of graphics card: CUDA for NVIDIA, HIP for AMD, Vulkan for most cards. "
+    "Several packs can be in use at once. A pack is a program: install only packs from people you trust. Each "
+    "pack is tested in a separate process before it is used."
 )
 NOTHING = tr("No engine packs are installed, so models run on the CPU and on RPC workers.")
 _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
@@ -71,8 +71,8 @@ class PacksDialog(StatusDialog):
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         if packs.fresh:
             said = tr(
-                "{name} works with one type of weights. Check This Computer tests the other types and excludes those "
-                "that fail.",
+                "{name} works with one type of weights. Check This Computer tests the other types and excludes "
+                "the types that fail.",
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))

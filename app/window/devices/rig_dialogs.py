@@ -26,10 +26,10 @@ _LAB_HELP = tr(
     "size per worker, separated by commas."
 )
 _NUMA_HELP = tr(
-    "Each NUMA node gets a worker that is bound to the node's processors and memory. Each worker is a separate device, "
-    "so cores read the layers from their own memory. Whether this is faster depends on this computer: measure both "
-    "layouts with Layout > Compare Speed. The workers share their memory with the CPU lane, so place layers either on "
-    "the workers or on the CPU."
+    "Each NUMA node gets a worker that is bound to the node's processors and memory. Each worker is a separate "
+    "device, so cores read the layers from their own memory. Whether the split is faster depends on this "
+    "computer: measure both layouts with Layout > Compare Speed. The workers share their memory with the CPU "
+    "lane, so place layers either on the workers or on the CPU."
 )
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 

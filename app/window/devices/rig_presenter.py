@@ -97,8 +97,8 @@ class KeptWeightsPresenter(QObject):
 
     def _ask(self, size_bytes: int) -> None:
         text = tr(
-            "Workers on this computer (layerdeck-cli rig serve) have cached {size} of weights in {cache_path}, so that "
-            "clients need to send them only once.",
+            "Workers on this computer (layerdeck-cli rig serve) have cached {size} of weights in {cache_path}, "
+            "so that clients need to send these weights only once.",
             size=format_bytes(size_bytes),
             cache_path=kept_weights_path(),
         )
@@ -116,7 +116,10 @@ class KeptWeightsPresenter(QObject):
 
     def _say_removed(self, freed_bytes: int) -> None:
         self._notices.say(
-            tr("Removed {freed} of cached weights. Clients will send them again.", freed=format_bytes(freed_bytes))
+            tr(
+                "Removed {freed} of cached weights. Clients will send the weights again.",
+                freed=format_bytes(freed_bytes),
+            )
         )
 
 

@@ -162,7 +162,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         elif not results.winner:
             dialog.say(tr("Nothing could be measured."))
         elif len(results.layouts) == 1:
-            dialog.say(tr("One layout was measured. Add others to compare it with."))
+            dialog.say(tr("One layout was measured. Add other layouts to compare."))
         else:
             dialog.say(winner_words(with_titles(results, TITLES)))
 

@@ -122,12 +122,12 @@ class LayoutPresenter(QObject):
         is_new = (taken.layout, taken.context) != (edit.layout, edit.context)
         if taken.notes and not is_new:
             # Nothing was taken: the line stays, so that it can be corrected.
-            numbers.show_answer(" ".join((tr("This line changes nothing."), *taken.notes)), bad=True)
+            numbers.show_answer(" ".join((tr("These shares or options change nothing."), *taken.notes)), bad=True)
             return
         self._document.set_edit(taken.layout, taken.context, tr("place by numbers"))
         numbers.clear_line()
         runs = ", ".join(f"{run.device} {run.length}" for run in taken.layout.runs)
-        told = tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout already matches this line.")
+        told = tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout already matches these shares or options.")
         numbers.show_answer(" ".join((told, *taken.notes)))
 
     def _on_split_mode(self, choice: SplitModeChoice) -> None:

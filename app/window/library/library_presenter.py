@@ -243,7 +243,7 @@ class LibraryPresenter(QObject):
             )
             lines += ["", f"{cost}:", *(f"{file.path}  ({file.store.words})" for file in each.files)]
         if len(duplicates) > _MOST_DUPLICATES:
-            lines += ["", tr("And {count} more.", count=len(duplicates) - _MOST_DUPLICATES)]
+            lines += ["", tr("And {count} more groups of duplicate files.", count=len(duplicates) - _MOST_DUPLICATES)]
         self._question(tr("Duplicates"), "\n".join(lines), close=True).open()
 
     def _question(self, title: str, text: str, *, close: bool = False) -> QMessageBox:

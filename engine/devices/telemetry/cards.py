@@ -42,7 +42,7 @@ class AmdReader:
         used_bytes = _number(self._folder / "mem_info_vram_used")
         total_bytes = _number(self._folder / "mem_info_vram_total")
         if used_bytes is None or total_bytes is None:
-            return gap(self._device, time_s, tr("no reading: the card was removed or has failed"))
+            return gap(self._device, time_s, tr("no reading: the graphics card was removed or has failed"))
         busy_percent = _number(self._folder / "gpu_busy_percent")
         # Units of hwmon: millidegrees Celsius and microwatts.
         millidegrees = self._sensor("temp1_input")
@@ -171,11 +171,21 @@ class NvmlReader:
             return gap(
                 self._device,
                 time_s,
-                tr("no reading: {problem}", problem=self._nvml.problem or tr("unknown to the NVIDIA driver")),
+                tr(
+                    "no reading: {problem}",
+                    problem=self._nvml.problem or tr("the NVIDIA driver does not know the device"),
+                ),
             )
         if _is_sliced(library, handle):
             # What CUDA uses is a slice; the memory and the load of the whole card are not those of the device.
-            return gap(self._device, time_s, tr("no reading: a slice of a card (MIG)"))
+            return gap(
+                self._device,
+                time_s,
+                tr(
+                    "no reading: the device is a slice of a graphics card (MIG), and "
+                    "the driver reports only the whole card"
+                ),
+            )
         try:
             memory = library.nvmlDeviceGetMemoryInfo(handle)
         except library.NVMLError as error:
@@ -201,8 +211,8 @@ _THROTTLES = {
     "nvmlClocksThrottleReasonHwSlowdown": tr("hardware slowdown"),
     "nvmlClocksThrottleReasonSwThermalSlowdown": tr("temperature"),
     "nvmlClocksThrottleReasonHwThermalSlowdown": tr("temperature (hardware limit)"),
-    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": tr("power brake"),
-    "nvmlClocksThrottleReasonSyncBoost": tr("clocks synchronised with other cards"),
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": tr("power brake signal"),
+    "nvmlClocksThrottleReasonSyncBoost": tr("clocks synchronised with other graphics cards"),
 }
 """Texts for the reasons for which NVML reports lowered clocks.
 

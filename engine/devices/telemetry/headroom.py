@@ -120,8 +120,8 @@ class _DeviceWatch:
         if free_bytes >= warning_bytes(self._device, sample.total_bytes):
             return None
         return tr(
-            "{device} has only {free} left. {who}Close programs that use it, or move layers off {device}, before an "
-            "answer runs out of memory.",
+            "{device} has only {free} of memory left. {who}Close programs that use {device}, or move layers off "
+            "{device}, before an answer runs out of memory.",
             device=sample.device,
             free=format_bytes(free_bytes),
             who=self._who(sample),
@@ -138,7 +138,8 @@ class _DeviceWatch:
         if left_s > FALL_SOON_S:
             return None
         return tr(
-            "{device} memory is filling up: {fallen} in {seconds:.0f} s, {free} left. {who}Close other programs.",
+            "{device} memory is filling up: {fallen} were taken in {seconds:.0f} s, {free} are left. {who}Close "
+            "other programs.",
             device=sample.device,
             fallen=format_bytes(fallen_bytes),
             seconds=seconds,
@@ -185,7 +186,9 @@ class _DeviceWatch:
         others_bytes = (_used_bytes(sample) - sample.own_bytes) - (_used_bytes(first) - first.own_bytes)
         if others_bytes < FALL_BYTES:
             return ""
-        return tr("Other programs took {others} since the model was loaded. ", others=format_bytes(others_bytes))
+        return tr(
+            "Other programs took {others} of memory since the model was loaded. ", others=format_bytes(others_bytes)
+        )
 
 
 def warning_bytes(device: Device, total_bytes: int | None = None) -> int:

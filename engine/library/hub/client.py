@@ -150,7 +150,8 @@ def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answe
         url = next_url
     host = urlsplit(url).netloc
     raise HubError(
-        "answer", tr("{host} sends an endless list. It does not behave like a hub; check the address.", host=host)
+        "answer",
+        tr("{host} sends an endless list. The server does not behave like a hub; check the address.", host=host),
     )
 
 
@@ -207,8 +208,8 @@ def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> Hub
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
         return HubError(
-            "gated", tr("{shown} is gated. Accept its terms on its page, then enter an access token of that "
-                        "account.", shown=shown),
+            "gated", tr("{shown} is gated. Accept the terms on the page of the model, then enter an access token "
+"of that account.", shown=shown),
         )  # fmt: skip
     if code == "RepoNotFound" or (status == 401 and headers.get("X-Error-Message", "") != _BAD_TOKEN):
         return HubError(

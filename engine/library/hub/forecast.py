@@ -106,7 +106,7 @@ def forecast(
     found = auto_layout(options.strategy, memory, options.rig, options.context, constraints)
     plan = Plan(memory, options.rig, Edit(found.layout, found.context, side_files))
     if plan.report.probe_only is not None:
-        sentence = tr("Unknown before the download: {probe_only}", probe_only=plan.report.probe_only)
+        sentence = tr("The memory is not known before the download: {probe_only}", probe_only=plan.report.probe_only)
         return QuantisationFit(quantisation, FitVerdict.UNKNOWN, grade, sentence, model.n_layers, projector=projector)
     on_cpu = sum(run.length for run in found.layout.runs if run.device == CPU_ID)
     experts = _experts_on_cpu(found.layout)
@@ -144,7 +144,7 @@ def _sized_projector(file: HubFile) -> Projector:
 def _projector_sentence(projector: HubFile | None) -> str:
     if projector is None:
         return ""
-    return tr(" This includes the projector ({size}).", size=format_bytes(projector.size_bytes))
+    return tr(" The forecast includes the projector ({size}).", size=format_bytes(projector.size_bytes))
 
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
@@ -197,12 +197,17 @@ def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
     if enough:
         best = min(enough, key=_cost)
         if best.verdict is FitVerdict.CPU:
-            why = tr("is good enough, and the fastest on the CPU because it reads the fewest bytes per token.")
+            why = tr(
+                "{label} is good enough, and is the fastest on the CPU because it reads the fewest bytes per token.",
+                label=best.quantisation.label,
+            )
         else:
             why = tr(
-                "is good enough, and the least of it stays on the CPU ({left_on_cpu}).", left_on_cpu=_left_on_cpu(best)
+                "{label} is good enough, and leaves the least on the CPU ({left_on_cpu}).",
+                label=best.quantisation.label,
+                left_on_cpu=_left_on_cpu(best),
             )
-        return best.quantisation.name, f"{best.quantisation.label} {why}"
+        return best.quantisation.name, why
     best = max(sensible, key=lambda fit: (fit.verdict is FitVerdict.CARDS, fit.quantisation.size_bytes))
     return best.quantisation.name, (
         tr(
@@ -226,7 +231,8 @@ def _why_none(fits: list[QuantisationFit]) -> str:
         return fits[0].sentence
     smallest = min(fits, key=lambda fit: fit.quantisation.size_bytes)
     return tr(
-        "None fits: even {label} needs {need} including its context. Choose a smaller model or add a device.",
+        "No quantisation fits: even {label} needs {need} including the context. Choose a smaller model or add a "
+        "device.",
         label=smallest.quantisation.label,
         need=format_bytes(smallest.need_bytes),
     )

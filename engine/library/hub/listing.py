@@ -115,7 +115,7 @@ class RepoListing:
         offered = ", ".join(each.label for each in self.quantisations)
         raise ArgumentError(
             tr(
-                "{repo} has no file {path}; it has {files}.",
+                "{repo} has no file {path}; the repository has {files}.",
                 repo=self.repo,
                 path=quote(path or tag or ""),
                 files=offered,

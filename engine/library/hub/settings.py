@@ -80,7 +80,10 @@ class HubSettings:
     def require_online(self) -> None:
         """Raise `HubError` in offline mode."""
         if self.offline:
-            raise HubError("offline", tr("Working offline: turn that off, or unset HF_HUB_OFFLINE, to reach the hub."))
+            raise HubError(
+                "offline",
+                tr("Layerdeck works offline. Turn off Work Offline, or unset HF_HUB_OFFLINE, to reach the hub."),
+            )
 
 
 def hub_settings(

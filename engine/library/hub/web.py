@@ -389,8 +389,8 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     code = headers.get("X-Error-Code") or ""
     if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
         return HubError(
-            "gated", tr("This model is gated on {host}. Accept its terms on its page, then enter an access "
-                        "token of that account.", host=host),
+            "gated", tr("This model is gated on {host}. Accept the terms on the page of the model, then enter an "
+"access token of that account.", host=host),
         )  # fmt: skip
     if status == 401:
         return HubError(
@@ -403,12 +403,13 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
         )
     if status == 403:
         return HubError(
-            "refused", tr("{host} refused this file (403). Its link may have expired; search for it again.", host=host)
+            "refused",
+            tr("{host} refused this file (403). The link may have expired; search for the file again.", host=host),
         )
     if status in (404, 410):
-        return HubError("not_found", tr("{host} does not have this file; search for it again.", host=host))
+        return HubError("not_found", tr("{host} does not have this file; search for the file again.", host=host))
     if status == 407:
-        return HubError("proxy", tr("The proxy needs a user name and a password; add them to the proxy's address."))
+        return HubError("proxy", tr("The proxy needs a user name and a password; add both to the proxy's address."))
     if status == 416:
         return HubError(
             "answer", tr("{host} does not have these bytes of the file (416); the file may have changed.", host=host)

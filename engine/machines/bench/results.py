@@ -487,9 +487,9 @@ def parse_results(data: bytes, name: str) -> BenchResults:
 def _fault_of(results: BenchResults) -> str:
     """Return why results from a file are impossible, such as a negative speed; empty if no fault was found."""
     if sum(len(each.samples) + len(each.loads) for each in results.layouts) > MAX_SAMPLES:
-        return tr("it has more than {most} samples", most=MAX_SAMPLES)
+        return tr("the file has more than {most} samples", most=MAX_SAMPLES)
     if len(results.layouts) + sum(len(each.depths) for each in results.layouts) > MAX_DEPTHS:
-        return tr("it has more than {most} layouts and depths", most=MAX_DEPTHS)
+        return tr("the file has more than {most} layouts and depths", most=MAX_DEPTHS)
     for layout in results.layouts:
         for each in layout.samples:
             values = (each.prompt_per_second, each.answer_per_second, each.first_token_s)

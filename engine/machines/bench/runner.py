@@ -280,8 +280,8 @@ class Bench:
             else:
                 self._note(
                     tr(
-                        "{name} was not measured at a depth of {depth} tokens: its context has {context}. Set a longer "
-                        "context with --ctx.",
+                        "{name} was not measured at a depth of {depth} tokens: its context has only {context} "
+                        "tokens. Set a longer context with --ctx.",
                         name=trial.name,
                         depth=depth,
                         context=context,

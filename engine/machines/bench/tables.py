@@ -80,10 +80,12 @@ def verdict_words(found: Comparison) -> str:
         return tr("too few rounds for a verdict")
     if found.verdict == "same":
         return tr(
-            "no difference seen ({low:.2f} to {high:.2f})", low=found.low or found.ratio, high=found.high or found.ratio
+            "no difference seen (speed ratio {low:.2f} to {high:.2f})",
+            low=found.low or found.ratio,
+            high=found.high or found.ratio,
         )
     return tr(
-        "{ratio:.2f} times as fast ({low:.2f} to {high:.2f})",
+        "{ratio:.2f} times as fast (interval {low:.2f} to {high:.2f})",
         ratio=found.ratio,
         low=found.low or found.ratio,
         high=found.high or found.ratio,

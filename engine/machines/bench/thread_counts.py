@@ -214,7 +214,10 @@ class Quiet:
         share = load_share(others_s, time.monotonic() - self._begun_s, os.cpu_count() or 1)
         if share is not None and share > BUSY_SHARE:
             raise BusyError(
-                tr("other programs used {share:.0%} of the processors. Measure again when they are idle.", share=share)
+                tr(
+                    "other programs used {share:.0%} of the processors. Measure again when these programs are idle.",
+                    share=share,
+                )
             )
 
 

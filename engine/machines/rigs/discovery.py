@@ -247,7 +247,7 @@ def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ..
             raise ArgumentError(f"{error}.") from None
         if f"{host}:{port}" in endpoints:
             raise ArgumentError(
-                tr("The RPC endpoint {host}:{port} was given twice; give each once.", host=host, port=port)
+                tr("The RPC endpoint {host}:{port} was given twice; give each endpoint once.", host=host, port=port)
             )
         endpoints.append(f"{host}:{port}")
     return tuple(endpoints)
@@ -261,7 +261,10 @@ def _check(failed: Sequence[Greeting]) -> None:
     if others:
         names = ", ".join(each.endpoint for each in others[:MAX_NAMED]) + (", …" if len(others) > MAX_NAMED else "")
         sentence = tr(
-            "{sentence} The same applies to {count} more: {names}.", sentence=sentence, count=len(others), names=names
+            "{sentence} The same applies to {count} more workers: {names}.",
+            sentence=sentence,
+            count=len(others),
+            names=names,
         )
     if first.status is GreetingStatus.BUSY:
         raise BusyError(sentence, endpoint=first.endpoint)

@@ -232,7 +232,7 @@ class LabRig:
             raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
         if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
             raise ArgumentError(
-                tr("A lab worker of {small} bytes is too small; each needs at least 1 MiB.", small=small[0])
+                tr("A lab worker of {small} bytes is too small; each worker needs at least 1 MiB.", small=small[0])
             )
         try:
             self._start_all()

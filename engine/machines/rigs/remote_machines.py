@@ -83,7 +83,9 @@ class RemoteMachines:
         """Return the offer of `machine` (the devices that it lends). Raises `TunnelError`."""
         pairing = self._book.find("server", machine.fingerprint)
         if pairing is None:
-            raise PairingError(tr("{name} is not paired with this computer; pair with it again.", name=machine.name))
+            raise PairingError(
+                tr("{name} is not paired with this computer; pair the two computers again.", name=machine.name)
+            )
         return ask_offer(machine.endpoint, pairing.der, read_identity(self._identity), timeout_s)
 
     def _see(self, devices: Sequence[Device]) -> dict[str, Device]:
@@ -131,7 +133,8 @@ def away_words(offered: OfferedDevice) -> str:
     """Return why a lent device cannot be used now, such as "used by Ann"; empty if it can."""
     if offered.refused_s:
         return tr(
-            "refused for {minutes} min: models from this computer crashed it", minutes=math.ceil(offered.refused_s / 60)
+            "refused for {minutes} min: models from this computer crashed the device",
+            minutes=math.ceil(offered.refused_s / 60),
         )
     return tr("used by {user}", user=offered.user) if offered.user and not offered.is_yours else ""
 

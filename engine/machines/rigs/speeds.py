@@ -170,7 +170,7 @@ def _obstacle(device: Device, held: frozenset[str], silent: set[str], greetings:
     if device.endpoint is None:
         return ""
     if device.endpoint in held:
-        return tr("{id} holds the loaded model; unload it to measure there.", id=device.id)
+        return tr("{id} holds the loaded model; unload the model to measure {id}.", id=device.id)
     if device.endpoint in silent or len(silent) >= MAX_SILENT:
         return tr("{id} was not measured, because other devices stopped answering.", id=device.id)
     greeting = greetings[device.endpoint]

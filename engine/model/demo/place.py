@@ -45,4 +45,4 @@ def _reason(error: OSError | ValueError) -> str:
         return tr("part of the path is a file, not a folder")
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return tr("it is not a valid file name")
+    return tr("the path is not a valid file name")

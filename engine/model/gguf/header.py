@@ -16,7 +16,7 @@ from engine.model.gguf.tensor_table import read_tensors
 
 # The numbers "ggml", "ggmf", "ggjt" and "ggla", little-endian.
 _GGML_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
-_CONVERT = tr("convert it to GGUF with llama.cpp's convert_hf_to_gguf.py")
+_CONVERT = tr("convert the model to GGUF with llama.cpp's convert_hf_to_gguf.py")
 
 
 def describe_foreign_file(start: bytes) -> str:
@@ -38,7 +38,7 @@ def describe_foreign_file(start: bytes) -> str:
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return tr("is a web page, not GGUF; download the file itself, not its page")
     if text.startswith(b"version https://git-lfs"):
-        return tr("is a Git LFS pointer, not the model; fetch it with `git lfs pull`")
+        return tr("is a Git LFS pointer, not the model; fetch the model with `git lfs pull`")
     if text.startswith((b"{", b"[")):
         return tr("is a JSON file, not GGUF")
     return tr("is not a GGUF file")

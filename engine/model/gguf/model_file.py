@@ -247,6 +247,6 @@ def _identify(path: Path) -> tuple[int, int, int, int]:
         state = path.stat()
     except OSError as error:
         raise ModelFileError(
-            path, tr("{strerror}; check that it is still there", strerror=error.strerror or error)
+            path, tr("{strerror}; check that the file is still there", strerror=error.strerror or error)
         ) from error
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

@@ -53,12 +53,17 @@ def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):
-        raise ModelFileError(path, tr("has a split.count or split.no that is not a number; it is damaged"))
+        raise ModelFileError(path, tr("has a split.count or split.no that is not a number; the file is damaged"))
     if count <= 1:
         return 0, 1
     if not 0 <= number < count:
         raise ModelFileError(
-            path, tr("says it is part {number} of {count}; it is damaged", number=number + 1, count=count)
+            path,
+            tr(
+                "says in its header that it is part {number} of {count}; the file is damaged",
+                number=number + 1,
+                count=count,
+            ),
         )
     return number, count
 
@@ -76,7 +81,8 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
             raise ModelFileError(
                 path,
                 tr(
-                    "is named part {number} of {count}, but its header says it is whole; rename it",
+                    "is named part {number} of {count}, but its header says that the model has one file; rename "
+                    "the file",
                     number=name.number,
                     count=name.count,
                 ),
@@ -88,7 +94,7 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
         raise ModelFileError(
             path,
             tr(
-                "is part {number} of {count} by its header, but is not named so; rename it to {example}",
+                "is part {number} of {count} by its header, but is not named so; rename the file to {example}",
                 number=number + 1,
                 count=count,
                 example=example,

@@ -93,7 +93,8 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
         raise ModelFileError(
             paths[0],
             tr(
-                "says that its parts have {stated} tensors, but they have {count}; one part is from another model",
+                "says that the parts of the model have {stated} tensors, but the parts have {count} tensors; one "
+                "part is from another model",
                 stated=clean(str(expected)),
                 count=len(tensors),
             ),
@@ -104,7 +105,7 @@ def _build(paths: tuple[Path, ...], header: FileHeader, tensors: tuple[TensorInf
     metadata = header.metadata
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        raise ModelFileError(paths[0], tr("does not say which architecture it has; it is not a language model"))
+        raise ModelFileError(paths[0], tr("does not name its architecture; the file is not a language model"))
     _refuse_other_kinds(paths[0], metadata, architecture)
     n_blocks = _block_count(paths[0], metadata, architecture, tensors)
     blocks, outside = group_blocks(tensors, n_blocks)
@@ -127,10 +128,13 @@ def _refuse_other_kinds(path: Path, metadata: Mapping[str, MetadataValue], archi
     kind = metadata.get("general.type")
     if architecture == "clip" or kind == "mmproj":
         raise ModelFileError(
-            path, tr("is a projector for images or sound, not a language model; open the model it belongs to")
+            path,
+            tr(
+                "is a projector for images or sound, not a language model; open the model that the projector belongs to"
+            ),
         )
     if kind == "adapter":
-        raise ModelFileError(path, tr("is a LoRA adapter, not a model; open the model it belongs to"))
+        raise ModelFileError(path, tr("is a LoRA adapter, not a model; open the model that the adapter belongs to"))
     if kind == "imatrix" or architecture == "imatrix":
         raise ModelFileError(path, tr("is an importance matrix for quantising, not a model"))
 
@@ -146,7 +150,7 @@ def _block_count(
         raise ModelFileError(
             path,
             tr(
-                "has {count} layers by {key}; llama.cpp accepts 1 to {max_layers}",
+                "has {count} layers by {key}; llama.cpp accepts 1 to {max_layers} layers",
                 count=count,
                 key=clean(key),
                 max_layers=MAX_LAYERS,
@@ -154,7 +158,7 @@ def _block_count(
         )
     indices = [index for tensor in tensors if (index := block_index(tensor.name)) is not None]
     if not indices:
-        raise ModelFileError(path, tr("has no layers; it contains only a vocabulary or is damaged"))
+        raise ModelFileError(path, tr("has no layers; the file contains only a vocabulary or is damaged"))
     n_present = max(indices) + 1
     # Layers for multi-token prediction are counted but may have been left out of the file.
     n_optional = metadata.get(f"{architecture}.nextn_predict_layers")
@@ -167,7 +171,7 @@ def _block_count(
         raise ModelFileError(
             path,
             tr(
-                "has {count} layers by {key}, but tensors for {n_present}; it is damaged",
+                "has {count} layers by {key}, but tensors for {n_present} layers; the file is damaged",
                 count=count,
                 key=clean(key),
                 n_present=n_present,

@@ -58,16 +58,16 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
             program=program,
         )
     if len(set(devices)) < len(devices):
-        yield tr("{program} cannot use a device twice; it uses each device once.", program=program)
+        yield tr("{program} cannot use a device twice, and uses each device once.", program=program)
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(
-            "{program} allows CPU layers only at the front; it puts the CPU layers first.",
+            "{program} allows CPU layers only at the front, and puts the CPU layers first.",
             program=program,
         )
     if layout.split_mode in ("tensor", "row"):
         yield tr(
-            "{program} has no split mode {mode}; it divides the model between layers.",
+            "{program} has no split mode {mode}, and divides the model between layers.",
             mode=layout.split_mode,
             program=program,
         )

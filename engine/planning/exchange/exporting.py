@@ -50,7 +50,7 @@ def export_plan(plan: Plan, target: Target) -> Exported:
         for host, port in [parse_endpoint(device.endpoint or "")]
     ]
     note = tr(
-        "To use the lent devices without the tunnel, run these commands on their computers: {commands}.",
+        "To use the lent devices without the tunnel, run these commands on the computers that lend them: {commands}.",
         commands=", ".join(commands),
     )
     return replace(exported, notes=(*exported.notes, note) if commands else exported.notes)

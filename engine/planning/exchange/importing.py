@@ -136,8 +136,8 @@ class _Arranger:
         if self._missing:
             self.notes.append(
                 tr(
-                    "The layout uses devices that this computer does not have: {names}. It can be loaded on a computer "
-                    "that has them.",
+                    "The layout uses devices that this computer does not have: {names}. The layout can be loaded "
+                    "on a computer that has these devices.",
                     names=", ".join(dict.fromkeys(self._missing)),
                 )
             )
@@ -173,8 +173,8 @@ class _Arranger:
         if asked is None and has_devices:
             self.notes.append(
                 tr(
-                    "{program} decides at its start, by free memory, how many layers go to devices. The "
-                    "imported layout has all layers on devices; Layout > Propose a Layout makes them fit.",
+                    "{program} decides at its start, by free memory, how many layers go to devices. The imported "
+                    "layout has all layers on devices; Layout > Propose a Layout finds a layout that fits.",
                     program=self._load.program,
                 )
             )

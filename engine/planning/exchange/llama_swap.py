@@ -64,7 +64,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """
     said = _read(text)
     if not isinstance(said, dict):
-        raise LayoutError(tr("this is no configuration of llama-swap: it has no models"))
+        raise LayoutError(tr("the text is not a configuration of llama-swap: the key models is missing"))
     macros = _pairs(said.get("macros"))
     if isinstance(said.get("cmd"), str):
         return {"": _command(said, macros)}
@@ -76,7 +76,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if isinstance(entry, dict) and isinstance(entry.get("cmd"), str)
     }
     if not found:
-        raise LayoutError(tr("this is no configuration of llama-swap: no model in it has a cmd"))
+        raise LayoutError(tr("the text is not a configuration of llama-swap: no model has the key cmd"))
     return found
 
 
@@ -95,7 +95,9 @@ def choose_command(
     names = ", ".join(list(commands)[:_MAX_SHOWN]) + (", …" if len(commands) > _MAX_SHOWN else "")
     if name is None:
         raise LayoutError(tr("the configuration has several models; name one of {names}", names=names))
-    raise LayoutError(tr("the configuration has no model {name}; it has {names}", name=quote(name), names=names))
+    raise LayoutError(
+        tr("the configuration has no model {name}; its models are {names}", name=quote(name), names=names)
+    )
 
 
 def _command(entry: Mapping[object, object], macros: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

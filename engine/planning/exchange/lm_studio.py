@@ -55,8 +55,8 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
     )
     if 0 < offloaded < positions:
         yield tr(
-            "LM Studio takes a ratio of layers ({offloaded} of {positions}) and rounds it itself: one layer "
-            "more or less may be on devices.",
+            "LM Studio takes a ratio of layers ({offloaded} of {positions}) and rounds this ratio itself: one "
+            "layer more or less may be on devices.",
             offloaded=offloaded,
             positions=positions,
         )
@@ -74,7 +74,7 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
     for adapter in plan.edit.side_files.adapters:
         yield tr("{file} was not exported: LM Studio cannot load adapters.", file=adapter.path.name)
     if plan.edit.side_files.draft is not None:
-        yield tr("The draft model was not exported. Choose it in LM Studio, under Speculative Decoding.")
+        yield tr("The draft model was not exported. Choose the draft model in LM Studio, under Speculative Decoding.")
     if plan.edit.side_files.projector is not None:
         yield tr(
             "LM Studio finds a projector only in the folder of the model; put {file} there.",

@@ -230,7 +230,7 @@ def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
     devices = [device for device in plan.rig.devices if device.id in used]
     for device_id in foreign_names(plan.rig, used):
         yield tr(
-            "{device} may have another name in {program}; {program} --list-devices shows it.",
+            "{device} may have another name in {program}; {program} --list-devices shows the name.",
             device=device_id,
             program=PROGRAM,
         )

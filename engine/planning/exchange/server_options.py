@@ -64,7 +64,7 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     reader = _Reader(ForeignOptions(program))
     reader.read(words)
     if not reader.n_known:
-        raise LayoutError(tr("this is not a llama.cpp command: it has no option of llama.cpp"))
+        raise LayoutError(tr("the text is not a llama.cpp command: it contains no option of llama.cpp"))
     for variable in variables:
         name, _, value = variable.partition("=")
         if name == MIN_BATCH_VARIABLE:
@@ -219,7 +219,7 @@ class _Reader:
     def hub(self, name: str, value: str) -> None:
         self.options.notes.append(
             tr(
-                "{name} {value} names a model to download; download it first with layerdeck-cli download.",
+                "{name} {value} names a model to download; download the model first with layerdeck-cli download.",
                 name=name,
                 value=clean(value),
             )

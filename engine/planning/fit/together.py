@@ -190,7 +190,7 @@ def together_sentence(found: Together) -> str:
     """Return sentences for the user on whether all models fit, and if not, which model should be left out."""
     short = [each for each in found.placed if not each.fits]
     if short:
-        text = tr("{names} would not fit together with the others.", names=", ".join(each.name for each in short))
+        text = tr("{names} would not fit together with the other models.", names=", ".join(each.name for each in short))
     elif found.is_whole:
         text = tr_count(
             "{count} model fits wholly on devices.", "All {count} models fit wholly on devices.", len(found.placed)
@@ -208,7 +208,7 @@ def together_sentence(found: Together) -> str:
 def give_way_sentence(give_way: GiveWay) -> str:
     """Return a sentence for the user on the model that should be left out, and on the gains of the other models."""
     gains = "; ".join(map(_gain_words, give_way.gains))
-    return tr("{name} would have to be left out: without it, {gains}.", name=give_way.name, gains=gains)
+    return tr("{name} would have to be left out: without this model, {gains}.", name=give_way.name, gains=gains)
 
 
 def _gain_words(gain: Gain) -> str:

@@ -52,15 +52,20 @@ def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violati
     if KV_BLOCK_ELEMENTS[context.type_v] == 1 or not without_flash_attention(model, context):
         return
     if context.flash_attn == "off":
-        reason, remedy = tr("which is turned off"), tr("Set flash attention to auto or on, or the V cache type to f16.")
+        message = tr(
+            "A V cache of type {type_v} needs flash attention, and flash attention is turned off.",
+            type_v=context.type_v,
+        )
+        remedy = tr("Set flash attention to auto or on, or the V cache type to f16.")
     else:
-        reason = tr("which the engine does not have for {architecture} models", architecture=model.architecture)
+        message = tr(
+            "A V cache of type {type_v} needs flash attention, which the engine does not support for {architecture} "
+            "models.",
+            type_v=context.type_v,
+            architecture=model.architecture,
+        )
         remedy = tr("Set the V cache type to f16.")
-    yield Violation(
-        "flash_attention",
-        tr("A V cache of type {type_v} needs flash attention, {reason}.", type_v=context.type_v, reason=reason),
-        remedy,
-    )
+    yield Violation("flash_attention", message, remedy)
 
 
 def member_attention_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
@@ -79,7 +84,7 @@ def member_attention_violations(model: ModelFile, context: ContextSettings) -> I
     elif odd is not None:
         yield Violation(
             "split_attention",
-            tr("CUDA cannot compute attention with heads of {width} in split mode tensor.", width=odd),
+            tr("CUDA cannot compute attention with heads of width {width} in split mode tensor.", width=odd),
             tr("Choose split mode layer, which divides the model between layers."),
         )
 

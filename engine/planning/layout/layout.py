@@ -231,7 +231,7 @@ class Layout:
     def _shares_by_layers(self) -> tuple[tuple[str, float], ...]:
         members = [device for device in self.devices if device != CPU_ID]
         if not members:
-            raise LayoutError(tr("splitting inside layers needs a device other than CPU"), place="split_mode")
+            raise LayoutError(tr("split modes tensor and row need a device other than the CPU"), place="split_mode")
         # A device with the output layer alone gets a share too, because a share of 0 would leave it out.
         return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
 
@@ -256,7 +256,11 @@ def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | 
     """
     if n_layers < 1 or len(assignments) != n_layers:
         raise LayoutError(
-            tr("{count} devices were given for {n_layers} layers", count=len(assignments), n_layers=n_layers),
+            tr(
+                "a list of {count} devices was given for {n_layers} layers; each layer needs one device",
+                count=len(assignments),
+                n_layers=n_layers,
+            ),
             place="runs",
         )
     return Layout(n_layers, _runs_of(assignments), output_device or assignments[-1])
@@ -329,14 +333,15 @@ def _runs_of(assignment: Sequence[str]) -> tuple[Run, ...]:
 
 def _misplaced(run: Run, expected: int, before: Run | None) -> str:
     if before is None:
-        return tr("the first run starts at layer {first}; it must start at layer 0", first=run.first)
+        return tr("the first run starts at layer {first}; the first run must start at layer 0", first=run.first)
     if run.first > expected:
-        missing = (
-            tr("layer {expected} is", expected=expected)
-            if run.first - 1 == expected
-            else tr("layers {expected}-{first} are", expected=expected, first=run.first - 1)
+        if run.first - 1 == expected:
+            return tr("layer {expected} is on no device; start this run at layer {expected}", expected=expected)
+        return tr(
+            "layers {expected}-{last} are on no device; start this run at layer {expected}",
+            expected=expected,
+            last=run.first - 1,
         )
-        return tr("{missing} on no device; start this run at layer {expected}", missing=missing, expected=expected)
     # A run that lies before its predecessor is in the wrong place; any other overlap has a wrong first layer.
     if run.last < before.first:
         return tr(
@@ -345,7 +350,7 @@ def _misplaced(run: Run, expected: int, before: Run | None) -> str:
             last=before.last,
         )
     return tr(
-        "this run overlaps the one before it, which ends at layer {last}; start it at layer {expected}",
+        "this run overlaps the run before, which ends at layer {last}; start this run at layer {expected}",
         last=before.last,
         expected=expected,
     )
@@ -365,10 +370,12 @@ def _check_split(layout: Layout) -> None:
         )
     if mode in ("layer", "none") and layout.tensor_split:
         raise LayoutError(
-            tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), place="tensor_split"
+            tr("shares belong to split modes tensor and row, not to split mode {mode}", mode=mode), place="tensor_split"
         )
     if mode != "row" and layout.main_device is not None:
-        raise LayoutError(tr("a main device belongs to split mode row, not to {mode}", mode=mode), place="main_device")
+        raise LayoutError(
+            tr("a main device belongs to split mode row, not to split mode {mode}", mode=mode), place="main_device"
+        )
     if mode in ("tensor", "row"):
         _check_shares(layout)
 
@@ -400,7 +407,10 @@ def _check_override(n_layers: int, override: Override, place: str) -> None:
         raise LayoutError(tr("part must be one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
     # A pattern names its layers itself.
     if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
-        raise LayoutError(tr("a range of layers needs a part, and both ends"), place=f"{place}.layers")
+        raise LayoutError(
+            tr("an override of a range of layers needs a part, the first layer and the last layer"),
+            place=f"{place}.layers",
+        )
     if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
         raise LayoutError(
             tr(

@@ -241,7 +241,9 @@ def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
     check_cover(n_layers, runs)
     mode: SplitMode = root.maybe("split_mode", lambda key: root.choice(key, SPLIT_MODES), "layer")
     if mode in ("layer", "none") and "tensor_split" in root.keys:
-        root.refuse(tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), "tensor_split")
+        root.refuse(
+            tr("shares belong to split modes tensor and row, not to split mode {mode}", mode=mode), "tensor_split"
+        )
     return Layout(
         n_layers=n_layers,
         runs=merge_runs(runs),

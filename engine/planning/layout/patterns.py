@@ -47,7 +47,7 @@ def find_pattern_fault(pattern: str) -> str | None:
     if _is_of_part(pattern):
         return None
     if not pattern:
-        return tr("an empty pattern matches every weight; name the tensors it is for")
+        return tr("an empty pattern matches every weight; name the tensors of the override")
     if len(pattern) > MAX_PATTERN_LENGTH:
         return tr(
             "the pattern has {count} characters; at most {max_pattern_length} are allowed",
@@ -67,12 +67,14 @@ def _find_fault(pattern: str) -> str | None:
         )
     if _LOOK_AHEAD.search(pattern):
         return tr(
-            "the pattern {shown} has a look-ahead, which may take too long to match; list the names instead",
+            "the pattern {shown} has a look-ahead, which may take too long to match; list the names of the "
+            "tensors instead",
             shown=shown,
         )
     if _BACK_REFERENCE.search(pattern):
         return tr(
-            "the pattern {shown} has a back-reference, which may take too long to match; list the names instead",
+            "the pattern {shown} has a back-reference, which may take too long to match; list the names of the "
+            "tensors instead",
             shown=shown,
         )
     if escape := _FOREIGN_ESCAPE.search(pattern):
@@ -90,7 +92,7 @@ def _find_fault(pattern: str) -> str | None:
         _compiled(pattern)
     except (re2.error, UnicodeEncodeError) as error:
         reason = (
-            tr("it contains a lone surrogate, which is not a character")
+            tr("the pattern contains a lone surrogate, which is not a character")
             if isinstance(error, UnicodeEncodeError)
             else quote(_reason(error))
         )

@@ -31,7 +31,7 @@ _VULKAN_GATED_HEAD = 64
 def recurrent_gap(model: ModelFile, backend: str, layers: Iterable[int]) -> str | None:
     """Return an operation of these layers that a worker's backend cannot compute; None if none is known.
 
-    It is a phrase for users, such as "scans with states of 64".
+    It is a phrase for users, such as "scan with a state size of 64 in recurrent layers".
 
     `backend`: name of the backend in ggml, such as "CUDA".
     `layers`: indices of the layers.
@@ -59,7 +59,7 @@ def _layer_gap(model: ModelFile, family: str, tensors: dict[str, TensorInfo]) ->
     channels = [each.n_elements // each.shape[0] for each in convolutions if len(each.shape) > 1]
     odd = next((each for each in channels if each % _CUDA_THREADS), None)
     if family == "CUDA" and odd is not None:
-        return tr("convolutions over {count} channels", count=odd)
+        return tr("convolution over {count} channels in recurrent layers", count=odd)
     if "ssm_d" in tensors:
         return _scan_gap(model, family, tensors)
     return _delta_gap(model) if any(name.startswith("ssm_conv1d") for name in tensors) else None
@@ -71,7 +71,7 @@ def _wkv_gap(model: ModelFile, family: str, tensors: dict[str, TensorInfo]) -> s
     heads = _CUDA_WKV_HEADS if family == "CUDA" else (_VULKAN_GATED_HEAD,) if is_gated else ()
     if head is None or not heads or head in heads:
         return None
-    return tr("time mixing with heads of {width}", width=head)
+    return tr("time mixing with heads of width {width} in recurrent layers", width=head)
 
 
 def _scan_gap(model: ModelFile, family: str, tensors: dict[str, TensorInfo]) -> str | None:
@@ -82,17 +82,25 @@ def _scan_gap(model: ModelFile, family: str, tensors: dict[str, TensorInfo]) -> 
     # Mamba 1 has a decay for each element of the state, Mamba 2 one for each head.
     if len(decay) > 1 and decay[0] > 1:
         is_known = family == "CUDA" and states == _CUDA_MAMBA1_STATES and inner % _CUDA_THREADS == 0
-        return None if is_known else tr("scans of Mamba 1 with states of {size}", size=states)
+        return None if is_known else tr("scan of Mamba 1 with a state size of {size} in recurrent layers", size=states)
     if states not in _MAMBA2_STATES[family]:
-        return tr("scans with states of {size}", size=states)
+        return tr("scan with a state size of {size} in recurrent layers", size=states)
     head = inner // heads if heads else None
-    return tr("scans with heads of {width}", width=head) if head is not None and head % _MAMBA2_HEAD else None
+    return (
+        tr("scan with heads of width {width} in recurrent layers", width=head)
+        if head is not None and head % _MAMBA2_HEAD
+        else None
+    )
 
 
 def _delta_gap(model: ModelFile) -> str | None:
     inner, heads = _number(model, "ssm.inner_size"), _number(model, "ssm.time_step_rank")
     head = _number(model, "kda.head_dim") or (inner // heads if inner and heads else None)
-    return None if head is None or head in _DELTA_HEADS else tr("delta nets with heads of {width}", width=head)
+    return (
+        None
+        if head is None or head in _DELTA_HEADS
+        else tr("delta net with heads of width {width} in recurrent layers", width=head)
+    )
 
 
 def _number(model: ModelFile, key: str) -> int | None:

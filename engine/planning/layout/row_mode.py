@@ -96,7 +96,7 @@ def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Viola
         yield Violation(
             "row_weights",
             tr("In split mode row the engine aborts with stacked weights such as {name}.", name=stack.name),
-            tr("Override them to the CPU (experts), or choose split mode layer."),
+            tr("Override these weights to the CPU (experts), or choose split mode layer."),
         )
     odd = next((tensor for tensor in split if tensor.type_name not in _ROUNDING), None)
     if odd is not None:

@@ -76,7 +76,8 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
             yield Violation(
                 "engine_fault",
                 tr(
-                    "The backend of {id} has no kernel for {operation}, so its worker would crash.",
+                    "The RPC worker of {id} would crash, because its backend has no kernel for this operation: "
+                    "{operation}.",
                     id=device.id,
                     operation=gap.operation,
                 ),
@@ -89,14 +90,14 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
             yield Violation(
                 "engine_fault",
                 tr(
-                    "{id} computes with tensors of at most {limit}, and {tensor} has {size}. Its worker would crash "
-                    "or compute wrong results.",
+                    "{id} computes with tensors of at most {limit}, and {tensor} has {size}. The RPC worker of "
+                    "{id} would crash or compute wrong results.",
                     id=device.id,
                     limit=format_bytes(device.buffers.largest_tensor_bytes or 0),
                     tensor=tensor.name,
                     size=format_bytes(tensor.size_bytes),
                 ),
-                tr("Move {tensor} to another device: its layer, or the output layer.", tensor=tensor.name),
+                tr("Move the layer of {tensor}, or the output layer, to another device.", tensor=tensor.name),
             )
     found = flash_fault(layout, rig, context, model)
     if found is not None and context.flash_attn != "off":
@@ -129,14 +130,18 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
         types.add(matrix.type_name)
     missing = min(types & lacks, default=None)
     if missing is not None:
-        return Fault("weights", tr("its backend has no kernel for them, so its worker would crash."), missing)
+        return Fault(
+            "weights",
+            tr("the backend of the device has no kernel for these weights, so the RPC worker would crash."),
+            missing,
+        )
     return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
 
 
 class LentGap(NamedTuple):
     """An operation for which a lent device (RPC device of another machine) has no kernel.
 
-    `operation`: its name for users, such as "scans with states of 64".
+    `operation`: its name for users, such as "scan with a state size of 64 in recurrent layers".
     `is_recurrent`: True if recurrent layers need it; False if layers that mix residual streams need it.
     """
 
@@ -154,7 +159,7 @@ def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap
     # The RPC client does not ask for the kernel of ggml_dsv4_hc_comb, and ggml-vulkan dispatches a pipeline that it has
     # not made.
     if not device.buffers.mixes_streams and any(_mixes_streams(model, index) for index in layers):
-        return LentGap(tr("mixing residual streams"), is_recurrent=False)
+        return LentGap(tr("mixing of residual streams"), is_recurrent=False)
     operation = recurrent_gap(model, device.remote.backend, layers)
     return None if operation is None else LentGap(operation, is_recurrent=True)
 
@@ -238,10 +243,16 @@ def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: Model
         if has_flash and _is_remote_cuda(device) and any(run.device == device.id for run in layout.runs):
             lacking, odd = cuda_flash_gaps(model, context)
             if lacking is not None:
-                reason = tr("its backend has no kernel for this type, so its worker would crash.")
+                reason = tr(
+                    "the backend of the device has no kernel for this cache type, so the RPC worker would crash."
+                )
                 return device, Fault("flash_attention", reason, lacking)
             if odd is not None:
-                reason = tr("its backend has no kernel for heads of {width}, so its worker would crash.", width=odd)
+                reason = tr(
+                    "the backend of the device has no kernel for heads of width {width}, so the RPC "
+                    "worker would crash.",
+                    width=odd,
+                )
                 return device, Fault("flash_attention", reason, context.type_k)
         for cache_type in dict.fromkeys((context.type_k, context.type_v)):
             fault = device.fault("flash_attention", cache_type)
@@ -312,7 +323,7 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
         yield Violation(
             "layer_count",
             tr(
-                "The layout is for {n_layers} layers, but {name} has {model_layers}.",
+                "The layout is for {n_layers} layers, but {name} has {model_layers} layers.",
                 n_layers=layout.n_layers,
                 name=model.name or tr("the model"),
                 model_layers=model.n_layers,
@@ -335,7 +346,7 @@ def _draft_model(model: ModelFile) -> Iterator[Violation]:
                 name=model.name or tr("This model"),
                 architecture=model.architecture,
             ),
-            tr("Open the model that it belongs to."),
+            tr("Open the model that the draft model belongs to."),
         )
 
 
@@ -351,7 +362,7 @@ def _unknown_devices(layout: Layout, rig: Rig) -> Iterator[Violation]:
                     device=device,
                     names=", ".join(rig.ids),
                 ),
-                tr("Move its layers to another device, or open a rig with {device}.", device=device),
+                tr("Move the layers on {device} to another device, or open a rig with {device}.", device=device),
             )
 
 
@@ -362,13 +373,14 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "too_many_entries",
             tr(
-                "The layout needs {count} device entries; the engine takes at most {max_entries}.",
+                "The layout has too many separate runs: it needs {count} entries in the engine's list of "
+                "devices, one for each run, and at most {max_entries} entries are allowed.",
                 count=count,
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge runs. CPU layers at the front need no entry, nor does an output layer on the device of the last "
-                "layer."
+                "Merge runs, so that layers of one device follow each other. CPU layers at the front need no "
+                "entry, nor does an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
@@ -379,7 +391,9 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
             fault = device.fault("repeated")
             # llama.cpp makes a backend for each entry. Two backends of one device are two streams over the same
             # memory; whether results stay right is found by the self-test of the device.
-            unknown = tr("two streams on one {backend} device are not known to be safe.", backend=device.backend)
+            unknown = tr(
+                "two streams of the engine on one {backend} device are not known to be safe.", backend=device.backend
+            )
             yield Violation(
                 "repeated_device",
                 tr(
@@ -422,7 +436,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "split_member",
             tr(
-                "{count} devices have a share; the engine takes at most {max_devices}.",
+                "{count} devices have a share; the engine uses at most {max_devices} devices.",
                 count=len(members),
                 max_devices=MAX_DEVICES,
             ),
@@ -442,7 +456,7 @@ def _missing(mode: str, device: Device | None) -> str:
     fault = device.fault("tensor_split") if mode == "tensor" else None
     if fault is not None:
         return f": {fault.reason.rstrip('.')}"
-    return tr(": its backend does not support split buffers") if mode == "row" else ""
+    return tr(": the backend of this device does not support split buffers") if mode == "row" else ""
 
 
 def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:

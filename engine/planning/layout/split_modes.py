@@ -49,15 +49,18 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
     if not split.allowed:
         yield Violation(
             "split_architecture",
-            tr("The engine cannot split {architecture} models inside their layers.", architecture=model.architecture),
+            tr(
+                "In split mode tensor the engine cannot split {architecture} models inside their layers.",
+                architecture=model.architecture,
+            ),
             tr("Choose split mode layer, which divides the model between layers."),
         )
     elif count_unlisted_layers(model):
         yield Violation(
             "split_architecture",
             tr(
-                "The engine cannot split this {architecture} model, because it repeats or adds layers when it "
-                "runs the model.",
+                "In split mode tensor the engine cannot split this {architecture} model, because the engine "
+                "repeats or adds layers when it runs the model.",
                 architecture=model.architecture,
             ),
             tr("Choose split mode layer, which divides the model between layers."),
@@ -66,7 +69,8 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
         yield Violation(
             "split_architecture",
             tr(
-                "The engine cannot split this {architecture} model: some of its layers have no key heads.",
+                "In split mode tensor the engine cannot split this {architecture} model: some layers of the "
+                "model have no K heads.",
                 architecture=model.architecture,
             ),
             tr("Choose split mode layer, which divides the model between layers."),
@@ -75,8 +79,8 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
         yield Violation(
             "split_attention",
             tr(
-                "The engine cannot split this {architecture} model inside its layers: the file keeps queries, keys, "
-                "values and gate in one weight.",
+                "In split mode tensor the engine cannot split this {architecture} model inside its layers: the "
+                "file keeps queries, keys, values and gate in one weight.",
                 architecture=model.architecture,
             ),
             tr("Convert the model with a current llama.cpp, or choose split mode layer."),
@@ -103,13 +107,19 @@ def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterat
     if any(tensor.name.endswith("attn_k_norm.weight") for block in model.blocks for tensor in block.tensors):
         yield Violation(
             "single_head",
-            tr("The engine cannot split this model inside its layers: it has a single K head, which is normalised."),
+            tr(
+                "In split mode tensor the engine cannot split this model inside its layers: the model has a "
+                "single K head, which is normalised."
+            ),
             tr("Choose split mode layer, which divides the model between layers."),
         )
     elif KV_BLOCK_ELEMENTS[context.type_k] > 1 or KV_BLOCK_ELEMENTS[context.type_v] > 1:
         yield Violation(
             "single_head",
-            tr("The engine cannot split this model with a quantised KV cache: it has a single K head."),
+            tr(
+                "In split mode tensor the engine cannot split this model with a quantised KV cache: the model has "
+                "a single K head."
+            ),
             tr("Set the KV cache types to f16, or choose split mode layer."),
         )
 
@@ -127,11 +137,11 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
         yield Violation(
             "split_attention",
             tr(
-                "The engine cannot split this model by these shares: each of its heads has a norm of its own, and "
-                "its {count} K heads must be divided without a remainder.",
+                "In split mode tensor the engine cannot split this model by these shares: each head has a norm "
+                "of its own, and the {count} K heads must be divided without a remainder.",
                 count=n_heads,
             ),
-            tr("Choose shares that divide {count} heads, or split mode layer.", count=n_heads),
+            tr("Choose shares that divide {count} K heads without a remainder, or split mode layer.", count=n_heads),
         )
 
 
@@ -153,11 +163,11 @@ def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterat
             yield Violation(
                 "split_attention",
                 tr(
-                    "The engine cannot split this model by these shares: some layers read the KV cache of others, and "
-                    "its {count} K heads must be divided without a remainder.",
+                    "In split mode tensor the engine cannot split this model by these shares: some layers read "
+                    "the KV cache of other layers, and the {count} K heads must be divided without a remainder.",
                     count=count,
                 ),
-                tr("Choose shares that divide {count} heads, or split mode layer.", count=count),
+                tr("Choose shares that divide {count} K heads without a remainder, or split mode layer.", count=count),
             )
             return
 
@@ -207,10 +217,10 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "Tensor mode allows overrides to the CPU only; one points to {target}.",
+                "Split mode tensor allows overrides to the CPU only; one override points to {target}.",
                 target=target,
             ),
-            tr("Drop the override, or choose mode Layer."),
+            tr("Drop the override, or choose split mode Layer."),
         )
     leading = leading_cpu_layers(layout)
     rules = tensor_overrides(layout)
@@ -219,11 +229,11 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "Tensor mode cannot separate {name} from the weights that it is used with, but an override moves "
-                "{name}.",
+                "Split mode tensor cannot separate {name} from the weights of the same operation, but an "
+                "override moves {name}.",
                 name=name,
             ),
-            tr("Override whole parts (ffn, experts), or choose mode Layer."),
+            tr("Override whole parts (ffn, experts), or choose split mode Layer."),
         )
 
 
@@ -252,7 +262,7 @@ def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | N
     return None
 
 
-_INSTEAD = tr("Choose Layer, which allows any layer on any device.")
+_INSTEAD = tr("Choose split mode Layer, which allows any layer on any device.")
 
 
 def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[SplitMode, str]:
@@ -342,12 +352,14 @@ def _able(device: Device, mode: SplitMode) -> bool:
 
 def _tensor_obstacle(rig: Rig, model: ModelFile | None) -> str | None:
     if not rig.devices:
-        return tr("Tensor split needs devices besides the CPU. Choose Layer.")
+        return tr("Split mode tensor needs devices besides the CPU. Choose split mode Layer.")
     if not any(_able(device, "tensor") for device in rig.devices):
         faults = (device.fault("tensor_split") for device in rig.devices)
         reason = next((f" {fault.reason}" for fault in faults if fault is not None), "")
         return tr(
-            "None of the devices can be a member of a tensor split.{reason} {instead}", reason=reason, instead=_INSTEAD
+            "None of the devices can be a member of split mode tensor.{reason} {instead}",
+            reason=reason,
+            instead=_INSTEAD,
         )
     refusal = next(tensor_model_violations(model), None) if model is not None else None
     return f"{refusal.message} {_INSTEAD}" if refusal is not None else None
@@ -355,12 +367,12 @@ def _tensor_obstacle(rig: Rig, model: ModelFile | None) -> str | None:
 
 def _row_obstacle(rig: Rig) -> str | None:
     if not rig.devices:
-        return tr("Row split needs devices besides the CPU. Choose Layer.")
+        return tr("Split mode row needs devices besides the CPU. Choose split mode Layer.")
     unable = [device.id for device in rig.devices if not _able(device, "row")]
     if unable:
         return tr_count(
-            "Row split needs split buffers, which {names} does not support. {instead}",
-            "Row split needs split buffers, which {names} do not support. {instead}",
+            "Split mode row needs split buffers, which {names} does not support. {instead}",
+            "Split mode row needs split buffers, which {names} do not support. {instead}",
             len(unable),
             names=_join(unable),
             instead=_INSTEAD,

@@ -49,8 +49,8 @@ FORECAST_SECONDS = 10.0
 UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, RecursionError,
               MemoryError)  # fmt: skip
 """Exceptions that the arithmetic may raise for a malformed header, such as a missing tensor."""
-_UNFORESEEN = tr("its header is not supported")
-_ENDLESS = tr("its graph is too large to compute in time")
+_UNFORESEEN = tr("the header of the model file is not supported")
+_ENDLESS = tr("the graph of the model is too large to compute in time")
 _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
@@ -187,10 +187,10 @@ class ModelMemory:
                     self._mtp = MtpMemory(self.model, self._state)
                 return self._mtp.estimate(layout, context, rig)
         except MissingNumberError as error:
-            return _nothing_known(rig, tr("{error}; its memory is known only after a probe", error=error))
+            return _nothing_known(rig, tr("{error}; the memory is known only after a probe", error=error))
         except (TooMuchWorkError, *UNFORESEEN):
             _log.info("the arithmetic cannot tell the MTP heads of %s", quote(self.model.name), exc_info=True)
-            return _nothing_known(rig, tr("{reason}; its memory is known only after a probe", reason=_UNFORESEEN))
+            return _nothing_known(rig, tr("{reason}; the memory is known only after a probe", reason=_UNFORESEEN))
 
     def _weights_of(self, *, mtp: bool) -> WeightTables:
         """Return the tables of weights. `mtp`: whether MTP heads are loaded."""
@@ -243,10 +243,10 @@ class ModelMemory:
             on_device, host = self._weights_of(mtp=mtp).split(placement, members)
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
-            return _nothing_known(rig, tr("{error}; its memory is known only after a probe", error=error))
+            return _nothing_known(rig, tr("{error}; the memory is known only after a probe", error=error))
         except UNFORESEEN:
             _log.info("the arithmetic cannot place %s", quote(self.model.name), exc_info=True)
-            return _nothing_known(rig, tr("{reason}; its memory is known only after a probe", reason=_UNFORESEEN))
+            return _nothing_known(rig, tr("{reason}; the memory is known only after a probe", reason=_UNFORESEEN))
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}

@@ -154,7 +154,8 @@ def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
         raise ModelFileError(
             path,
             tr(
-                "is an adapter for {adapter_architecture} models; this model is {model_architecture}",
+                "is an adapter for {adapter_architecture} models; the architecture of this model is "
+                "{model_architecture}",
                 adapter_architecture=quote(str(architecture)),
                 model_architecture=quote(model.architecture),
             ),
@@ -240,15 +241,16 @@ def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[Tenso
             raise ModelFileError(
                 path,
                 tr(
-                    "has the tensor {name}, which is not part of a LoRA adapter; it is damaged", name=quote(tensor.name)
+                    "has the tensor {name}, which is not part of a LoRA adapter; the file is damaged",
+                    name=quote(tensor.name),
                 ),
             )
     if not halves:
-        raise ModelFileError(path, tr("changes no weights; it is empty or damaged"))
+        raise ModelFileError(path, tr("changes no weights; the adapter is empty or damaged"))
     for name, found in halves.items():
         if len(found) != len(_HALVES):
             raise ModelFileError(
-                path, tr("has only one of the two matrices for {name}; it is incomplete", name=quote(name))
+                path, tr("has only one of the two matrices for {name}; the adapter is incomplete", name=quote(name))
             )
     return {name: (found[_HALVES[0]], found[_HALVES[1]]) for name, found in halves.items()}
 

@@ -86,8 +86,8 @@ def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes:
     yield Advice(
         "swap_used",
         tr(
-            "{short} would be in swap ({swap} free there): the model needs {need} of this computer's memory, but "
-            "only {free} are free. Answers would be very slow.",
+            "{short} of the model would be in swap, which has {swap} free: the model needs {need} of this "
+            "computer's memory, but only {free} are free. Answers would be very slow.",
             short=format_bytes(short_bytes),
             swap=swap,
             need=need,
@@ -107,8 +107,8 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
         yield Advice(
             "row_adapter",
             tr(
-                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; it is not known "
-                "whether the results are then correct."
+                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; whether the "
+                "results are then correct is not known."
             ),
             tr("Choose split mode layer, or remove the adapter."),
         )
@@ -138,14 +138,18 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
     if draft.model.size_bytes > model.size_bytes:
         yield Advice(
             "draft_larger",
-            tr("The draft model {draft} is larger than {model}, so it makes answers slower.", draft=name, model=main),
+            tr(
+                "The draft model {draft} is larger than {model}, so the draft makes answers slower.",
+                draft=name,
+                model=main,
+            ),
             tr("Choose a smaller draft model, or load without the draft."),
         )
     elif draft.model.size_bytes * _LARGE_DRAFT > model.size_bytes:
         yield Advice(
             "draft_large",
             tr(
-                "The draft model {draft} is more than half as large as {model}, so it hardly saves time.",
+                "The draft model {draft} is more than half as large as {model}, so the draft hardly saves time.",
                 draft=name,
                 model=main,
             ),
@@ -158,7 +162,7 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
                 "The draft model is on the CPU, where a drafted token takes at least half as long as a token of the "
                 "model."
             ),
-            tr("Move the draft to a card with room, choose a smaller draft model, or load without the draft."),
+            tr("Move the draft to a graphics card with room, choose a smaller draft model, or load without the draft."),
         )
 
 
@@ -206,7 +210,7 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
     if layout.output_device == CPU_ID and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "output_on_cpu",
-            tr("The output layer is on the CPU, where every token waits for it."),
+            tr("The output layer is on the CPU, and every token waits for the CPU."),
             tr("Move the output layer to the device of the last layers."),
         )
 
@@ -217,7 +221,10 @@ def _inside_layers(layout: Layout) -> Iterator[Advice]:
         # docs/multi-gpu.md ("Deprecated") and docs/backend/SYCL.md ("not supported") of llama.cpp.
         yield Advice(
             "row_deprecated",
-            tr("llama.cpp calls split mode row deprecated, and its SYCL backend does not support it: it may crash."),
+            tr(
+                "llama.cpp calls split mode row deprecated, and its SYCL backend does not support this mode: the "
+                "engine may crash."
+            ),
             tr("Choose split mode layer, or tensor."),
         )
     if len(members) == 1:
@@ -317,7 +324,7 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
         yield Advice(
             "full_sliding_window",
             tr(
-                "Sliding-window layers, which use {window} tokens, have a KV cache for all {n_ctx}.",
+                "Sliding-window layers, which use the last {window} tokens, have a KV cache for all {n_ctx} tokens.",
                 window=window,
                 n_ctx=context.n_ctx,
             ),

@@ -94,9 +94,11 @@ class WholeNumber:
             return self.left_open.kept
         # bool is a subclass of int in Python, and JSON has both.
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(tr("this must be a whole number, {allowed}", allowed=self.allowed))
+            raise ValueError(tr("the value must be a whole number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
-            raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
+            raise ValueError(
+                tr("the value {value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed)
+            )
         return value
 
     def typed(self, text: str) -> int | None:
@@ -120,7 +122,9 @@ class WholeNumber:
             )
         # A number without a unit, such as a seed, counts nothing, so "too many" would be wrong.
         if number > self.high and not self.unit:
-            raise ValueError(tr("{value} is outside of {allowed}", value=str(number)[:40], allowed=self.allowed))
+            raise ValueError(
+                tr("the value {value} is outside of {allowed}", value=str(number)[:40], allowed=self.allowed)
+            )
         if number > self.high:
             raise ValueError(
                 tr(
@@ -162,7 +166,7 @@ class Real:
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
-            item.refuse(tr("{value:g} is outside of {allowed}", value=number, allowed=self.allowed), key)
+            item.refuse(tr("the value {value:g} is outside of {allowed}", value=number, allowed=self.allowed), key)
         return number
 
     def written(self, value: Value) -> Value:
@@ -177,9 +181,9 @@ class Real:
         """
         # Metadata of a model file may hold NaN or infinity.
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(tr("this must be a number, {allowed}", allowed=self.allowed))
+            raise ValueError(tr("the value must be a number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
-            raise ValueError(tr("{value:g} is outside of {allowed}", value=value, allowed=self.allowed))
+            raise ValueError(tr("the value {value:g} is outside of {allowed}", value=value, allowed=self.allowed))
         return float(value)
 
     def typed(self, text: str) -> float:
@@ -242,7 +246,7 @@ class Choice(_Words):
             ValueError: the value is none of the words; the message is for the user, without its full stop.
         """
         if not isinstance(value, str) or value not in self.words:
-            raise ValueError(tr("this must be one of {allowed}", allowed=self.allowed))
+            raise ValueError(tr("the value must be one of {allowed}", allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> str:
@@ -321,7 +325,7 @@ class Texts:
         """
         # A str is a sequence of characters, each of which would become a text of its own.
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError(tr("this must be a list of texts"))
+            raise ValueError(tr("the value must be a list of texts"))
         if len(value) > MAX_TEXTS:
             raise ValueError(
                 tr("{count} texts are too many; the maximum is {max_texts}", count=len(value), max_texts=MAX_TEXTS)
@@ -376,7 +380,7 @@ SamplingKind = Real | WholeNumber | Choice | Texts | Text
 
 def _checked_text(value: object, *, may_be_empty: bool) -> str:
     if not isinstance(value, str):
-        raise ValueError(tr("this must be text"))
+        raise ValueError(tr("the value must be text"))
     if not value and not may_be_empty:
         raise ValueError(tr("empty text is not allowed; remove the entry"))
     if len(value) > MAX_TEXT_CHARACTERS:

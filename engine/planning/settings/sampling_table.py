@@ -150,7 +150,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Repetition",
         tr("DRY base"),
-        tr("growth of the penalty with each repeated token"),
+        tr("growth of the DRY penalty with each repeated token"),
     ),
     SamplingSetting(
         "dry_allowed_length",
@@ -171,7 +171,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Texts(),
         "Repetition",
         tr("DRY breakers"),
-        tr("texts that end a sequence; one per line, \\n is a newline"),
+        tr("texts that end a repeated sequence for DRY; one per line, \\n is a newline"),
     ),
     SamplingSetting(
         "top_n_sigma",
@@ -239,15 +239,15 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "dynatemp_range",
         Real(0, 100, 0.05),
         "Temperature",
-        tr("Dynamic range"),
+        tr("Dynamic temperature range"),
         tr("temperature range around the set value, depending on the entropy of the model; 0: off"),
     ),
     SamplingSetting(
         "dynatemp_exponent",
         Real(0, 100, 0.1),
         "Temperature",
-        tr("Dynamic exponent"),
-        tr("how strongly the temperature depends on the entropy"),
+        tr("Dynamic temperature exponent"),
+        tr("how strongly the dynamic temperature depends on the entropy of the model"),
     ),
     SamplingSetting(
         "adaptive_target",
@@ -273,7 +273,12 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "mirostat",
     ),
     SamplingSetting(
-        "mirostat_tau", Real(0, 100, 0.1), "Mirostat", tr("Mirostat tau"), tr("target surprise"), "mirostat_tau"
+        "mirostat_tau",
+        Real(0, 100, 0.1),
+        "Mirostat",
+        tr("Mirostat tau"),
+        tr("target surprise of each token for Mirostat"),
+        "mirostat_tau",
     ),
     SamplingSetting(
         "mirostat_eta",

@@ -127,7 +127,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--ubatch",
         "Batches",
         tr("Micro batch size (tokens)"),
-        tr("physical batch: tokens computed at a time; a smaller one needs smaller compute buffers"),
+        tr("physical batch: tokens computed at a time; a smaller micro batch needs smaller compute buffers"),
         "context",
         decided_by="context_length",
         server_options=("-ub", "--ubatch-size"),
@@ -138,7 +138,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--sequences",
         "Context",
         tr("Parallel requests"),
-        tr("requests answered at the same time; they share the context"),
+        tr("number of requests answered at the same time; all requests share the context"),
         "context",
         decided_by="context_length",
         server_options=("-np", "--parallel"),
@@ -269,8 +269,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Batches",
         tr("Pipeline"),
         tr(
-            "devices compute different micro batches of a prompt at the same time, which needs extra copies "
-            "of their inputs; auto: if it is faster and there is room"
+            "devices compute different micro batches of a prompt at the same time, which needs extra copies of "
+            "the inputs; auto: on if a pipeline is faster and there is room"
         ),
         "placement",
         decided_by="pipeline",

@@ -542,7 +542,7 @@ def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
 _SOURCE_WORDS: Mapping[Source, str] = {
     "measured": tr("measured here"),
     "answers": tr("from earlier answers"),
-    "card": tr("from the card's specifications"),
+    "card": tr("from the graphics card's specifications"),
     "guess": tr("not measured"),
 }
 
@@ -603,7 +603,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     return (
         words
         if use.is_measured
-        else " ".join((words, tr("These are typical network values; the link was not measured.")))
+        else " ".join((words, tr("The values of the link are typical values of a network; the link was not measured.")))
     )
 
 

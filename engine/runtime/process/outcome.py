@@ -60,7 +60,7 @@ _MODEL_AT_FAULT = tr(
     " The model file is damaged, or needs another version of the engine. Another layout does not help. Download the "
     "file again, or look for one that this engine supports."
 )
-_TRY_AGAIN = tr(" Try again; if it happens again, try another layout and report this.")
+_TRY_AGAIN = tr(" Try again; if the engine process ends again, try another layout and report this fault.")
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -205,7 +205,7 @@ class ProcessOutcome:
             case EndReason.ITSELF if self.gave_up:
                 return clean(self.abort_text, _SHOWN_LINE)
             case EndReason.ITSELF if self.lost_device:
-                return f"{loss_sentences(self._said, tr('while it was in use'))}{self._last_words()}"
+                return f"{loss_sentences(self._said, tr('while the device was in use'))}{self._last_words()}"
             case EndReason.ITSELF:
                 return tr(
                     "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_words()
@@ -233,23 +233,23 @@ class ProcessOutcome:
     def _hint(self) -> str:
         if self.signal == getattr(signals, "SIGKILL", 9):
             return tr(
-                " Layerdeck did not send that signal. Usually the system sends it because host memory ran out. Close "
-                "other programs, put fewer layers on the CPU or shorten the context."
+                " Layerdeck did not send that signal. Usually the system sends this signal because host memory "
+                "ran out. Close other programs, put fewer layers on the CPU or shorten the context."
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
-            return tr(" This happens if a model file is shortened while it is mapped. Check the file.")
+            return tr(" This signal is sent if a model file is shortened while it is mapped. Check the file.")
         if self._is_about_model:
             return _MODEL_AT_FAULT
         return _CHECK
 
     def _last_words(self) -> str:
         if self.abort_text:
-            return tr(" Its last output: {text}", text=clean(self.abort_text, _SHOWN_LINE))
+            return tr(" Last output of the process: {text}", text=clean(self.abort_text, _SHOWN_LINE))
         # SIGKILL and SIGTERM come from outside, mostly from the system when memory runs out.
         if self.signal in _SENT_BY_OTHERS:
             return ""  # The child got no chance to say why; what it wrote before concerns something else.
         lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]
-        return tr(" Its last output: {text}", text=" / ".join(lines)) if lines else ""
+        return tr(" Last output of the process: {text}", text=" / ".join(lines)) if lines else ""
 
 
 def _signal_name(number: int) -> str:

@@ -411,13 +411,18 @@ def error_with_endpoints(
     named = isinstance(error, UnreachableError) and error.endpoint is not None
     if not asked or named or not isinstance(error, UnreachableError | WorkerStalledError | WorkerCrashedError):
         return error
-    what = tr("got no answer") if isinstance(error, WorkerStalledError) else tr("crashed")
+    names = " or ".join(asked)
     return UnreachableError(
         tr(
-            "The engine process {problem} while it used {names}, which does not answer like an RPC worker. Check what "
-            "runs there, and restart the worker.",
-            problem=what,
-            names=" or ".join(asked),
+            "The engine process got no answer from {names}, which does not answer like an RPC worker. Check which "
+            "program runs there, and restart the worker.",
+            names=names,
+        )
+        if isinstance(error, WorkerStalledError)
+        else tr(
+            "The engine process crashed while it used {names}, which does not answer like an RPC worker. Check which "
+            "program runs there, and restart the worker.",
+            names=names,
         ),
         endpoint=asked[0] if len(asked) == 1 else None,
     )

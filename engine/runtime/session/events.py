@@ -32,10 +32,10 @@ STAGE_WORDS: Mapping[Stage, str] = {
 
 AnswerStage = Literal["prompt", "answer"]
 ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
-    "prompt": tr("while it read the prompt"),
+    "prompt": tr("while the prompt was read"),
     "answer": tr("during the answer"),
 }
-"""Words for the stages of an answer in a sentence: "while it read the prompt", "during the answer"."""
+"""Words for the stages of an answer in a sentence: "while the prompt was read", "during the answer"."""
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:

@@ -254,7 +254,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
         _note(
             transition,
             tr(
-                "Not loaded, because according to the engine's forecast memory is short: {shortage}.",
+                "The model was not loaded, because according to the engine's forecast memory is short: {shortage}.",
                 shortage=shortage_words(tried.rows),
             ),
             loaded=False,
@@ -454,8 +454,8 @@ def _load_without_tensor_api(transition: Transition) -> None:
     transition.report(
         Fallback(
             message=tr(
-                "The load failed in Metal's tensor API and is tried again without it. Prompts may be processed more "
-                "slowly; an update of macOS may help."
+                "The load failed in Metal's tensor API and is tried again without this API. Prompts may be "
+                "processed more slowly; an update of macOS may help."
             )
         )
     )

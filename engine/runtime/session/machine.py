@@ -108,7 +108,7 @@ def _take_command(transition: Transition, command: inputs.Command) -> None:
 
 def _take_load(transition: Transition, command: inputs.Load) -> None:
     if transition.state.closing:
-        raise ArgumentError(tr("This model was closed. Open it again to load it."))
+        raise ArgumentError(tr("This model was closed. Open the model again before you load it."))
     _forget_waiting(transition)
     transition.change(waiting=command.order)
     _stop_what_runs(transition)

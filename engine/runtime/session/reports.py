@@ -195,7 +195,9 @@ def progress_words(progress: LoadProgress) -> str:
             percent=int(fraction * 100),
         )
     )
-    return f"{reached} {tr('If it is only slow, raise the stall limit in the preferences (or --stall-limit).')}"
+    return (
+        f"{reached} {tr('If the load is only slow, raise the stall limit in the preferences (or with --stall-limit).')}"
+    )
 
 
 def memory_event(
@@ -274,12 +276,16 @@ def lost_event(
         return Failed(kind="unreachable", message=" ".join(sentences))
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
-    what = tr("made no progress") if outcome.reason is EndReason.STALLED else tr("was lost")
+    what = (
+        tr("{names} made no progress {when}.", names=names, when=when)
+        if outcome.reason is EndReason.STALLED
+        else tr("{names} was lost {when}.", names=names, when=when)
+    )
     remedy = tr("Restart the RPC worker, then load again.")
     # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
     if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):
-        remedy = tr("Load again.")
-    return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
+        remedy = tr("Load the model again.")
+    return Failed(kind="unreachable", message=" ".join(filter(None, (what, told, remedy))))
 
 
 def _is_busy(greeting: Greeting | None) -> bool:

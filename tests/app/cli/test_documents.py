@@ -295,5 +295,5 @@ def test_devices_names_variables_that_hide_some(
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
     answer = run_here(capsys, "devices")
     assert answer.code == 0
-    assert 'HIP_VISIBLE_DEVICES="": it can hide devices of HIP' in answer.err
+    assert 'HIP_VISIBLE_DEVICES="" can hide devices of HIP' in answer.err
     assert "HIP_VISIBLE_DEVICES" not in answer.out, "the rig file stays one"

@@ -76,7 +76,7 @@ def test_fits_on_a_rig_and_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert fit["source"] == "card"
     text = run_here(capsys, "library", *words).out
     (line,) = (line for line in text.splitlines() if "fits on CUDA0" in line)
-    assert re.search(r"  about \d+ tokens/s, ±40 % \(from the card's specifications\)$", line)
+    assert re.search(r"  about \d+ tokens/s, ±40 % \(from the graphics card's specifications\)$", line)
     assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"] == fit
     assert library_path().is_file()
 
@@ -91,7 +91,7 @@ def test_fits_count_the_projector_unless_only_text_is_wanted(
     rig = put(tmp_path / "rig.json", json.dumps(RIG).encode())
     words = ("--folder", str(folder), "--fit", "--rig", str(rig))
     assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"]["projector"] == "mmproj-ada.gguf"
-    assert "fits on CUDA0  with its projector" in run_here(capsys, "library", *words).out
+    assert "fits on CUDA0  with the projector" in run_here(capsys, "library", *words).out
     assert document(capsys, *words, "--text-only")["models"][0]["quantisations"][0]["fit"]["projector"] is None
 
 

@@ -64,8 +64,8 @@ def test_people_get_both_in_a_table(capsys: pytest.CaptureFixture[str], folder: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--with", "RTX 9999"], 'There is no card "RTX 9999"'),
-        (["--with", "17 x T4"], "At most 16 cards"),
+        (["--with", "RTX 9999"], 'There is no graphics card "RTX 9999"'),
+        (["--with", "17 x T4"], "At most 16 graphics cards"),
         (["--with", "T4", "--layout", "layout.json"], "--with and --layout exclude each other"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> N
     question = load_question(plan, "new", NOW_S)
     assert question.text == (
         "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
-        "An answer of far would be stopped."
+        "The answer that far is writing would be stopped."
     )
     assert question.beside_text == ""
     assert not question.can_remember
@@ -77,7 +77,7 @@ def test_what_would_still_be_missing_on_a_worker_in_use_is_said() -> None:
     assert plan.victims == (FAR,)
     assert load_question(plan, "new", NOW_S).text == (
         "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
-        "Even then 1.00 GiB on RPC0 would be missing. An answer of far would be stopped."
+        "Even after the unload 1.00 GiB on RPC0 would be missing. The answer that far is writing would be stopped."
     )
 
 

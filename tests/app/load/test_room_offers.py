@@ -97,7 +97,7 @@ def test_one_click_parks_the_idle_model_and_loads_the_other_in_its_place(bench: 
     bob = bench.open("bob")
     bench.wait_for_layout(CPU_ID)
     offer = bench.wait_for_offer()
-    assert offer.text == "Fits wholly on RPC0 if ada is unloaded."
+    assert offer.text == "This model fits wholly on RPC0 if ada is unloaded."
     assert offer.unload_text == "Unload ada"
     bench.desk.room_offers.accept_and_load()
     qtbot.waitUntil(lambda: bob.loading.phase is Phase.READY)

@@ -153,7 +153,7 @@ def test_a_search_tells_how_far_it_is_until_it_has_found(open_window: OpenWindow
     window.desk.auto_layouts.searching.connect(told.append)
     find(window, qtbot, "fastest")
     assert told[0] == "Finding a layout"
-    assert told[1] == "Finding a layout: 1 tried"
+    assert told[1] == "Finding a layout; layouts tried: 1"
     assert told[-1] == ""
     assert "Finding" not in window.main.status_line.text()
 
@@ -266,7 +266,7 @@ def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, 
     with qtbot.waitSignal(desk.notices.given) as told:
         pass
     assert told.args is not None
-    assert f"it was made for {model.name}" in told.args[0].text
+    assert f"the layout was made for {model.name}" in told.args[0].text
     assert edit_of(window) == edit
 
 

@@ -366,7 +366,7 @@ def test_an_answer_is_never_ended_unasked(bench: Bench) -> None:
     question = bench.questions[-1]
     assert question is not None
     assert "ada (answering)" in question.text
-    assert question.text.endswith("An answer of ada would be stopped.")
+    assert question.text.endswith("The answer that ada is writing would be stopped.")
     assert not question.can_remember
     assert "ada" in bench.loaded_names
 

@@ -56,7 +56,7 @@ def test_an_alarm_is_given_once_and_its_alert_stays_until_there_is_room(watched:
     assert [set(alerts) for alerts in watched.alerts] == [{"CUDA0"}]
     assert watched.alerts[0]["CUDA0"].words == "memory is low"
     (alarm,) = watched.alarms
-    assert alarm.startswith("CUDA0 has only 100.0 MiB left")
+    assert alarm.startswith("CUDA0 has only 100.0 MiB of memory left")
     for time_s in range(6, 12):
         watched.read(time_s, CUDA0=3 * GIB, CUDA1=MIB)
     assert watched.alerts[-1] == {}

@@ -155,7 +155,7 @@ def test_forecasts_count_projectors_until_they_are_switched_off(
         return {fit.projector for model in shown for fit in model.fits if fit is not None}
 
     assert counted() == {"mmproj-F16.gguf", ""}, "Bob has none"
-    assert "with its projector" in view.details.fit_label.text()
+    assert "with the projector" in view.details.fit_label.text()
     window.actions["count_projectors"].trigger()
     assert not window.desk.settings.counts_projectors
     qtbot.waitUntil(lambda: is_planned(window) and counted() == {""})

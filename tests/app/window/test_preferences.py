@@ -215,7 +215,7 @@ def test_a_second_window_does_not_load_the_last_model(
 def test_idle_models_and_their_time_are_chosen_on_the_page(window: WindowParts) -> None:
     dialog, settings = page(window), window.desk.settings
     model = window.desk.models.current
-    assert [dialog.idle_models_box.itemText(row) for row in range(3)] == ["Ask", "Unload them", "Keep them loaded"]
+    assert [dialog.idle_models_box.itemText(row) for row in range(3)] == ["Ask", "Unload models", "Keep models loaded"]
     dialog.idle_models_box.activated.emit(1)
     assert settings.without_room is LoadAnswer.UNLOAD
     dialog.idle_time_box.activated.emit(3)

@@ -132,5 +132,7 @@ def test_of_more_nodes_than_the_engine_has_devices_the_first_ones_get_a_worker()
     assert MAX_NODES == MAX_ENTRIES
     nodes = [NumaNode(number, frozenset({number}), GIB) for number in range(18)]
     assert [node.number for node in serving_nodes(nodes)] == list(range(MAX_NODES))
-    assert numa_sentence(nodes).endswith("The engine uses at most 15 devices at a time, so nodes 15-17 get no worker.")
+    assert numa_sentence(nodes).endswith(
+        "The engine uses at most 15 devices at a time, so NUMA nodes 15-17 get no worker."
+    )
     assert left_nodes_sentence(nodes[:MAX_NODES]) == ""

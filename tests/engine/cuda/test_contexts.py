@@ -106,7 +106,12 @@ def test_telemetry_tells_nothing_of_a_slice(cards: Cards, monkeypatch: pytest.Mo
     """NVML has the memory of the whole card."""
     monkeypatch.setenv("STAND_IN_SLICED", "1")
     told = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
-    assert told.stdout.splitlines() == ["0 ", "None no reading: a slice of a card (MIG)", "0 ", "0 "]
+    assert told.stdout.splitlines() == [
+        "0 ",
+        "None no reading: the device is a slice of a graphics card (MIG), and the driver reports only the whole card",
+        "0 ",
+        "0 ",
+    ]
     assert cards.ledger().used_cards() == set()
 
 

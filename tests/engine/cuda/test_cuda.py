@@ -110,7 +110,7 @@ def test_an_answer_goes_on_in_another_layout_after_memory_ran_out(cards: Cards, 
     kinds = [event["event"] for event in events if event["event"] not in ("token", "attempt")]
     assert kinds == ["loaded", "loaded", "done"]
     second = next(event for event in events if event["event"] == "attempt" and event["number"] == 2)
-    assert second["reason"].startswith("CUDA1 ran out of memory while it read the prompt")
+    assert second["reason"].startswith("CUDA1 ran out of memory while the prompt was read")
 
 
 def generous_rig(folder: Path) -> Path:

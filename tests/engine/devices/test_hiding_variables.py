@@ -33,7 +33,7 @@ def test_a_value_that_hides_nothing_is_not_told(name: str, value: str, n_found: 
 def test_values_are_quoted_safely_and_paths_are_not_shown() -> None:
     sentences = hiding_sentences({"CUDA_VISIBLE_DEVICES": "0\x1b[31m", "VK_DRIVER_FILES": "/home/somebody/icd.json"})
     assert sentences == (
-        'The environment has CUDA_VISIBLE_DEVICES="0\\x1b[31m": it can hide devices of CUDA and HIP. '
-        "VK_DRIVER_FILES is set: it can hide devices of Vulkan."
+        'The environment variable CUDA_VISIBLE_DEVICES="0\\x1b[31m" can hide devices of CUDA and HIP. '
+        "The environment variable VK_DRIVER_FILES is set and can hide devices of Vulkan."
     )
     assert hiding_sentences({}) == ""

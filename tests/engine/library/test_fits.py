@@ -70,7 +70,7 @@ def test_each_kind_has_its_words(seven: ModelFile) -> None:
     assert place_words(whole) == "32 on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
     assert speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
-    assert sourced_speed_words(whole).endswith(" tokens/s, ±40 % (from the card's specifications)")
+    assert sourced_speed_words(whole).endswith(" tokens/s, ±40 % (from the graphics card's specifications)")
     assert speed_range_words(whole).startswith(f"Predicted: {sourced_speed_words(whole)}; at least ")
     assert speed_words(alone).startswith("roughly ")
     assert sourced_speed_words(alone).endswith(" tokens/s (not measured)"), "nobody knows how far off a guess is"
@@ -178,7 +178,7 @@ def test_a_forecast_counts_the_projector_that_belongs_to_the_model(tmp_path: Pat
     plan_models([job], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
     with_it = found[job.mark]
     assert (with_it.kind, with_it.projector) == ("devices", "mmproj-ada.gguf")
-    assert projector_words(with_it) == "with its projector"
+    assert projector_words(with_it) == "with the projector"
     assert jobs(entries, found) == (), "it is not made twice"
     (plain,) = jobs(entries, found, text_only=True)
     assert plain.projector is None

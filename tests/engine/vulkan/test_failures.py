@@ -120,5 +120,5 @@ def test_a_device_that_is_lost_amid_an_answer_is_named(
     event = crash_event(ended.value.outcome)
     assert isinstance(event, Failed)
     assert event.kind == "unreachable"
-    assert event.message.startswith(f"{V0} was lost while it was in use: ")
+    assert event.message.startswith(f"{V0} was lost while the device was in use: ")
     assert _loads(plan)

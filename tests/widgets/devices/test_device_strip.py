@@ -60,8 +60,8 @@ def test_the_nodes_of_the_processor_are_parts_of_its_card(qtbot: QtBot) -> None:
     card = card_of(strip, "CPU")
     assert device_subtitle(card.device) == "Xeon · 2 NUMA nodes"
     tip = card.toolTip()
-    assert "node 0: CPUs 0-7, 32.00 GiB, 8.00 GiB free; distance to 1: 21" in tip
-    assert "node 1: CPUs 8-15, 32.00 GiB; distance to 0: 21" in tip
+    assert "node 0: CPUs 0-7, 32.00 GiB, 8.00 GiB free; distance to node 1: 21" in tip
+    assert "node 1: CPUs 8-15, 32.00 GiB; distance to node 0: 21" in tip
     with qtbot.waitSignal(strip.split_requested):
         actions_of(card.context_menu())["Split by NUMA node…"].trigger()
     one = make_strip(qtbot, make_host("Ryzen", 64 * GIB, nodes=nodes[:1]))
@@ -333,7 +333,7 @@ def test_a_worker_tells_how_far_away_it_is(qtbot: QtBot) -> None:
 
 def test_a_worker_of_another_machine_tells_where_its_margin_is_from(qtbot: QtBot) -> None:
     strip = make_strip(qtbot, replace(REMOTE, margin_bytes=256 * MIB))
-    assert "256.0 MiB stay free, the default" in card_of(strip, "RPC0").toolTip()
+    assert "256.0 MiB of memory stay free, the default" in card_of(strip, "RPC0").toolTip()
 
 
 def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:

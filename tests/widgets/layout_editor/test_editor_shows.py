@@ -385,7 +385,9 @@ def test_the_tooltip_says_it(editor: LayoutEditor) -> None:
     assert shown is not None
     pins = Pins((Pin(CPU_ID, 0, 3),), "CUDA0")
     lane = shown.lane_of[CPU_ID]
-    assert tooltip_of(shown, LayerTarget(2, lane), pins).endswith("Pinned to CPU: automatic layouts leave it there.")
+    assert tooltip_of(shown, LayerTarget(2, lane), pins).endswith(
+        "Pinned to CPU: automatic layouts do not move what is pinned."
+    )
     assert "Pinned" not in tooltip_of(shown, LayerTarget(4, lane), pins)
     assert "Pinned to CUDA0" in tooltip_of(shown, OutputTarget(), pins)
 

@@ -196,7 +196,7 @@ def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand
         "weights: 300.0 MiB",
         "The layer and its KV cache are on CUDA1.",
         "Drag this part to another lane to move it. Selected layers move together.",
-        "Pinned to CPU: automatic layouts leave it there.",
+        "Pinned to CPU: automatic layouts do not move what is pinned.",
     ]
     free = make_hand(replace(moe_preview(), embedding_moves=True))
     assert "Drag it to another lane" in tooltip_of(free.shown, EmbeddingTarget())

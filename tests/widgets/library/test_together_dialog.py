@@ -45,9 +45,11 @@ def test_the_bar_shows_an_offer_and_hides_without_one(qtbot: QtBot) -> None:
     bar = RoomOfferBar()
     qtbot.addWidget(bar)
     assert bar.isHidden()
-    bar.set_offer(RoomOffer("Fits wholly on CUDA0 if ada is unloaded.", "Unload ada", "Unload and Load", "Kept."))
+    bar.set_offer(
+        RoomOffer("This model fits wholly on CUDA0 if ada is unloaded.", "Unload ada", "Unload and Load", "Kept.")
+    )
     assert not bar.isHidden()
-    assert bar.accessibleName() == "Fits wholly on CUDA0 if ada is unloaded."
+    assert bar.accessibleName() == "This model fits wholly on CUDA0 if ada is unloaded."
     with qtbot.waitSignal(bar.unload_requested):
         bar.unload_button.click()
     with qtbot.waitSignal(bar.load_requested):
@@ -59,7 +61,9 @@ def test_the_bar_shows_an_offer_and_hides_without_one(qtbot: QtBot) -> None:
 def test_a_name_in_the_bar_has_no_mnemonics(qtbot: QtBot) -> None:
     bar = RoomOfferBar()
     qtbot.addWidget(bar)
-    bar.set_offer(RoomOffer("Fits wholly on CUDA0 if R&D is unloaded.", "Unload R&D", "Unload and Load", "Kept."))
+    bar.set_offer(
+        RoomOffer("This model fits wholly on CUDA0 if R&D is unloaded.", "Unload R&D", "Unload and Load", "Kept.")
+    )
     assert bar.unload_button.text() == "Unload R&&D"
     assert bar.unload_button.accessibleName() == "Unload R&D"
     assert bar.unload_button.shortcut().isEmpty()

@@ -49,7 +49,7 @@ def test_loaded_says_where_and_how_far_off() -> None:
     outcome = loaded_outcome(loaded(off_bytes=12 * MIB))
 
     assert (outcome.badge, outcome.tone) == ("LOADED", "good")
-    assert outcome.sentence == "3.60 GiB on RPC0 + CPU. The forecast was off by at most 12.0 MiB (RPC0)."
+    assert outcome.sentence == "3.60 GiB of memory on RPC0 + CPU. The forecast was off by at most 12.0 MiB (RPC0)."
     assert "2.00 GiB of the model file are memory-mapped" in outcome.detail
     assert [entry.id for entry in outcome.rows] == ["RPC0", "CPU"]
 

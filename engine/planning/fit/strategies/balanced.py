@@ -37,15 +37,22 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     elif bench.holds_all(layout):
         left = _headroom(bench, layout).values()
         least, most = format_bytes(min(left)), format_bytes(max(left))
-        keeping = tr("each have {least} to {most} free in addition to the margin", least=least, most=most)
-        if len(used) == 1:
-            keeping = tr("has {least} free in addition to the margin", least=least)
         yield Candidate(
             layout,
             tr(
-                "With weights, KV cache, buffers and the output layer, {name_list} {keeping}: {describe_runs}.",
+                "With weights, KV cache, buffers and the output layer, {device} has {least} free in addition to the "
+                "margin: {describe_runs}.",
+                device=used[0],
+                least=least,
+                describe_runs=describe_runs(layout),
+            )
+            if len(used) == 1
+            else tr(
+                "With weights, KV cache, buffers and the output layer, {name_list} each have {least} to {most} free in "
+                "addition to the margin: {describe_runs}.",
                 name_list=name_list(used),
-                keeping=keeping,
+                least=least,
+                most=most,
                 describe_runs=describe_runs(layout),
             ),
         )

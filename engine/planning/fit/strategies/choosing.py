@@ -59,7 +59,7 @@ def all_on_cpu(bench: Workbench) -> str:
         return tr("Every device is excluded, so {layers} stay on the CPU.", layers=layers)
     if len(bench.pinned) == bench.n_layers:
         return tr("Layers are pinned to the CPU: {layers}.", layers=layers)
-    return tr("No other device can hold even one layer, so {layers} stay on the CPU.", layers=layers)
+    return tr("No device besides the CPU can hold even one layer, so {layers} stay on the CPU.", layers=layers)
 
 
 def describe_rest(bench: Workbench, layout: Layout) -> str:
@@ -93,12 +93,14 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
         moved = None if device.id in used else _with_one_layer(bench, found.layout, device.id)
         if moved is not None:
             layout, layer = moved
-            why = tr("A split was requested, so {id} gets layer {layer}.", id=device.id, layer=layer)
+            why = tr(
+                "A split over several devices was requested, so {id} gets layer {layer}.", id=device.id, layer=layer
+            )
             return replace(found, layout=layout, explanation=f"{found.explanation} {why}")
     if not any(device.id not in used for device in bench.devices):
-        why = tr("A split was requested, but there is no other device to use.")
+        why = tr("A split over several devices was requested, but there is no second device to use.")
     else:
-        why = tr("A split was requested, but no other device has room for a layer.")
+        why = tr("A split over several devices was requested, but no second device has room for a layer.")
     return replace(found, explanation=f"{found.explanation} {why}")
 
 
@@ -176,7 +178,7 @@ def _best(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
 def _plain_fillings(bench: Workbench) -> Iterator[Candidate]:
     for layout in plain_fillings(bench):
         reason = tr(
-            "Filled from the last layer, so that the least remains on the CPU: {runs}.{rest}",
+            "Devices are filled from the last layer, so that the least remains on the CPU: {runs}.{rest}",
             runs=describe_runs(layout),
             rest=describe_rest(bench, layout),
         )

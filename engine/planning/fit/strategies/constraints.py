@@ -165,20 +165,22 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
     for device_id in (*constraints.order, *sorted(constraints.off), *pinned_to):
         if rig.device(device_id) is None:
             yield tr(
-                'There is no device "{device_id}" here; there are {names}.',
+                'There is no device "{device_id}" here; the devices are {names}.',
                 device_id=device_id[:60],
                 names=", ".join(rig.ids),
             )
     if CPU_ID in constraints.off:
         yield tr("The CPU cannot be excluded: it holds the layers that fit on no device.")
     if CPU_ID in constraints.order:
-        yield tr("The CPU cannot be in the order: it gets the layers that fit on no device. Leave it out.")
+        yield tr(
+            "The CPU cannot be in the order: it gets the layers that fit on no device. Leave the CPU out of the order."
+        )
     for device_id, count in Counter(constraints.order).items():
         if count > 1:
-            yield tr("{device_id} is in the order twice; list it once.", device_id=device_id)
+            yield tr("{device_id} is in the order twice; list the device once.", device_id=device_id)
     for cache_type, count in Counter(constraints.kv_types).items():
         if count > 1:
-            yield tr("Cache type {cache_type} is listed twice; list it once.", cache_type=cache_type)
+            yield tr("Cache type {cache_type} is listed twice; list the type once.", cache_type=cache_type)
     for device_id in pinned_to:
         if device_id in constraints.off:
             yield tr(
@@ -188,8 +190,8 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
     backends = pinned_backends(constraints, rig)
     if constraints.one_backend and len(backends) > 1:
         yield tr(
-            "Layers are pinned to devices of {names}, but only one backend may be used; pin them to devices of one "
-            "backend.",
+            "Layers are pinned to devices of {names}, but only one backend may be used; pin the layers to "
+            "devices of one backend.",
             names=" and ".join(backends),
         )
     yield from _pin_faults(constraints, n_layers)
@@ -211,7 +213,7 @@ def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
             before = held.setdefault(index, pin.device)
             if before != pin.device:
                 yield tr(
-                    "Layer {index} is pinned to both {before} and {device}; pin it to one device only.",
+                    "Layer {index} is pinned to both {before} and {device}; pin the layer to one device only.",
                     index=index,
                     before=before,
                     device=pin.device,

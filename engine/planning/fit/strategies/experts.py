@@ -43,7 +43,9 @@ def _reason(bench: Workbench, layout: Layout, n_with_experts: int) -> str:
     for device_id in dict.fromkeys(place for place in places if place != CPU_ID):
         own = [index for index, place in enumerate(places) if place == device_id and bench.layers[index].expert_bytes]
         kept = sum(index not in away for index in own)
-        shares.append(tr("{n_on_device} of {count} on {device}", n_on_device=kept, count=len(own), device=device_id))
+        shares.append(
+            tr("{n_on_device} of {count} layers on {device}", n_on_device=kept, count=len(own), device=device_id)
+        )
     return tr(
         "Dense parts, attention and KV cache are on devices: {runs}. The model has {count} layers with experts. "
         "Experts on devices: {shares}; all other experts are on the CPU.",

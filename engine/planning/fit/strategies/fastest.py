@@ -237,7 +237,7 @@ def _speed_of(device: Device, speeds: Speeds) -> Hashable:
 def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layouts: int, *, single: bool) -> str:
     if single:
         return tr(
-            "{output_device} has the fastest memory of the devices that hold everything: {text} predicted.",
+            "{output_device} has the fastest memory of the devices that hold the whole model: {text} predicted.",
             output_device=layout.output_device,
             text=prediction.text(),
         )
@@ -257,7 +257,8 @@ def _link_sentences(prediction: SpeedForecast) -> list[str]:
     """Return a sentence for each link that takes a noticeable part of a token's time."""
     return [
         tr(
-            "The link to {id} costs {lost} tokens/s of that; the layout uses it as rarely as possible.",
+            "The link to {id} costs {lost} tokens/s of the predicted speed; the layout uses this link as rarely "
+            "as possible.",
             id=use.id,
             lost=rate_text(prediction.lost_per_second(use)),
         )

@@ -144,13 +144,13 @@ def _reason(bench: Workbench, layout: Layout) -> str:
             "{used} holds everything that is not pinned elsewhere: {describe_runs}.", used=used[0], describe_runs=runs
         )
     if bench.constraints.split:
-        why = tr("A split was requested")
+        why = tr("A split over several devices was requested")
     elif len(used) == 2:
         why = tr("No single device holds everything")
     else:
         why = tr("No {count} devices together hold everything", count=len(used) - 1)
     return tr(
-        "{why}, so {name_list} share it in proportion to what they can take: {describe_runs}.",
+        "{why}, so {name_list} share the layers in proportion to the number that each can hold: {describe_runs}.",
         why=why,
         name_list=name_list(used),
         describe_runs=runs,

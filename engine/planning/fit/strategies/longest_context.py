@@ -65,7 +65,11 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
         else tr("{type_k} and {type_v}", type_k=context.type_k, type_v=context.type_v)
     )
     why = tr("the requested length") if constraints.max_ctx == limit else tr("the trained length")
-    reach = why if context.n_ctx_each == limit else tr("the longest that fits; {limit} would not", limit=limit)
+    reach = (
+        why
+        if context.n_ctx_each == limit
+        else tr("the longest context that fits; {limit} tokens would not fit", limit=limit)
+    )
     text = tr(
         "Context of {n_ctx_each} tokens with cache type {cache}: {reach}. {explanation}",
         n_ctx_each=context.n_ctx_each,

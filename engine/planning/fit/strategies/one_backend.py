@@ -90,27 +90,28 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
     second = max(others, key=lambda each: each.rank)
     if best.found.context.n_ctx != second.found.context.n_ctx:
         return tr(
-            "One backend is used: with {backend} the context is longer than with {other}.",
+            "Only {backend} is used, because the context is longer than with {other}.",
             backend=best.backend,
             other=second.backend,
         )
     if (best.found.fits, best.n_layers) != (second.found.fits, second.n_layers):
         counts = (f"{each.backend} {count_layers(each.n_layers)}" for each in others)
         return tr(
-            "One backend is used: {backend} takes {layers} with the output layer; alone would take: {others}.",
+            "Only {backend} is used, which takes {layers}, counting the output layer. Another backend alone "
+            "would take: {others}.",
             backend=best.backend,
             layers=count_layers(best.n_layers),
             others=", ".join(counts),
         )
     if best.splits != second.splits:
         return tr(
-            "One backend is used: {backend} allows the requested split, and {other} does not.",
+            "Only {backend} is used, because it allows the requested split and {other} does not.",
             backend=best.backend,
             other=second.backend,
         )
     return tr(
-        "One backend is used: {backend} and {other} take equally many layers, and {backend} is predicted to be faster "
-        "({text}; {other_text}).",
+        "Only {backend} is used: {other} could take just as many layers, but {backend} is predicted to be faster "
+        "({text}; {other}: {other_text}).",
         backend=best.backend,
         other=second.backend,
         text=best.speed.text(),

@@ -75,7 +75,7 @@ def decide_flash_attention(
         return Decision(
             "flash_attn",
             "on",
-            tr("Set explicitly. If a device does not support flash attention, the CPU computes it."),
+            tr("Set explicitly. If a device does not support flash attention, the CPU computes the attention."),
             True,
         )
     if layout.split_mode == "tensor":
@@ -86,7 +86,9 @@ def decide_flash_attention(
     can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
     uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
     if uses is None:
-        return Decision("flash_attn", "auto", tr("llama.cpp decides this during the load, depending on the devices."))
+        return Decision(
+            "flash_attn", "auto", tr("llama.cpp decides during the load whether the devices use flash attention.")
+        )
     if uses:
         return Decision(
             "flash_attn", "on", tr("All devices of the layout support flash attention, which saves memory and time.")
@@ -110,7 +112,7 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
         usual = (
             tr("Set explicitly: {compared}.", compared=_compared(cache_type))
             if chosen
-            else tr("Full quality; q8_0 takes about half the memory.")
+            else tr("Full quality; the type q8_0 takes about half the memory.")
         )
         yield Decision(setting, cache_type, refused or usual, chosen)
 

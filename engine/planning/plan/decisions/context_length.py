@@ -94,17 +94,16 @@ def decide_context(
     yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
     yield from _batches(model, used)
     if used.n_seq_max > 1:
-        shares = (
-            tr("share one context")
+        reason = (
+            tr("Set explicitly: {n_seq_max} conversations share one context.", n_seq_max=used.n_seq_max)
             if used.kv_unified
-            else tr("get {n_ctx_each} tokens each", n_ctx_each=used.n_ctx_each)
+            else tr(
+                "Set explicitly: each of {n_seq_max} conversations gets a context of {n_ctx_each} tokens.",
+                n_seq_max=used.n_seq_max,
+                n_ctx_each=used.n_ctx_each,
+            )
         )
-        yield Decision(
-            "n_seq_max",
-            used.n_seq_max,
-            tr("Set explicitly: {n_seq_max} conversations {shares}.", n_seq_max=used.n_seq_max, shares=shares),
-            True,
-        )
+        yield Decision("n_seq_max", used.n_seq_max, reason, True)
 
 
 def _is_chosen(model: ModelFile, asked: ContextSettings) -> bool:
@@ -118,14 +117,18 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
         if each < aim:
             shared = tr(" for each of {n_seq_max} requests", n_seq_max=used.n_seq_max) if used.n_ctx != each else ""
             return (
-                tr("The longest that fits; {tokens} tokens{shared} would not fit.", tokens=2 * each, shared=shared)
+                tr(
+                    "The longest context that fits; {tokens} tokens{shared} would not fit.",
+                    tokens=2 * each,
+                    shared=shared,
+                )
                 if fits
-                else tr("No length fits here.")
+                else tr("No context length fits on these devices.")
             )
         if aim == trained:
-            return tr("The whole trained length, {trained} tokens.", trained=trained)
+            return tr("The whole context length of the training, {trained} tokens.", trained=trained)
         return tr(
-            "The usual length for {cards} GiB of device memory; you can choose a longer context.",
+            "The usual context length for {cards} GiB of device memory; you can choose a longer context.",
             cards=_cards_bytes(rig) // GIB,
         )
     if _is_chosen(model, asked):
@@ -135,8 +138,10 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
             )
         return tr("Set explicitly.")
     if trained == each:
-        return tr("The trained length, {trained} tokens; you can choose a longer context.", trained=trained)
-    return tr("The default length.")
+        return tr(
+            "The context length of the training, {trained} tokens; you can choose a longer context.", trained=trained
+        )
+    return tr("The default context length.")
 
 
 def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:

@@ -94,7 +94,10 @@ def decide_draft(
             # The model has no MTP head that drafts: a violation says so.
             return
         size, device = format_bytes(draft_bytes), layout.device_of(layout.n_layers - 1)
-        reason = tr("The MTP head of the model proposes tokens. In addition to its weights it takes {size}.", size=size)
+        reason = tr(
+            "The MTP head of the model proposes tokens. In addition to its weights the head takes {size} of memory.",
+            size=size,
+        )
         yield Decision("draft", device, reason, True)
         return
     if placed is None:
@@ -108,9 +111,11 @@ def decide_draft(
     if draft.layout is not None:
         reason = tr("You chose this device for the draft model, which takes {size} with its KV cache.", size=size)
     elif placed.devices == (CPU_ID,):
-        reason = tr("No card has room for the draft model, which takes {size} with its KV cache.", size=size)
+        reason = tr("No graphics card has room for the draft model, which takes {size} with its KV cache.", size=size)
     else:
-        reason = tr("The first card with room for the draft model, which takes {size} with its KV cache.", size=size)
+        reason = tr(
+            "The first graphics card with room for the draft model, which takes {size} with its KV cache.", size=size
+        )
     yield Decision("draft", devices, reason, draft.layout is not None)
 
 
@@ -133,7 +138,7 @@ def draft_violations(
         yield Violation(
             "draft_target",
             tr("{model} does not write text token by token, so nothing can be drafted for it.", model=model.name),
-            tr("Load it without the draft."),
+            tr("Load the model without the draft."),
         )
     if draft.kind == "mtp" and (fault := mtp_fault(model)):
         yield Violation(
@@ -176,7 +181,7 @@ def draft_violations(
         yield Violation(
             "draft_split",
             tr("A draft model cannot be in split mode {mode}.", mode=placed.layout.split_mode),
-            tr("Choose split mode layer for the draft, or load without it."),
+            tr("Choose split mode layer for the draft, or load without the draft."),
         )
         return
     yield from _layout_violations(placed, draft.model, rig)

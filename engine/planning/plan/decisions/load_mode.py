@@ -84,8 +84,8 @@ def _reasons_to_read(
     if host.platform.startswith("linux") and used and model.size_bytes > free_bytes:
         yield (
             tr(
-                "The file ({size}) is larger than the free memory ({free}); memory-mapping it would displace the "
-                "memory of other programs.",
+                "The file ({size}) is larger than the free memory ({free}); memory-mapping the file would "
+                "displace the memory of other programs.",
                 size=format_bytes(model.size_bytes),
                 free=format_bytes(free_bytes),
             )
@@ -96,8 +96,8 @@ def _reasons_to_read(
         yield tr("One of the devices is an integrated GPU, which cannot use memory-mapped weights.")
     if has_adapters:
         yield tr(
-            "A LoRA adapter needs memory of the same kind as the weights that it changes, so these are not "
-            "memory-mapped."
+            "A LoRA adapter needs memory of the same kind as the weights that it changes, so these weights are "
+            "not memory-mapped."
         )
 
 

@@ -57,16 +57,25 @@ def _reason(projector: Projector, rig: Rig, device_id: str) -> str:
     device = rig.device(device_id)
     size = format_bytes(_size_bytes(projector, device or rig.host))
     if projector.device is not None:
-        return tr("Set explicitly; the projector's weights take {size}.", size=size)
+        return tr("Set explicitly; the projector's weights take {size} of memory.", size=size)
     if device_id != CPU_ID:
         passed = [each.id for each in _candidates(rig)]
         without_room = passed[: passed.index(device_id)]
-        found = tr("The first card with room") if without_room else tr("The first card")
-        kind = found if device is not None and device.kind == "gpu" else tr("The integrated card")
-        return tr("{kind}; the projector's weights take {size}, and reading an image takes more.", kind=kind, size=size)
+        found = tr("The first graphics card with room") if without_room else tr("The first graphics card")
+        kind = found if device is not None and device.kind == "gpu" else tr("The integrated graphics card")
+        return tr(
+            "{kind}; the projector's weights take {size} of memory, and reading an image takes more memory.",
+            kind=kind,
+            size=size,
+        )
     if any(True for _ in _candidates(rig)):
-        return tr("No card has room for the projector's weights ({size}), so the CPU reads images, slowly.", size=size)
-    return tr("There is no card, so the CPU reads images; the projector's weights take {size}.", size=size)
+        return tr(
+            "No graphics card has room for the projector's weights ({size}), so the CPU reads images, slowly.",
+            size=size,
+        )
+    return tr(
+        "There is no graphics card, so the CPU reads images; the projector's weights take {size} of memory.", size=size
+    )
 
 
 def _candidates(rig: Rig) -> list[Device]:

@@ -93,8 +93,8 @@ def _reason(processor: Processor) -> str:
         )
     if processor.performance_cores < processor.cores:
         return tr(
-            "One thread per performance core ({cores}). {efficiency_cores} of {all_cores} cores are slower, "
-            "and all threads would have to wait for them.",
+            "One thread per performance core ({cores}). {efficiency_cores} of {all_cores} cores are slower, and "
+            "all threads would have to wait for the slower cores.",
             cores=_cores(processor.performance_cores),
             efficiency_cores=processor.cores - processor.performance_cores,
             all_cores=processor.cores,

@@ -282,7 +282,7 @@ def test_the_meter_counts_a_draft_and_a_file_before_anything_is_loaded(
     assert "Images" not in meter.toolTip()
     (tmp_path / "quay.png").write_bytes(picture(1, (32, 32)))
     pane.files_given.emit([tmp_path / "quay.png"])
-    qtbot.waitUntil(lambda: "Images and sounds are counted when the model is loaded." in meter.toolTip())
+    qtbot.waitUntil(lambda: "The tokens of images and sounds are counted when the model is loaded." in meter.toolTip())
     pane.file_removed.emit(window.views.current.chat.attachments.files[1].id)
     qtbot.waitUntil(lambda: "Images" not in meter.toolTip())
     # Another context length has another total, and nothing is counted for nothing.

@@ -79,7 +79,7 @@ def test_it_is_lent_paired_used_and_stopped(
     qtbot.waitUntil(lambda: bool(lender.state.place))
     place = f"127.0.0.1:{lender.choice.port}"
     assert dialog.text == f"Devices are lent at {place}."
-    assert row.user.text() == "free"
+    assert row.user.text() == "not in use"
     assert not row.cap_line.isEnabled()
     before = lender.state.code
     click(dialog, "code")

@@ -37,7 +37,7 @@ def cells(dialog: OtherCardsDialog, column: int) -> list[str]:
 
 def test_without_a_model_it_asks_for_one(window: WindowParts) -> None:
     dialog = opened(window)
-    assert dialog.text == "Open a model to see its figures."
+    assert dialog.text == "Open a model to see the forecast for these graphics cards."
     assert not dialog.use_button.isEnabled()
 
 
@@ -48,12 +48,12 @@ def test_the_figures_follow_the_chosen_cards(window: WindowParts, qtbot: QtBot, 
     qtbot.waitUntil(lambda: window.desk.document.plan is not None)
     dialog = opened(window)
     add(dialog, "RTX 3090")
-    qtbot.waitUntil(lambda: dialog.text == "model: the cards add 24.00 GiB of memory.")
+    qtbot.waitUntil(lambda: dialog.text == "model: the graphics cards add 24.00 GiB of memory.")
     assert cells(dialog, 0)[:2] == ["fits", "layers on the CPU"]
     assert cells(dialog, 1)[:2] == ["yes", "4 of 4"]
     assert cells(dialog, 2)[:2] == ["yes", "0 of 4"]
     add(dialog, "RTX 3090")
-    qtbot.waitUntil(lambda: dialog.text == "model: the cards add 48.00 GiB of memory.")
+    qtbot.waitUntil(lambda: dialog.text == "model: the graphics cards add 48.00 GiB of memory.")
     dialog.remove_button.click()
     dialog.remove_button.click()
     qtbot.waitUntil(lambda: cells(dialog, 2)[:2] == ["yes", "4 of 4"])
@@ -79,7 +79,7 @@ def test_too_many_cards_are_refused_in_the_dialog(window: WindowParts) -> None:
     dialog = opened(window)
     for _ in range(17):
         add(dialog, "T4")
-    assert dialog.text == "At most 16 cards can be added."
+    assert dialog.text == "At most 16 graphics cards can be added."
     assert not dialog.use_button.isEnabled()
 
 
@@ -91,5 +91,5 @@ def test_figures_that_come_late_leave_the_refusal(window: WindowParts, qtbot: Qt
     with qtbot.waitSignal(window.desk.background.busy_changed, check_params_cb=lambda words: words == ""):
         for _ in range(17):
             add(dialog, "RTX 3090")
-    assert dialog.text == "At most 16 cards can be added."
+    assert dialog.text == "At most 16 graphics cards can be added."
     assert not dialog.use_button.isEnabled()

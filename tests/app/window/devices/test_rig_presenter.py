@@ -52,7 +52,7 @@ def test_the_devices_name_variables_that_hide_some(open_window: WindowOpener, mo
     live = window.desk.rig.live
     live.set_devices(live.devices)
     note = window.main.device_strip.note_label
-    assert 'ONEAPI_DEVICE_SELECTOR="level_zero:1": it can hide devices of SYCL' in note.text()
+    assert 'ONEAPI_DEVICE_SELECTOR="level_zero:1" can hide devices of SYCL' in note.text()
 
 
 def test_a_lab_rig_that_does_not_run_cannot_be_stopped(open_window: WindowOpener) -> None:

@@ -47,7 +47,7 @@ def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: Qt
         dialog.start_button.click()
     assert dialog.results is not None
     assert dialog.results.winner == compare_presenter.CURRENT
-    assert dialog.status_label.text() == "One layout was measured. Add others to compare it with."
+    assert dialog.status_label.text() == "One layout was measured. Add other layouts to compare."
     assert dialog.start_button.isEnabled()
     edit = desk.document.edit
     assert edit is not None

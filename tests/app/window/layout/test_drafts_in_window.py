@@ -79,7 +79,7 @@ def test_a_draft_is_chosen_placed_undone_and_kept(
     assert block is not None
     assert (block.name, block.devices, block.n_tokens) == ("small.gguf", ("CUDA0",), 4)
     assert form.kind_box.currentText().startswith("small")
-    assert "The first card with room" in form.line.text()
+    assert "The first graphics card with room" in form.line.text()
     form.device_chosen.emit("CUDA1")
     form.tokens_chosen.emit(7)
     block = block_of(window)

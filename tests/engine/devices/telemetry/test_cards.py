@@ -128,7 +128,7 @@ def test_cards_are_matched_by_pci_id_and_not_by_position(library: Path) -> None:
     assert (first["utilization_percent"], first["temperature_c"], first["power_w"]) == (87.0, 64.0, 285.5)
     assert (second["used_bytes"], second["total_bytes"], second["utilization_percent"]) == (GIB, 12 * GIB, 0.0)
     assert missing["used_bytes"] is None
-    assert "unknown to the NVIDIA driver" in missing["note"]
+    assert "the NVIDIA driver does not know the device" in missing["note"]
 
 
 def test_clocks_limit_link_and_throttling_are_read(library: Path) -> None:

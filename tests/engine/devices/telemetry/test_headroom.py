@@ -56,7 +56,7 @@ def test_room_enough_says_nothing() -> None:
 def test_half_of_the_margin_gone_is_low_after_two_readings() -> None:
     told = feed(watching(GPU), GPU, [600 * MIB, 250 * MIB, 250 * MIB])
     assert [kinds(alerts) for alerts in told] == [[], [], ["low"]]
-    assert "CUDA0 has only 250.0 MiB left" in told[2][0].message
+    assert "CUDA0 has only 250.0 MiB of memory left" in told[2][0].message
 
 
 def test_without_a_margin_a_small_floor_is_left() -> None:
@@ -92,7 +92,7 @@ def test_who_took_it_is_said_where_readings_tell() -> None:
     watch.update((before,))
     watch.update((after[0],))
     (low,) = watch.update((after[1],))
-    assert "Other programs took 1.90 GiB since the model was loaded." in low.message
+    assert "Other programs took 1.90 GiB of memory since the model was loaded." in low.message
 
 
 def test_our_own_growth_is_not_blamed_on_others() -> None:

@@ -106,7 +106,7 @@ def test_the_projector_of_the_repository_is_counted(
     assert counted.projector is not None
     assert counted.projector.path == "mmproj-F16.gguf"
     assert counted.need_bytes == text_only.need_bytes + len(projector)
-    assert counted.sentence == f"{text_only.sentence} This includes the projector (1.0 MiB)."
+    assert counted.sentence == f"{text_only.sentence} The forecast includes the projector (1.0 MiB)."
     assert text_only.projector is None
 
 

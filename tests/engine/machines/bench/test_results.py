@@ -129,7 +129,7 @@ def test_a_file_of_too_many_samples_or_depths_is_refused() -> None:
     deep = tuple(msgspec.structs.replace(one.samples[0], depth=number) for number in range(MAX_DEPTHS + 1))
     for samples, words in ((crowd, "samples"), (deep, "depths")):
         data = msgspec.json.encode(results_of(msgspec.structs.replace(one, samples=samples)))
-        with pytest.raises(ArgumentError, match=f"it has more than .* {words}"):
+        with pytest.raises(ArgumentError, match=f"the file has more than .* {words}"):
             parse_results(data, "r.json")
     no_time = msgspec.structs.replace(one, loads=(TimedLoad(0, 0.0),))
     with pytest.raises(ArgumentError, match="a load of one has an impossible number"):

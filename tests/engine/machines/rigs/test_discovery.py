@@ -168,4 +168,4 @@ def test_variables_that_hide_devices_are_in_the_log(
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     with caplog.at_level("INFO", "layerdeck.devices"):
         discover()
-    assert 'ROCR_VISIBLE_DEVICES="0": it can hide devices of HIP' in caplog.text
+    assert 'ROCR_VISIBLE_DEVICES="0" can hide devices of HIP' in caplog.text

@@ -216,7 +216,8 @@ def test_a_link_that_breaks_for_a_moment_keeps_the_answer_so_far(
         lost = log.wait_for_endings(2)[1]
         assert isinstance(lost, Failed), lost
         words = (
-            f"attic-CPU ({relay.endpoint}/CPU) was lost during the answer. {relay.endpoint}/CPU answers. Load again."
+            f"attic-CPU ({relay.endpoint}/CPU) was lost during the answer. {relay.endpoint}/CPU answers. "
+            "Load the model again."
         )
         assert (lost.kind, lost.message) == ("unreachable", words)
         assert "".join(event.text for event in log.events if isinstance(event, Token))

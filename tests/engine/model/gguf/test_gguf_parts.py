@@ -92,7 +92,7 @@ def test_damage_in_another_part_names_that_part(tmp_path: Path) -> None:
 
 def test_a_part_under_another_name(tmp_path: Path) -> None:
     path = _part(1, 3).write(tmp_path / "renamed.gguf")
-    with pytest.raises(ModelFileError, match="rename it to NAME-00002-of-00003"):
+    with pytest.raises(ModelFileError, match="rename the file to NAME-00002-of-00003"):
         read_model(path)
 
 
@@ -116,7 +116,7 @@ def test_impossible_position(tmp_path: Path) -> None:
     path = _part(2, 3).write(tmp_path / "wide-00003-of-00003.gguf")
     file = _part(2, 3)
     file.pairs["split.no"] = number_value(7, U16)
-    with pytest.raises(ModelFileError, match="says it is part 8 of 3"):
+    with pytest.raises(ModelFileError, match="says in its header that it is part 8 of 3"):
         read_model(file.write(path))
     file.pairs["split.no"] = text_value("two")
     with pytest.raises(ModelFileError, match=r"split\.no that is not a number"):

@@ -162,7 +162,7 @@ def test_asking_for_what_is_not_there_is_refused() -> None:
         FOUR.move_range(8, 10, "B")
     with pytest.raises(LayoutError, match="in reverse order"):
         FOUR.move_range(8, 7, "B")
-    with pytest.raises(LayoutError, match="3 devices were given for 4 layers"):
+    with pytest.raises(LayoutError, match="a list of 3 devices was given for 4 layers"):
         make_layout(4, ["A"] * 3)
     with pytest.raises(LayoutError, match="no devices"):
         split_evenly(4, [])

@@ -54,7 +54,7 @@ def test_overrides_and_shares_are_read() -> None:
     ("changes", "place", "words"),
     [
         ({"version": 2}, "version", "update Layerdeck"),
-        ({"version": 0}, "version", "versions begin with 1"),
+        ({"version": 0}, "version", "the first version is 1"),
         ({"version": "1"}, "version", "whole number"),
         ({"version": True}, "version", "whole number"),
         ({"colour": 1}, "", 'unknown key "colour"'),
@@ -138,8 +138,8 @@ def test_a_fault_is_one_sentence_with_its_place(changes: dict[str, object], plac
         (b'{"version": NaN}', "NaN is not a JSON number"),
         (b'{"version": 1, "tensor_split": {"A": -Infinity}}', "-Infinity is not a JSON number"),
         (b'{"version": ' + b"9" * 5000 + b"}", "a number of 5000 digits"),
-        (b'{"runs": []}', "version: this key is missing"),
-        (b'{"version": 1}', "runs: this key is missing"),
+        (b'{"runs": []}', "version: this required key is missing"),
+        (b'{"version": 1}', "runs: this required key is missing"),
         (b'{"version": 1, "model": {"name": "\\ud800"}, "runs": []}', "model.name: this contains a lone surrogate"),
         # Python 3.13 tells the place of the comma, earlier ones that behind it.
         (b'{"version": 1,}', "invalid JSON at line 1, column 1"),

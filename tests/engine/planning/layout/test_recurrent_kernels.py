@@ -35,28 +35,28 @@ def gap(name: str, backend: str, **sizes: int) -> str | None:
 def test_mamba_1_is_for_cuda_with_the_state_of_published_models_and_not_for_vulkan(name: str) -> None:
     assert gap(name, "CUDA") is None
     assert gap(name, "HIP") is None
-    assert gap(name, "Vulkan") == "scans of Mamba 1 with states of 16"
-    assert gap(name, "CUDA", ssm__state_size=32) == "scans of Mamba 1 with states of 32"
+    assert gap(name, "Vulkan") == "scan of Mamba 1 with a state size of 16 in recurrent layers"
+    assert gap(name, "CUDA", ssm__state_size=32) == "scan of Mamba 1 with a state size of 32 in recurrent layers"
 
 
 @pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
 def test_mamba_2_has_kernels_for_some_sizes(backend: str) -> None:
     name = "granite-4.0-h-small"
     assert gap(name, backend) is None
-    assert gap(name, backend, ssm__state_size=64) == "scans with states of 64"
+    assert gap(name, backend, ssm__state_size=64) == "scan with a state size of 64 in recurrent layers"
     heads = truth_model(name).hyper_parameter("ssm.inner_size")
     assert isinstance(heads, int)
-    assert gap(name, backend, ssm__time_step_rank=heads // 8) == "scans with heads of 8"
+    assert gap(name, backend, ssm__time_step_rank=heads // 8) == "scan with heads of width 8 in recurrent layers"
 
 
 @pytest.mark.parametrize(
     ("name", "backend", "sizes", "expected"),
     [
-        ("arwkv7-dense", "CUDA", {"wkv__head_size": 32}, "time mixing with heads of 32"),
+        ("arwkv7-dense", "CUDA", {"wkv__head_size": 32}, "time mixing with heads of width 32 in recurrent layers"),
         ("arwkv7-dense", "CUDA", {"wkv__head_size": 64}, None),
         ("arwkv7-dense", "Vulkan", {"wkv__head_size": 32}, None),
         ("kimi-linear-48b", "CUDA", {}, None),
-        ("kimi-linear-48b", "Vulkan", {"kda__head_dim": 96}, "delta nets with heads of 96"),
+        ("kimi-linear-48b", "Vulkan", {"kda__head_dim": 96}, "delta net with heads of width 96 in recurrent layers"),
         ("llama-3.2-1b", "CUDA", {}, None),
         ("falcon-mamba-7b", "CPU", {}, None),
         ("falcon-mamba-7b", "", {}, None),
@@ -75,7 +75,7 @@ def test_cudas_convolution_needs_whole_blocks_of_channels() -> None:
     first = model.blocks[0]
     odd = tuple(replace(t, shape=(4, 1000)) if t.shape == shape else t for t in first.tensors)
     changed = replace(model, blocks=(replace(first, tensors=odd), *model.blocks[1:]))
-    assert recurrent_gap(changed, "CUDA", [0]) == "convolutions over 1000 channels"
+    assert recurrent_gap(changed, "CUDA", [0]) == "convolution over 1000 channels in recurrent layers"
     assert recurrent_gap(changed, "CUDA", [1]) is None
     assert recurrent_gap(changed, "Vulkan", [0]) is None
 
@@ -93,7 +93,8 @@ def test_a_layout_is_refused_only_for_layers_with_a_missing_kernel() -> None:
     found = make_plan(model, rig, Edit(single_device(model.n_layers, "attic-GPU"), CONTEXT)).violations
     assert [each.rule for each in found] == ["engine_fault"]
     assert found[0].message == (
-        "The backend of attic-GPU has no kernel for scans of Mamba 1 with states of 16, so its worker would crash."
+        "The RPC worker of attic-GPU would crash, because its backend has no kernel for this operation: "
+        "scan of Mamba 1 with a state size of 16 in recurrent layers."
     )
     attention = next(n for n, block in enumerate(model.blocks) if any("attn_q" in t.name for t in block.tensors))
     runs = (Run("CPU", 0, attention - 1), Run("attic-GPU", attention, attention),
@@ -118,8 +119,8 @@ def faults(model: ModelFile, rig: Rig, layout: Layout) -> list[tuple[str, str]]:
     ("name", "mixes", "expected"),
     [
         ("deepseek4-moe", True, []),
-        ("deepseek4-moe", False, ["mixing residual streams"]),
-        ("glm5-next-moe", False, ["mixing residual streams"]),
+        ("deepseek4-moe", False, ["mixing of residual streams"]),
+        ("glm5-next-moe", False, ["mixing of residual streams"]),
         # These have residual streams and no matrix between them.
         ("hy_v4-moe", False, []),
         ("qwen4exp-moe", False, []),
@@ -130,7 +131,7 @@ def test_layers_that_mix_residual_streams_need_a_kernel(name: str, mixes: bool, 
     found = faults(model, rig, single_device(model.n_layers, "attic-GPU"))
     assert found == [
         (
-            f"The backend of attic-GPU has no kernel for {each}, so its worker would crash.",
+            f"The RPC worker of attic-GPU would crash, because its backend has no kernel for this operation: {each}.",
             "Move the layers with residual streams off attic-GPU.",
         )
         for each in expected
@@ -157,7 +158,7 @@ def test_a_tensor_above_the_limit_of_a_lent_card_is_refused() -> None:
     assert faults(model, narrow, replace(without_output, overrides=(Override("CPU", part="all"),))) == []
     ((message, remedy),) = faults(model, fits_layers, whole)
     assert message.startswith("attic-GPU computes with tensors of at most ")
-    assert message.endswith("Its worker would crash or compute wrong results.")
+    assert message.endswith(" would crash or compute wrong results.")
     assert "token_embd.weight" in remedy or "output.weight" in remedy
     ((message, remedy),) = faults(model, narrow, without_output)
     assert "blk." in message

@@ -80,7 +80,7 @@ def test_fifteen_entries_are_the_most_and_accelerators_take_from_them() -> None:
     accelerated = Rig((*RIG.devices, ACCELERATOR), RIG.host)
     (violation,) = broken(fifteen, rig=accelerated)
     assert violation.rule == "too_many_entries"
-    assert "needs 15 device entries; the engine takes at most 14" in violation.message
+    assert "needs 15 entries in the engine's list of devices, one for each run, and at most 14" in violation.message
 
 
 def test_only_the_host_and_remote_devices_may_come_twice() -> None:
@@ -162,7 +162,7 @@ def test_more_members_than_the_engine_takes() -> None:
     layout = Layout(4, single_device(4, "CUDA0").runs, "CUDA0", "tensor", shares)
     (violation,) = broken(layout, rig=Rig(devices, RIG.host))
     assert violation.rule == "split_member"
-    assert "17 devices have a share; the engine takes at most 16" in violation.message
+    assert "17 devices have a share; the engine uses at most 16 devices" in violation.message
 
 
 def test_row_split_needs_split_buffers_and_all_devices_of_the_backend() -> None:

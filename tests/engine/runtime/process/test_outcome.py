@@ -174,7 +174,7 @@ def test_a_lost_device_is_named_and_not_taken_for_a_fault_of_the_engine() -> Non
     event = crash_event(outcome, "Something is known.")
     assert isinstance(event, Failed)
     assert event.kind == "unreachable"
-    assert event.message.startswith("Vulkan1 was lost while it was in use: ")
+    assert event.message.startswith("Vulkan1 was lost while the device was in use: ")
     assert "Something is known." not in event.message
     assert isinstance(outcome.error(), UnreachableError)
     assert not outcome.is_fault_of_engine

@@ -92,7 +92,7 @@ def test_context_by_memory(memory: ModelMemory, gib: float, n_ctx: int, says: st
 @pytest.mark.parametrize(
     ("gib", "each", "says"),
     [
-        (80, 131072, "The whole trained length, 131072"),
+        (80, 131072, "The whole context length of the training, 131072"),
         (5, 512, "1024 tokens for each of 4 requests would not"),
         (2, 256, "No length fits"),
     ],
@@ -144,7 +144,7 @@ def test_the_first_context_is_no_longer_than_what_was_trained(folder: Path) -> N
     rig = Rig((), make_host("host", 8 * GIB))
     found = decisions(ModelMemory(model), rig, make_layout(8, [(CPU_ID, 8)]), asked)["n_ctx"]
     assert not found.overridden
-    assert "The trained length, 2048 tokens" in found.reason
+    assert "The context length of the training, 2048 tokens" in found.reason
 
 
 def test_an_embedding_model_takes_its_context_in_one_batch(encoder: ModelMemory) -> None:
@@ -205,7 +205,7 @@ def test_measured_threads(memory: ModelMemory) -> None:
     found = decisions(memory, rig, layout(), ContextSettings(), host)
     assert (found["threads"].value, found["threads_batch"].value) == (8, 16)
     assert found["threads"].reason == (
-        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (1.20 to 1.30)."
+        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (interval 1.20 to 1.30)."
     )
     assert found["threads_batch"].reason == "16 threads on 16 cores, as measured: no other value was clearly faster."
     assert not found["threads"].overridden

@@ -62,15 +62,15 @@ def decide(model: ModelFile, rig: Rig, files: SideFiles, *, on: str = CPU_ID) ->
 @pytest.mark.parametrize(
     ("devices", "expected", "says"),
     [
-        ((), CPU_ID, "There is no card"),
-        ((("CUDA", "gpu", GIB), ("CUDA", "gpu", GIB)), "D0", "The first card;"),
-        ((("Vulkan", "igpu", GIB), ("CUDA", "gpu", GIB)), "D1", "The first card;"),
-        ((("Vulkan", "igpu", GIB),), "D0", "The integrated card;"),
-        ((("RPC", "gpu", GIB),), CPU_ID, "There is no card"),
-        ((("RPC", "gpu", GIB), ("HIP", "gpu", GIB)), "D1", "The first card;"),
-        ((("CUDA", "gpu", 300 * MIB), ("CUDA", "gpu", GIB)), "D1", "The first card with room"),
-        ((("CUDA", "gpu", 300 * MIB),), CPU_ID, "No card has room"),
-        ((("BLAS", "accel", GIB),), CPU_ID, "There is no card"),
+        ((), CPU_ID, "There is no graphics card"),
+        ((("CUDA", "gpu", GIB), ("CUDA", "gpu", GIB)), "D0", "The first graphics card;"),
+        ((("Vulkan", "igpu", GIB), ("CUDA", "gpu", GIB)), "D1", "The first graphics card;"),
+        ((("Vulkan", "igpu", GIB),), "D0", "The integrated graphics card;"),
+        ((("RPC", "gpu", GIB),), CPU_ID, "There is no graphics card"),
+        ((("RPC", "gpu", GIB), ("HIP", "gpu", GIB)), "D1", "The first graphics card;"),
+        ((("CUDA", "gpu", 300 * MIB), ("CUDA", "gpu", GIB)), "D1", "The first graphics card with room"),
+        ((("CUDA", "gpu", 300 * MIB),), CPU_ID, "No graphics card has room"),
+        ((("BLAS", "accel", GIB),), CPU_ID, "There is no graphics card"),
     ],
 )
 def test_the_device(

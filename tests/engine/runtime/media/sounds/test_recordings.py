@@ -72,7 +72,7 @@ def test_what_is_longer_than_the_limit_is_refused() -> None:
     long = tone(length_ms=MAX_LENGTH_MS + 2_000, rate=500)
     facts = read_sound(long, RATE)
     assert (facts.fault, facts.samples) == ("it is longer than 15 minutes; cut it", b"")
-    with pytest.raises(ChatError, match=r"larger than 32 MiB; save it as MP3, or shorten it"):
+    with pytest.raises(ChatError, match=r"larger than 32 MiB; save the sound as MP3, or shorten the sound"):
         as_attachment(tone()[:44] + bytes(MAX_SOUND_BYTES), "talk.wav")
 
 

@@ -298,7 +298,7 @@ def test_an_answer_goes_on_in_a_full_context_where_that_was_chosen(home: Home, m
     (shifted,) = of(events, "shifted")
     assert shifted.keys() == {"event", "kept_tokens", "dropped_tokens"}
     (notice,) = of(events, "notice")
-    assert f"first {shifted['kept_tokens']} tokens" in notice["message"]
+    assert f"the first {shifted['kept_tokens']}" in notice["message"]
     (done,) = of(events, "done")
     assert (done["stop_reason"], done["generated_tokens"]) == ("length", 300)
     assert done["dropped_tokens"] == shifted["dropped_tokens"]

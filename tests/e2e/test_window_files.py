@@ -119,7 +119,7 @@ def test_a_rig_file_can_be_planned_with_and_says_why_it_cannot_be_loaded(desktop
     with open_window(desktop, tmp_path, model=model, rig=rig) as window:
         window.wait_for("the proposal", lambda: window.ask("layout") == [["CUDA0", 0, 3]])
         window.click("settings_bar.load_buttons.load_button")
-        window.wait_for("the reason", lambda: "does not have CUDA0" in status(window))
+        window.wait_for("the reason", lambda: "The rig file has CUDA0" in status(window))
         assert window.ask("state") == "STOPPED"
         assert window.ask("bugs") == []
 

@@ -94,9 +94,9 @@ def look_into(path: Path, script: str) -> Facts:
 
 def test_a_stopped_child_of_the_library_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "SILENT_S", 0.5)
-    assert "broke" in look_into(put(tmp_path / "a.gguf", model_bytes()), STOPPED).error
+    assert "crashed" in look_into(put(tmp_path / "a.gguf", model_bytes()), STOPPED).error
 
 
 def test_a_child_of_the_library_that_complains_at_length_ends(tmp_path: Path) -> None:
-    assert "broke" in look_into(put(tmp_path / "a.gguf", model_bytes()), NOISY).error
+    assert "crashed" in look_into(put(tmp_path / "a.gguf", model_bytes()), NOISY).error
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("library-")]

@@ -401,10 +401,10 @@ def test_without_a_place_for_conversations_it_says_so_once_and_goes_on(
     bench = Bench(qtbot, tmp_path)
     told: list[str] = []
     bench.desk.notices.given.connect(lambda notice: told.append(notice.text))
-    bench.wait(lambda: any("not stored" in text for text in told))
+    bench.wait(lambda: any("not saved" in text for text in told))
     bench.load()
     assert bench.say("hello").content
-    assert sum("not stored" in text for text in told) == 1
+    assert sum("not saved" in text for text in told) == 1
     bench.desk.close()
 
 

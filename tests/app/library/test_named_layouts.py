@@ -154,7 +154,7 @@ def test_other_devices_are_told_when_a_layout_is_used(window: WindowParts, tmp_p
     dialog.use_button.click()
     assert said == [
         "two cards was made for other devices: CUDA0 (RTX 3090, 24.00 GiB) is now RTX 3090, 16.00 GiB; "
-        "CUDA1 (RTX 3090, 12.00 GiB) is not here."
+        "CUDA1 (RTX 3090, 12.00 GiB) is missing."
     ]
     assert window.desk.document.edit is not None
     assert window.desk.document.edit.layout.devices == ("CUDA0", "CUDA1")

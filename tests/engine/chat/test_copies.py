@@ -106,7 +106,7 @@ def test_a_copy_that_has_no_room_is_said_once_and_nothing_is_lost(path: Path, mo
     store._copies.make_if_changed()
     store.close()
     (error,) = said
-    assert "no room" in error.summary()
+    assert "no space left" in error.summary()
     assert "Nothing is lost" in error.summary()
     assert list(DatabaseCopies(path).folder.iterdir()) == []
     with closing(ChatStore(path, makes_copies=False)) as again:

@@ -176,7 +176,7 @@ def test_another_version_of_the_engine_is_told_of_the_machine(tmp_path: Path, la
         greeting = greet_all([pairing.endpoint], DEADLINE_S, routes=routes)[pairing.endpoint]
     assert greeting.status is GreetingStatus.WRONG_VERSION
     assert greeting.sentence.startswith(f"{pairing.endpoint} speaks version 8.0 of the RPC protocol")
-    assert greeting.sentence.endswith("run the same release on both.")
+    assert greeting.sentence.endswith("run the same release on both computers.")
 
 
 def test_nothing_is_lent_where_other_users_could_reach_the_worker(

@@ -241,7 +241,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "from engine.runtime.session.load_order import LoadOrder\n"
         "from engine.runtime.session.session import ModelSession\n"
         "from engine.planning.plan.edit import Edit\n"
-        "from engine.planning.plan.plan import make_plan\n"
+        "from tests.support.plans import make_plan\n"
         "from engine.runtime.session.events import Loaded, Token\n"
         "from engine.runtime.protocol.requests import Generate\n"
         "import psutil\n"

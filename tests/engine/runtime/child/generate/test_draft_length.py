@@ -147,7 +147,7 @@ def test_costs_that_were_not_measured_are_interpolated() -> None:
     assert costs.cost(1, 4) == 3.0
     assert costs.cost(1, 2) == UNMEASURED * 2.0
     assert costs.cost(1, 8) == UNMEASURED * 5.0
-    assert costs.cost(2, 4) == 1 + 4 * NEW_COST, "measured for each number of answers"
+    assert costs.cost(2, 4) == 1 + 4 * NEW_COST / 2, "measured for each number of answers"
     for _ in range(KEPT_COSTS):
         costs.note(1, 2, 1.5)
     costs.note(1, 2, 60.0)

@@ -127,7 +127,7 @@ def test_a_layout_whose_probe_does_not_fit_is_not_loaded(model: ModelFile, small
         assert isinstance(ending, Loaded), ending
         first, *_, last = log.session.snapshot.attempts
         assert not first.loaded
-        assert "short on RPC0 by" in first.outcome
+        assert "memory is short: RPC0 by" in first.outcome
         assert last.loaded
         assert {row.grade for row in ending.forecast} == {Grade.PROBED}
         assert all(row.shortfall_bytes <= 0 for row in ending.forecast)

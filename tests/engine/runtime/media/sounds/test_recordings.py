@@ -87,7 +87,7 @@ def test_what_is_no_sound_is_a_sentence(data: bytes) -> None:
 
 
 def test_a_damaged_sound_is_named() -> None:
-    with pytest.raises(ChatError, match=r"^voice cannot be read: it is damaged or empty, or no WAV"):
+    with pytest.raises(ChatError, match=r"^voice cannot be read: it is damaged or empty, or not a WAV"):
         inspect_sound(b"fLaC" + bytes(300), "voice")
 
 

@@ -221,7 +221,7 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(tr("the number of lines of an attachment or a tool call is damaged"))
+        raise ValueError(tr("the line count of a part of a message is damaged"))
     return value
 
 

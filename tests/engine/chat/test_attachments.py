@@ -52,7 +52,7 @@ def test_the_text_of_a_pdf_is_read_by_a_child(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b"\x7fELF\xff\xfe", "not UTF-8 text"),
         (b"\x89PNG\r\n\x1a\n\x00", "cannot be read: it is damaged"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(MAX_IMAGE_BYTES), "larger than 20 MiB; make it smaller"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(MAX_IMAGE_BYTES), "larger than 20 MiB; make the image smaller"),
         (b"a\0b", "not UTF-8 text"),
         (b"fLaC" + bytes(99), "cannot be read: it is damaged or empty"),
         (b"a" * (MAX_TEXT_BYTES + 1), "larger than 2 MiB"),

@@ -270,8 +270,8 @@ def test_markdown_from_elsewhere_is_refused_with_a_sentence() -> None:
     [
         ({"attachments": ["a"]}, "the list of attachments of a message is damaged"),
         ({"attachments": 7}, "the list of attachments of a message is damaged"),
-        ({"attachments": [{"lines": "many"}]}, "number of lines of an attachment or a tool call is damaged"),
-        ({"reasoning_lines": "x"}, "number of lines of an attachment or a tool call is damaged"),
+        ({"attachments": [{"lines": "many"}]}, "the line count of a part of a message is damaged"),
+        ({"reasoning_lines": "x"}, "the line count of a part of a message is damaged"),
     ],
 )
 def test_damaged_markdown_is_refused_with_its_fault(values: dict[str, object], reason: str) -> None:

@@ -199,7 +199,7 @@ def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand
         "Pinned to CPU: automatic layouts do not move what is pinned.",
     ]
     free = make_hand(replace(moe_preview(), embedding_moves=True))
-    assert "Drag it to another lane" in tooltip_of(free.shown, EmbeddingTarget())
+    assert "Drag the embedding to another lane" in tooltip_of(free.shown, EmbeddingTarget())
 
 
 def test_screen_readers_hear_where_the_parts_of_a_layer_are(make_hand: MakeHand) -> None:

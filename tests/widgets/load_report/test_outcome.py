@@ -164,7 +164,7 @@ def test_the_copied_report_is_a_table_of_text() -> None:
     text = plain_report(loaded_outcome(loaded(off_bytes=12 * MIB)))
 
     lines = text.splitlines()
-    assert lines[0].startswith("LOADED: 3.60 GiB on RPC0 + CPU.")
+    assert lines[0].startswith("LOADED: 3.60 GiB of memory on RPC0 + CPU.")
     head = next(line for line in lines if line.startswith("device"))
     worker = next(line for line in lines if line.startswith("RPC0"))
     forecast = lines[lines.index(worker) + 1]

@@ -98,7 +98,7 @@ def test_a_part_under_another_name(tmp_path: Path) -> None:
 
 def test_a_whole_model_named_like_a_part(tmp_path: Path) -> None:
     path = GgufBytes().write(tmp_path / "whole-00001-of-00002.gguf")
-    with pytest.raises(ModelFileError, match="its header says it is whole"):
+    with pytest.raises(ModelFileError, match="its header says that the model has one file"):
         read_model(path)
     alone = GgufBytes().write(tmp_path / "whole-00001-of-00001.gguf")
     assert read_model(alone).name == "whole"
@@ -128,7 +128,7 @@ def test_parts_of_different_models(tmp_path: Path) -> None:
     other = _part(1, 3)
     other.tensors = [Tensor("blk.0.attn_k.weight"), Tensor("blk.0.attn_v.weight")]
     other.write(paths[1])
-    with pytest.raises(ModelFileError, match="have 3 tensors, but they have 4"):
+    with pytest.raises(ModelFileError, match="have 3 tensors, but the parts have 4 tensors"):
         read_model(paths[0])
     other.tensors = [Tensor("token_embd.weight")]
     other.write(paths[1])

@@ -136,7 +136,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("--spec-type draft-eagle3", "this part of speculative decoding: --spec-type draft-eagle3."),
         ("--draft-max x", 'cannot read --draft-max "x"'),
         ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft model is auto"),
-        ("-hf owner/name:Q4_0", "download it first with layerdeck-cli download"),
+        ("-hf owner/name:Q4_0", "download the model first with layerdeck-cli download"),
         ("-ts 1,x", 'cannot read -ts "1,x"'),
         ("-c", "-c has no value"),
         ("-c -5", 'cannot read -c "-5"'),
@@ -222,8 +222,8 @@ def test_a_modelfile(model: ModelFile) -> None:
         ("FROM\nFROM", "is left"),
         ("models: [", "not YAML"),
         ("models: 2001-99-99", "not YAML"),
-        ("models: {a: {cmd: 3}}", "has a cmd"),
-        ("models:\n- x", "has a cmd"),
+        ("models: {a: {cmd: 3}}", "has the key cmd"),
+        ("models:\n- x", "has the key cmd"),
         ("models: " + "[" * (MAX_DEPTH + 1), "deeply nested"),
         ("models: [" + "1," * MAX_NODES + "1]", "too large"),
         ("models: &a [1]\nb: [" + "*a," * (MAX_ALIASES + 1) + "]", "aliases"),
@@ -254,7 +254,7 @@ def test_a_short_text_that_stands_for_a_huge_command_is_refused_before_it_is_mad
 
 
 def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(LayoutError, match='no model "three"; it has one, two'):
+    with pytest.raises(LayoutError, match='no model "three"; its models are one, two'):
         read_foreign(CONFIG, name="three")
 
 

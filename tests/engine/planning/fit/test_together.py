@@ -99,7 +99,7 @@ def test_models_that_do_not_fit_at_all_are_named() -> None:
     host = make_rig(host_gib=6)
     found = planned(host, "middle", "chat")
     assert not found.fits
-    assert "would not fit together with the others" in together_sentence(found)
+    assert "would not fit together with the other models" in together_sentence(found)
 
 
 def test_four_models_on_eight_full_cards_need_few_searches() -> None:

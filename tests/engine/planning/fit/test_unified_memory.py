@@ -160,7 +160,7 @@ def test_both_messages_of_swap_have_exact_numbers() -> None:
     assert "(180.0 MiB) than is available (150.0 MiB: 100.0 MiB of memory and 50.0 MiB of swap)" in beyond.message
     (used,) = swap_advice(140 * MIB, 0, 100 * MIB, 50 * MIB)
     assert used.rule == "swap_used"
-    assert "40.0 MiB would be in swap" in used.message
+    assert "40.0 MiB of the model would be in swap" in used.message
 
 
 def test_a_layout_over_both_counts_both_against_the_swap() -> None:

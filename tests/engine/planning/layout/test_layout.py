@@ -107,7 +107,7 @@ def test_modes_inside_layers_start_with_shares_by_layer_count_and_drop_them_agai
     assert split.tensor_split == (("A", 5.0), ("B", 3.0))
     assert split.replace_device("B", "A").tensor_split == (("A", 8.0),)
     assert split.with_split_mode("layer") == FOUR
-    with pytest.raises(LayoutError, match=r"split_mode: .* other than CPU"):
+    with pytest.raises(LayoutError, match=r"split_mode: .* other than the CPU"):
         single_device(4, "CPU").with_split_mode("tensor")
 
 

@@ -137,10 +137,10 @@ def test_a_fault_is_one_sentence_with_its_place(changes: dict[str, object], plac
         (b'{"version": 1, "runs": [{"device": "A", "device": "B"}]}', '"device" occurs twice'),
         (b'{"version": NaN}', "NaN is not a JSON number"),
         (b'{"version": 1, "tensor_split": {"A": -Infinity}}', "-Infinity is not a JSON number"),
-        (b'{"version": ' + b"9" * 5000 + b"}", "a number of 5000 digits"),
+        (b'{"version": ' + b"9" * 5000 + b"}", "a number in the file has 5000 digits"),
         (b'{"runs": []}', "version: this required key is missing"),
         (b'{"version": 1}', "runs: this required key is missing"),
-        (b'{"version": 1, "model": {"name": "\\ud800"}, "runs": []}', "model.name: this contains a lone surrogate"),
+        (b'{"version": 1, "model": {"name": "\\ud800"}, "runs": []}', "model.name: the text contains a lone surrogate"),
         # Python 3.13 tells the place of the comma, earlier ones that behind it.
         (b'{"version": 1,}', "invalid JSON at line 1, column 1"),
     ],

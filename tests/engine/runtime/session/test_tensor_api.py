@@ -18,7 +18,7 @@ def test_a_load_is_tried_once_without_the_tensor_api_and_says_so(how: str) -> No
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded)
         (told,) = [event for event in log.events if isinstance(event, Fallback)]
-        assert "failed in Metal's tensor API and is tried again without it" in told.message
+        assert "failed in Metal's tensor API and is tried again without this API" in told.message
         place = log.events.index(told)
         begun = [event.stage for event in log.events[place:] if isinstance(event, Progress)]
         assert begun[0] == "header", "all stages begin anew"

@@ -75,7 +75,7 @@ def test_of_equally_many_layers_the_faster_backend_is_used(fast: str) -> None:
     speeds = Speeds(bandwidths={fast: 900e9, slow: 200e9})
     found = auto_layout("fewest", memory(), rig, CONTEXT, replace(ONE, speeds=speeds))
     assert found.layout.devices == (fast,)
-    assert f"and {fast[:-1]} is predicted to be faster" in found.explanation
+    assert f"but {fast[:-1]} is predicted to be faster" in found.explanation
 
 
 def test_of_equally_many_layers_the_backend_that_can_split_is_used_if_a_split_is_requested() -> None:

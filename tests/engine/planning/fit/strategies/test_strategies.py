@@ -221,7 +221,7 @@ def test_a_split_that_does_not_go_is_told() -> None:
     result = found("fewest", "dense 8B", rig, Constraints(split=True))
     assert result.fits
     assert result.layout.devices == ("CUDA0",)
-    assert "no other device has room" in result.explanation
+    assert "no second device has room" in result.explanation
 
 
 def test_fewest_takes_two_of_three_and_cards_before_integrated_ones() -> None:

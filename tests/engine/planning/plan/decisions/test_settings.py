@@ -75,12 +75,12 @@ def decisions(
 @pytest.mark.parametrize(
     ("gib", "n_ctx", "says"),
     [
-        (12, 4096, "usual length for 12 GiB"),
-        (24, 32768, "usual length for 24 GiB"),
-        (80, 131072, "The whole trained length"),
+        (12, 4096, "usual context length for 12 GiB"),
+        (24, 32768, "usual context length for 24 GiB"),
+        (80, 131072, "The whole context length of the training"),
         (5, 2048, "4096 tokens would not"),
         (4.75, 1024, "2048 tokens would not"),
-        (2, 256, "No length fits"),
+        (2, 256, "No context length fits"),
     ],
 )
 def test_context_by_memory(memory: ModelMemory, gib: float, n_ctx: int, says: str) -> None:
@@ -94,7 +94,7 @@ def test_context_by_memory(memory: ModelMemory, gib: float, n_ctx: int, says: st
     [
         (80, 131072, "The whole context length of the training, 131072"),
         (5, 512, "1024 tokens for each of 4 requests would not"),
-        (2, 256, "No length fits"),
+        (2, 256, "No context length fits"),
     ],
 )
 def test_with_several_requests_the_context_of_each_is_decided(
@@ -104,7 +104,7 @@ def test_with_several_requests_the_context_of_each_is_decided(
     found = decisions(memory, card(gib), layout(), asked)
     assert found["n_ctx"].value == 4 * each
     assert says in found["n_ctx"].reason
-    assert f"{each} tokens each" in found["n_seq_max"].reason
+    assert f"a context of {each} tokens." in found["n_seq_max"].reason
 
 
 def test_a_usual_context_for_each_of_several_requests_is_not_a_choice(memory: ModelMemory) -> None:
@@ -126,7 +126,7 @@ def test_a_length_that_is_found_fits_and_twice_as_much_does_not(memory: ModelMem
 @pytest.mark.parametrize(
     ("n_ctx", "says", "overridden"),
     [
-        (8192, "The default length", False),
+        (8192, "The default context length", False),
         (16384, "Set explicitly.", True),
         (262144, "longer than the trained length of 131072 tokens", True),
     ],
@@ -161,7 +161,7 @@ def test_an_embedding_model_takes_its_context_in_one_batch(encoder: ModelMemory)
 
 def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> None:
     asked = ContextSettings(n_ctx=8192, n_seq_max=4)
-    assert "2048 tokens each" in decisions(memory, card(80), layout(), asked)["n_seq_max"].reason
+    assert "a context of 2048 tokens." in decisions(memory, card(80), layout(), asked)["n_seq_max"].reason
     assert "n_seq_max" not in decisions(memory, card(80), layout(), ContextSettings())
 
 

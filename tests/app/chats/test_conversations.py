@@ -483,7 +483,7 @@ def test_an_answer_goes_on_in_a_full_context_and_says_so(bench: Bench) -> None:
     answer = bench.say("Begin")
     assert (answer.state, answer.stop_reason) == ("done", "length")
     assert told == [answer.note]
-    assert "no longer sees" in answer.note
+    assert "not the tokens between them" in answer.note
     bench.settle()
     assert bench.files == [], "the state is not that of the conversation"
     again = bench.say("And now?")

@@ -273,7 +273,7 @@ def test_a_shifted_context_is_told_at_once_and_below_the_answer() -> None:
     run.token("Well")
     (notice,) = run.shifted(Shifted(kept_tokens=12, dropped_tokens=100))
     assert isinstance(notice, Notice)
-    assert "the oldest tokens after the first 12" in notice.sentence
+    assert "the first 12 tokens and the newest" in notice.sentence
     *_, finish = run.done(done())
     assert isinstance(finish, Finish)
     assert (finish.message.state, finish.message.note) == ("done", notice.sentence)

@@ -117,7 +117,7 @@ def test_help_names_every_strategy() -> None:
 
 
 REFUSED = {
-    "--off CUDA9": 'no device "CUDA9" here; there are CUDA0, CUDA1, CPU',
+    "--off CUDA9": 'no device "CUDA9" here; the devices are CUDA0, CUDA1, CPU',
     "--off CPU": "CPU cannot be excluded",
     "--off CUDA0,": "is not a list of device ids",
     "--order CUDA0 --auto fewest": "--order needs --auto priority",

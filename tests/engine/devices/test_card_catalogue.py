@@ -36,11 +36,11 @@ def test_a_card_is_found_by_its_name(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("RTX 9999", "There is no card"),
+        ("RTX 9999", "There is no graphics card"),
         ("super", "RTX 4080 SUPER, RTX 4070 Ti SUPER"),
         ("100", "H100, A100"),
-        ("", "There is no card"),
-        ("\x1b[31m" * 50, "There is no card"),
+        ("", "There is no graphics card"),
+        ("\x1b[31m" * 50, "There is no graphics card"),
     ],
 )
 def test_an_unknown_or_unclear_name_is_refused(text: str, words: str) -> None:

@@ -138,9 +138,7 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
             )
         return tr("Set explicitly.")
     if trained == each:
-        return tr(
-            "The trained context length, {trained} tokens; you can choose a longer context.", trained=trained
-        )
+        return tr("The trained context length, {trained} tokens; you can choose a longer context.", trained=trained)
     return tr("The default context length.")
 
 

@@ -126,7 +126,7 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
                 else tr("No context length fits on these devices.")
             )
         if aim == trained:
-            return tr("The whole context length of the training, {trained} tokens.", trained=trained)
+            return tr("The whole trained context length, {trained} tokens.", trained=trained)
         return tr(
             "The usual context length for {cards} GiB of device memory; you can choose a longer context.",
             cards=_cards_bytes(rig) // GIB,
@@ -138,9 +138,7 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
             )
         return tr("Set explicitly.")
     if trained == each:
-        return tr(
-            "The context length of the training, {trained} tokens; you can choose a longer context.", trained=trained
-        )
+        return tr("The trained context length, {trained} tokens; you can choose a longer context.", trained=trained)
     return tr("The default context length.")
 
 

@@ -66,7 +66,7 @@ def names(window: WindowParts) -> list[str]:
 def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts) -> None:
     dialog = dialog_of(window)
     assert dialog.rows.line("load_mode").startswith("mmap: ")
-    assert "context length of the training, 4096 tokens" in dialog.rows.line("n_ctx")
+    assert "trained context length, 4096 tokens" in dialog.rows.line("n_ctx")
     # Cards have no kernel for heads of 16.
     tool_tip = window.main.settings_bar.context_editor.flash_box.toolTip()
     assert "off: Not all devices of the layers (CUDA1) support flash attention" in tool_tip

@@ -77,7 +77,7 @@ def decisions(
     [
         (12, 4096, "usual context length for 12 GiB"),
         (24, 32768, "usual context length for 24 GiB"),
-        (80, 131072, "The whole context length of the training"),
+        (80, 131072, "The whole trained context length"),
         (5, 2048, "4096 tokens would not"),
         (4.75, 1024, "2048 tokens would not"),
         (2, 256, "No context length fits"),
@@ -92,7 +92,7 @@ def test_context_by_memory(memory: ModelMemory, gib: float, n_ctx: int, says: st
 @pytest.mark.parametrize(
     ("gib", "each", "says"),
     [
-        (80, 131072, "The whole context length of the training, 131072"),
+        (80, 131072, "The whole trained context length, 131072"),
         (5, 512, "1024 tokens for each of 4 requests would not"),
         (2, 256, "No context length fits"),
     ],
@@ -144,7 +144,7 @@ def test_the_first_context_is_no_longer_than_what_was_trained(folder: Path) -> N
     rig = Rig((), make_host("host", 8 * GIB))
     found = decisions(ModelMemory(model), rig, make_layout(8, [(CPU_ID, 8)]), asked)["n_ctx"]
     assert not found.overridden
-    assert "The context length of the training, 2048 tokens" in found.reason
+    assert "The trained context length, 2048 tokens" in found.reason
 
 
 def test_an_embedding_model_takes_its_context_in_one_batch(encoder: ModelMemory) -> None:

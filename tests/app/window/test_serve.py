@@ -211,7 +211,7 @@ def test_a_program_asks_the_model_that_the_window_has_loaded(bench: Bench) -> No
     assert row[4] == "4"
     assert row[7] == "200"
     bench.stop()
-    assert model.loading.phase is Phase.READY
+    bench.wait(lambda: model.loading.phase is Phase.READY)
 
 
 def test_the_chat_goes_on_beside_a_program_and_its_stop_stops_its_own_answer(bench: Bench) -> None:
@@ -252,7 +252,7 @@ def test_a_model_that_is_not_loaded_is_loaded_in_the_window_beside_the_shown_one
     assert [held.name for held in bench.desk.models.held] == ["ada", "bob"]
     (loaded,) = (model for model in bench.desk.models.all if model.name == "bob")
     assert loaded.keep_alive_s == 300.0
-    assert loaded.status.phase is Phase.READY
+    bench.wait(lambda: loaded.status.phase is Phase.READY)
     assert len(bench.window.main.model_panel.loaded_list.rows()) == 2
     # It can be shown like any other, with the layout on which it runs.
     bench.desk.opener.show(loaded)

@@ -239,14 +239,14 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "dynatemp_range",
         Real(0, 100, 0.05),
         "Temperature",
-        tr("Dynamic temperature range"),
+        tr("Temperature range"),
         tr("temperature range around the set value, depending on the entropy of the model; 0: off"),
     ),
     SamplingSetting(
         "dynatemp_exponent",
         Real(0, 100, 0.1),
         "Temperature",
-        tr("Dynamic temperature exponent"),
+        tr("Temperature exponent"),
         tr("how strongly the dynamic temperature depends on the entropy of the model"),
     ),
     SamplingSetting(

@@ -88,7 +88,7 @@ def test_a_strategy_leaves_placed_experts_where_they_are(
         (("--layers", "CUDA0=13"), "--layers: 13 layers are placed, but the model has 12; place fewer."),
         (("--layers", "CUDA0=6,CUDA0=2"), "--layers: CUDA0 is in the list 2 times; list it once."),
         (("--layers", "CUDA0"), '"CUDA0" is not a count of layers; write CUDA0=20,CUDA1=12'),
-        (("--layers", "CUDA9=1"), '--layers: there is no device "CUDA9" here; the devices are CUDA0, CUDA1, CPU.'),
+        (("--layers", "CUDA9=1"), '--layers: there is no device "CUDA9" here; there are CUDA0, CUDA1, CPU.'),
         (("--layers", "CPU=2,CUDA0=4"), "--layers: 6 of 12 layers are placed; give the CPU 6 more, or leave it out."),
         (("--layers", "CUDA0=6", "--auto", "fewest"), "--layers and --auto exclude each other"),
         (("--layers", "CUDA0=6", "--ratio", "1"), "--layers and --ratio exclude each other"),

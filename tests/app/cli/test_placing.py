@@ -121,7 +121,7 @@ def test_the_projector_of_a_listed_model_is_on_the_first_of_its_devices(
 
 REFUSED = {
     "--device CUDA": '--device: "CUDA" matches CUDA0 and CUDA1; write one of them in full.',
-    "--device CUDA7": '--device: there is no device "CUDA7" here; the devices are CUDA0, CUDA1, Vulkan0, CPU.',
+    "--device CUDA7": '--device: there is no device "CUDA7" here; there are CUDA0, CUDA1, Vulkan0, CPU.',
     "--device CUDA0,": "is not a list of devices; write CUDA0,CUDA1",
     "--device CUDA0,cuda0": "--device: CUDA0 is in the list 2 times; list it once.",
     "--device CUDA0,CPU": "the CPU takes what the devices have no room for; leave it out of the list",
@@ -133,7 +133,7 @@ REFUSED = {
     "--place mmproj=CUDA0": "has no mmproj here; it has output and embedding. Name its file with --mmproj.",
     "--place output=CU": '--place output: "CU" matches CUDA0 and CUDA1; write one of them in full.',
     "--place output=CUDA7": (
-        '--place output: there is no device "CUDA7" here; the devices are CUDA0, CUDA1, Vulkan0, CPU.'
+        '--place output: there is no device "CUDA7" here; there are CUDA0, CUDA1, Vulkan0, CPU.'
     ),
     "--place output=CUDA0 --place output=CPU": "--place output: CUDA0 and CPU were given; give one.",
     "--place output=CUDA0 --device CUDA1": "--place output: CUDA0 is not among the devices of --device; add it there.",

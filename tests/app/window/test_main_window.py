@@ -188,7 +188,7 @@ def test_two_models_beside_each_other(window: WindowParts, qtbot: QtBot, tmp_pat
     notices: list[str] = []
     window.desk.notices.given.connect(lambda notice: notices.append(notice.text))
     window.actions["side_by_side"].trigger()
-    assert "open a second model, or this one again" in notices[-1]
+    assert "open a second model, or open this model a second time" in notices[-1]
     models = window.desk.models
     for name in ("ada", "bob"):
         window.desk.opener.open(write_tiny_llama(tmp_path / f"{name}.gguf", n_layers=2))

@@ -132,9 +132,7 @@ REFUSED = {
     "--place draft=CUDA0": "has no draft here; it has output and embedding. Name its file with --draft.",
     "--place mmproj=CUDA0": "has no mmproj here; it has output and embedding. Name its file with --mmproj.",
     "--place output=CU": '--place output: "CU" matches CUDA0 and CUDA1; write one of them in full.',
-    "--place output=CUDA7": (
-        '--place output: there is no device "CUDA7" here; there are CUDA0, CUDA1, Vulkan0, CPU.'
-    ),
+    "--place output=CUDA7": ('--place output: there is no device "CUDA7" here; there are CUDA0, CUDA1, Vulkan0, CPU.'),
     "--place output=CUDA0 --place output=CPU": "--place output: CUDA0 and CPU were given; give one.",
     "--place output=CUDA0 --device CUDA1": "--place output: CUDA0 is not among the devices of --device; add it there.",
     "--place output=CUDA0 --auto fewest --pin output=CPU": "is pinned to CPU and to CUDA0; pin it to one device",

@@ -37,7 +37,6 @@ from typing import Any
 import pynvml
 
 from benchmarks._shapes import FITTED, Shape, Type, llama, write_shape
-from engine.base.units import GIB, MIB
 from engine.devices.device import Rig
 from engine.devices.rig_file import parse_rig
 from engine.model.demo.llama_writer import LlamaShape
@@ -323,10 +322,9 @@ def logits(write: Write, folder: Path, options: argparse.Namespace) -> None:
                 write(**record, **plan)
                 continue
             cpu = dict(document["context"])
-            base = {"version": 1, "split_mode": "layer", "context": {**cpu, "op_offload": False, "offload_kqv": False}}
-            base["runs"] = [{"device": "CPU", "layers": f"0-{model.n_layers - 1}"}]
             if document["split_mode"] == "tensor" and cpu.get("flash_attn") == "auto":
-                base["context"]["flash_attn"] = "on"
+                cpu["flash_attn"] = "on"
+            base = on(("CPU", 0, model.n_layers - 1), **{**cpu, "op_offload": False, "offload_kqv": False})
             reference = plan_of(base, model, rig)
             assert isinstance(reference, Plan), reference
             before, after = probabilities(reference, prompt), probabilities(plan, prompt)
@@ -430,7 +428,7 @@ def shortage(write: Write, folder: Path, _options: argparse.Namespace) -> None:
               again=again.events[-1])  # fmt: skip
 
 
-def speed(write: Write, folder: Path, options: argparse.Namespace) -> None:
+def speed(write: Write, folder: Path, _options: argparse.Namespace) -> None:
     path = large_model(folder)
     last = read_model(path).n_layers - 1
     half = last // 2
@@ -458,19 +456,19 @@ def speed(write: Write, folder: Path, options: argparse.Namespace) -> None:
             loaded = [event for event in events if event.get("event") == "loaded"]
             stages = loaded[0].get("seconds") if loaded else None
             write(case=name, told=told, ending=ending, seconds=seconds, stages=stages, err=answer.err[-800:])
-    del options
 
 
 def bench(write: Write, folder: Path, _options: argparse.Namespace) -> None:
     path = large_model(folder)
     last = read_model(path).n_layers - 1
-    layouts = []
+    layouts: list[str] = []
     for name, document in (
         ("whole", on(("CUDA0", 0, last), n_ctx=8192)),
         ("three-quarters", on(("CPU", 0, last // 4), ("CUDA0", last // 4 + 1, last), n_ctx=8192)),
     ):
-        layouts += ["--layout", folder / f"{name}.layout.json"]
-        Path(layouts[-1]).write_text(json.dumps(document), encoding="utf-8")
+        file = folder / f"{name}.layout.json"
+        file.write_text(json.dumps(document), encoding="utf-8")
+        layouts += ["--layout", str(file)]
     began = time.monotonic()
     answer = run_cli("bench", path, *layouts, "--quick", "--answer-tokens", "32", "--json")
     write(code=answer.code, seconds=time.monotonic() - began, out=answer.out, err=answer.err[-2000:])

@@ -21,6 +21,7 @@ from engine.base.language import tr
 from engine.base.units import GIB
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import kv_state_values
 
 if TYPE_CHECKING:
     from engine.planning.memory.side_files import Adapter
@@ -38,22 +39,22 @@ class KvStateKey:
     """The properties of model and KV cache that must be equal for a saved state to be restored.
 
     `model`: identity of the model (`model_identity`).
+    `settings`: values of the settings that a state depends on (`Setting.in_kv_state`), as text, without rare settings.
     `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.
-    `adapters`: paths and scales of the loaded LoRA adapters as text; empty: none.
+    `others`: path and scale of each loaded LoRA adapter, and key and value of each rare setting that is not at its
+    default, as text.
     """
 
     model: str
-    type_k: str
-    type_v: str
-    swa_full: bool
+    settings: tuple[str, ...]
     streams: int
-    adapters: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """A digest of the key, used in file names: 16 hexadecimal digits."""
-        words = "|".join((self.model, self.type_k, self.type_v, str(self.swa_full), str(self.streams)))
-        words += f"|{self.adapters}" if self.adapters else ""
+        # `others` come last, so that files from before a rare setting was added are found.
+        words = "|".join((self.model, *self.settings, str(self.streams), *self.others))
         return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -73,8 +74,11 @@ def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = 
     """Return the key of a loaded model's saved KV states. `model`: its identity (`model_identity`)."""
     # With separate streams the KV cache has another shape, which a state must match.
     streams = 1 if settings.kv_unified else settings.n_seq_max
-    words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)
-    return KvStateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams, words)
+    values = kv_state_values(settings)
+    usual = tuple(str(value) for setting, value in values.items() if not setting.rare)
+    rare = [f"{setting.key}={value}" for setting, value in values.items() if setting.rare]
+    others = (*(f"{each.path}*{each.scale:g}" for each in adapters), *rare)
+    return KvStateKey(model, usual, streams, others)
 
 
 class SavedKvStates:

@@ -44,7 +44,11 @@ class SpinBox(_NeedsFocus, QSpinBox):
 
 
 class DoubleSpinBox(_NeedsFocus, QDoubleSpinBox):
-    """A spin box for fractions that ignores the wheel while it has no focus."""
+    """A spin box for fractions that ignores the wheel while it has no focus. It shows no zeros at the end."""
+
+    def textFromValue(self, value: float) -> str:
+        text, point = super().textFromValue(value), self.locale().decimalPoint()
+        return text.rstrip("0").removesuffix(point) if point in text else text
 
 
 class Slider(_NeedsFocus, QSlider):

@@ -181,7 +181,8 @@ class RealControl(SettingControl):
 
     def __init__(self, name: str, kind: Real) -> None:
         self.box = DoubleSpinBox()
-        self.box.setDecimals(3)
+        # 1/32 has five, as a RoPE scale.
+        self.box.setDecimals(6)
         self.box.setRange(kind.low, kind.high)
         self.box.setSingleStep(kind.step)
         self.box.setKeyboardTracking(False)

@@ -17,6 +17,7 @@ from engine.planning.exchange.server_command import MIN_BATCH_VARIABLE, device_n
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, TensorOverride
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH
+from engine.planning.settings.table import engine_fields
 
 ENGINE = "llama-cpp-python 0.3.36"
 _TYPES = {
@@ -252,19 +253,13 @@ def _model_params(plan: Plan) -> dict[str, object]:
 def _context_params(plan: Plan) -> dict[str, object]:
     used = plan.settings
     return {
-        "n_ctx": used.n_ctx,
-        "n_batch": used.n_batch,
-        "n_ubatch": used.n_ubatch,
-        "n_seq_max": used.n_seq_max,
+        **engine_fields(used),
         "n_threads": used.threads,
         "n_threads_batch": used.threads_batch or used.threads,
         "type_k": _TYPES[used.type_k],
         "type_v": _TYPES[used.type_v],
         "flash_attn_type": _FLASH_ATTENTION[used.flash_attn],
-        "offload_kqv": used.offload_kqv,
         "op_offload": bool(used.op_offload),
-        "swa_full": used.swa_full,
-        "kv_unified": used.kv_unified,
     }
 
 

@@ -296,6 +296,14 @@ class _Reader:
         if whole_number(value) != 0:
             self.options.take_value("n_ctx", name, value)
 
+    def rope_scale(self, name: str, value: str) -> None:
+        # llama.cpp's `rope_freq_scale` is the inverse of it.
+        factor = real_number(value)
+        if factor is None or factor <= 0:
+            self.options.refuse(name, value)
+        else:
+            self.options.take_value("rope_freq_scale", name, f"{1 / factor:.9g}")
+
     def parallel(self, name: str, value: str) -> None:
         # -1: left to the program.
         if whole_number(value) != -1:
@@ -479,6 +487,7 @@ _VALUES = _by_name(
         ("--image-max-tokens",): _positive("image_max_tokens"),
         ("-lm", "--load-mode"): _Reader.load_mode,
         ("-fit", "--fit"): _Reader.fit,
+        ("--rope-scale",): _Reader.rope_scale,
         ("-mm", "--mmproj"): _Reader.projector,
         ("-mmdev", "--mmproj-device"): _Reader.projector_device,
         ("-md", "--model-draft", "--spec-draft-model"): _Reader.draft_model,

@@ -22,7 +22,7 @@ from engine.planning.layout.layout_file import DRAFT_SETTINGS, FOLLOWING, DraftE
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.memory.hyper_parameters import MissingNumberError, read_state
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
-from engine.planning.settings.table import DRAFTED_TOKENS
+from engine.planning.settings.table import DRAFTED_TOKENS, for_draft_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,15 @@ def _keeps_state(model: ModelFile) -> bool:
 
 
 def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
-    """Return the context settings of the draft model. `main`: context settings of the main model.
+    """Return the context settings of the draft model or MTP heads. `main`: context settings of the main model.
 
     Both contexts have the same batch sizes and number of sequences. The draft model has no pipeline, because it
     computes one token after another.
     """
     own = draft.context
     chosen = {key: getattr(own, key) for key in DRAFT_SETTINGS if key != "n_ctx"}
+    # MTP heads are a part of the main model.
+    main = main if uses_mtp(draft) else for_draft_model(main)
     found = msgspec.structs.replace(main, **chosen, pipeline="off", image_max_tokens=None, image_min_tokens=None)
     return found if own.n_ctx == AUTO_CONTEXT else found.with_each(own.n_ctx)
 

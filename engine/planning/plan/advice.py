@@ -309,7 +309,9 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
             tr("Turn on Offload KV cache if there is room."),
         )
     trained = trained_length(model)
-    if trained is not None and trained < context.n_ctx_each:
+    # A longer context is what other RoPE frequencies are chosen for.
+    is_stretched = bool(context.rope_freq_base or context.rope_freq_scale)
+    if trained is not None and trained < context.n_ctx_each and not is_stretched:
         yield Advice(
             "context_above_training",
             tr(

@@ -61,6 +61,9 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     image_min_tokens: int | None = None
     # `ggml_numa_strategy` of the whole process (`llama_numa_init`).
     numa: NumaMode = "off"
+    # 0: as the model's file says, as in `llama_context_params`.
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
 
     @property
     def offload_batch(self) -> int:

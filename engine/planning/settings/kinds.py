@@ -6,6 +6,7 @@ Load settings have a `Kind`, samplers a `SamplingKind`. `WholeNumber`, `Real` an
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -201,7 +202,15 @@ class Real:
 
     def text_of(self, value: object) -> str:
         """Return the text that a user would type for `value`."""
-        return f"{value:g}" if isinstance(value, int | float) else ""
+        if not isinstance(value, int | float):
+            return ""
+        # Values of GGUF files are 32-bit floats: 0.949999988 is 0.95 there.
+        short = f"{value:g}"
+        return short if _as_float32(float(short)) == _as_float32(value) and "e" not in short else f"{value:.9g}"
+
+
+def _as_float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 class _Words:

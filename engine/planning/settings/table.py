@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from engine.base.json_file import JsonObject
 from engine.base.language import tr
 from engine.planning.settings.context_settings import (
@@ -22,7 +24,7 @@ from engine.planning.settings.context_settings import (
     PIPELINE_MODES,
     ContextSettings,
 )
-from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Switch, Value, WholeNumber
+from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Real, Switch, Value, WholeNumber
 
 MAX_TOKENS = (1 << 31) - 1
 """Largest `llama_context_params.n_ctx`, because llama.cpp's positions are int32 (`llama_pos`)."""
@@ -71,6 +73,10 @@ class Setting:
     `rare`: whether it is written to a file only if it is not the default.
     `server_options`: llama-server's options with the same values; exports write the first one. Empty: there is none, or
     its values differ (`engine.planning.exchange`).
+    `engine_field`: whether `llama_context_params` has a field of the same name with the same values.
+    `in_kv_state`: whether the content or shape of the KV cache depends on it, so that a saved KV state can only be
+    restored with the same value.
+    `of_model`: whether its value suits one model only, so that a draft model has the default instead.
     """
 
     key: str
@@ -83,6 +89,9 @@ class Setting:
     decided_by: str = ""
     rare: bool = False
     server_options: tuple[str, ...] = ()
+    engine_field: bool = False
+    in_kv_state: bool = False
+    of_model: bool = False
 
     @property
     def default(self) -> Value:
@@ -108,6 +117,7 @@ SETTINGS: tuple[Setting, ...] = (
         "context",
         decided_by="context_length",
         server_options=("-c", "--ctx-size"),
+        engine_field=True,
     ),
     Setting(
         "n_batch",
@@ -119,6 +129,7 @@ SETTINGS: tuple[Setting, ...] = (
         "context",
         decided_by="context_length",
         server_options=("-b", "--batch-size"),
+        engine_field=True,
     ),
     Setting(
         "n_ubatch",
@@ -131,6 +142,7 @@ SETTINGS: tuple[Setting, ...] = (
         "context",
         decided_by="context_length",
         server_options=("-ub", "--ubatch-size"),
+        engine_field=True,
     ),
     Setting(
         "n_seq_max",
@@ -142,6 +154,7 @@ SETTINGS: tuple[Setting, ...] = (
         "context",
         decided_by="context_length",
         server_options=("-np", "--parallel"),
+        engine_field=True,
     ),
     Setting(
         "type_k",
@@ -153,6 +166,7 @@ SETTINGS: tuple[Setting, ...] = (
         "context",
         decided_by="attention",
         server_options=("-ctk", "--cache-type-k"),
+        in_kv_state=True,
     ),
     Setting(
         "type_v",
@@ -164,6 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
         "context",
         decided_by="attention",
         server_options=("-ctv", "--cache-type-v"),
+        in_kv_state=True,
     ),
     Setting(
         "flash_attn",
@@ -184,6 +199,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("Offload KV cache"),
         tr("stores the KV cache of each layer on the device of the layer; off: in host memory"),
         "context",
+        engine_field=True,
     ),
     Setting(
         "op_offload",
@@ -219,6 +235,8 @@ SETTINGS: tuple[Setting, ...] = (
         tr("Full-size SWA cache"),
         tr("sliding-window layers keep the KV cache of the whole context"),
         "context",
+        engine_field=True,
+        in_kv_state=True,
     ),
     Setting(
         "kv_unified",
@@ -229,6 +247,7 @@ SETTINGS: tuple[Setting, ...] = (
         tr("Unified KV cache"),
         tr("all requests share one KV cache; off: each has an equal part"),
         "context",
+        engine_field=True,
     ),
     Setting(
         "load_mode",
@@ -319,6 +338,37 @@ SETTINGS: tuple[Setting, ...] = (
         rare=True,
         server_options=("--numa",),
     ),
+    Setting(
+        "rope_freq_base",
+        Real(0.0, 1e9, step=10_000.0),
+        "--rope-freq-base",
+        "Context",
+        tr("RoPE frequency base"),
+        tr("base frequency of the rotary position embedding; a higher one suits longer contexts; 0: the model's own"),
+        "none",
+        rare=True,
+        server_options=("--rope-freq-base",),
+        engine_field=True,
+        in_kv_state=True,
+        of_model=True,
+    ),
+    Setting(
+        "rope_freq_scale",
+        Real(0.0, 10.0, step=0.25),
+        "--rope-freq-scale",
+        "Context",
+        tr("RoPE frequency scale"),
+        tr(
+            "factor on the positions of the rotary position embedding; 0.5 stretches the trained context to twice its "
+            "length; 0: the model's own"
+        ),
+        "none",
+        rare=True,
+        server_options=("--rope-freq-scale",),
+        engine_field=True,
+        in_kv_state=True,
+        of_model=True,
+    ),
 )
 
 KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
@@ -327,6 +377,23 @@ KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
 def memory_part(context: ContextSettings) -> tuple[Value, ...]:
     """Return the values of all settings that affect memory, as a part of a cache key."""
     return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)
+
+
+def engine_fields(context: ContextSettings) -> dict[str, Value]:
+    """Return the fields of `llama_context_params` that have a setting's name and value."""
+    return {setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field}
+
+
+def kv_state_values(context: ContextSettings) -> dict[Setting, Value]:
+    """Return the values that a saved KV state depends on; rare settings are left out at their default."""
+    values = {setting: getattr(context, setting.key) for setting in SETTINGS if setting.in_kv_state}
+    return {setting: value for setting, value in values.items() if not setting.rare or value != setting.default}
+
+
+def for_draft_model(context: ContextSettings) -> ContextSettings:
+    """Return the settings with defaults in place of the values that suit one model only."""
+    reset = {setting.key: setting.default for setting in SETTINGS if setting.of_model}
+    return msgspec.structs.replace(context, **reset)
 
 
 def parse_context(item: JsonObject) -> ContextSettings:

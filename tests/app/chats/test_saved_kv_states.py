@@ -172,7 +172,7 @@ def test_a_search_that_fails_answers_that_there_is_no_state(
     background = Background()
     repository = KvStateRepository(tmp_path, Settings(tmp_path / "settings.ini"), background, notices)
     found: list[Path | None] = []
-    repository.find("c", KvStateKey("m", "f16", "f16", False, 1), found.append)
+    repository.find("c", KvStateKey("m", ("f16", "f16", "False"), 1), found.append)
     qtbot.waitUntil(lambda: bool(found))
     assert found == [None]
     assert ["gone" in notice.text for notice in said] == [True]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from engine.model.gguf.reader import read_model
+from engine.planning.settings.table import SETTINGS, Setting
+from tests.engine.planning.settings.test_table import others
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
@@ -93,11 +95,13 @@ def test_every_setting_can_be_chosen(
     assert answer.document["layout"]["context"][setting] == value
 
 
-@pytest.mark.parametrize("key", ["offload_kqv", "swa_full", "kv_unified"])
-def test_switches_that_nobody_decides_can_be_turned(capsys: pytest.CaptureFixture[str], folder: Path, key: str) -> None:
-    for word, value in (("on", True), ("off", False)):
-        context = plan(capsys, folder, f"--{key.replace('_', '-')}", word)["layout"]["context"]
-        assert context[key] is value
+@pytest.mark.parametrize("setting", [each for each in SETTINGS if not each.decided_by], ids=lambda each: each.key)
+def test_settings_that_nobody_decides_can_be_chosen(
+    capsys: pytest.CaptureFixture[str], folder: Path, setting: Setting
+) -> None:
+    for value in others(setting):
+        context = plan(capsys, folder, setting.flag, setting.kind.text_of(value))["layout"]["context"]
+        assert context[setting.key] == value
 
 
 def test_an_option_leaves_open_again_what_a_layout_file_chose(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

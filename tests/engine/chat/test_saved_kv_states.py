@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 from engine.base.errors import ChatError
 from engine.chat.saved_kv_states import SUFFIX, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.model.gguf.reader import read_model
+from engine.planning.memory.side_files import Adapter
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import SETTINGS, Setting
 from engine.runtime.protocol.messages import Generated, LoadedModel, SequenceRestored, SequenceSaved
 from engine.runtime.protocol.requests import Generate, Load, RestoreSequence, SaveSequence
+from tests.engine.planning.settings.test_table import others
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 
-KEY = KvStateKey("model", "f16", "f16", swa_full=False, streams=1)
+KEY = KvStateKey("model", ("f16", "f16", "False"), streams=1)
 
 
 def write(states: SavedKvStates, conversation: str, size_bytes: int, used_ns: int) -> Path:
@@ -56,11 +60,29 @@ def test_each_conversation_and_model_has_its_own(tmp_path: Path) -> None:
     states = SavedKvStates(tmp_path)
     path = write(states, "a", 1, 1)
     write(states, "ab", 1, 1)
-    other = KvStateKey("model", "q8_0", "f16", swa_full=False, streams=1)
+    other = KvStateKey("model", ("q8_0", "f16", "False"), streams=1)
     assert states.find("a", other) is None
     assert states.find("a", KEY) == path
     states.forget_conversation("a")
     assert list(states.sizes()) == ["ab"]
+
+
+def test_files_are_found_under_the_names_of_earlier_versions() -> None:
+    settings = ContextSettings(type_k="q8_0", type_v="q8_0", n_seq_max=2)
+    adapters = (Adapter(Path("/a.gguf"), (), 0.5), Adapter(Path("/b.gguf"), ()))
+    for key, text in (
+        (key_of("model", settings), "model|q8_0|q8_0|False|2"),
+        (key_of("model", settings, adapters), "model|q8_0|q8_0|False|2|/a.gguf*0.5|/b.gguf*1"),
+    ):
+        assert key.name == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("setting", [each for each in SETTINGS if each.in_kv_state], ids=lambda each: each.key)
+def test_another_value_of_a_setting_that_the_cache_depends_on_is_another_state(setting: Setting) -> None:
+    usual = ContextSettings()
+    changed = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
+    assert key_of("model", changed).name != key_of("model", usual).name
+    assert key_of("model", changed).name == key_of("model", msgspec.structs.replace(changed, threads=2)).name
 
 
 @pytest.mark.parametrize("conversation", ["../../x", "a/b", "", "a" * 300, "é", "."])

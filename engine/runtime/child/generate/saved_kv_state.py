@@ -20,6 +20,8 @@ import msgspec
 
 from engine.base.files import replacing
 from engine.base.json_file import UNREADABLE
+from engine.planning.settings.kinds import Value
+from engine.planning.settings.table import KEYS, kv_state_values
 from engine.runtime.child.generate.checkpoints import MOST
 from engine.runtime.child.load.loaded_context import LoadedContext
 
@@ -74,6 +76,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `digest`: SHA-256 of everything after the header.
     `checkpoints`: entries of the checkpoints, ascending by tokens.
     `images`: names of the images and sounds. The token -1 stands for the first name, -2 for the second, and so on.
+    `settings`: values of the rare settings that a state depends on, by key (`kv_state_values`).
     """
 
     model: ModelIdentity
@@ -87,6 +90,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     digest: str
     checkpoints: tuple[KeptCheckpoint, ...] = ()
     images: tuple[str, ...] = ()
+    settings: dict[str, Value] = {}
 
     @property
     def content_bytes(self) -> int:
@@ -272,6 +276,7 @@ def header_of(
         state_bytes=state_bytes,
         digest=digest,
         checkpoints=checkpoints,
+        settings={setting.key: value for setting, value in kv_state_values(settings).items() if setting.rare},
     )
 
 
@@ -296,6 +301,9 @@ def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
         )
     if header.flash_attention != ours.flash_attention:
         return "It was saved with another setting of flash attention. Load with the same one."
+    if header.settings != ours.settings:
+        keys = [key for key in KEYS if header.settings.get(key) != ours.settings.get(key)]
+        return f"It was saved with other values of {', '.join(keys) or 'some settings'}. Load with the same ones."
     if header.images and (loaded.media is None or not all(map(loaded.media.was_made_here, header.images))):
         return "It contains images or sounds that another projector read. Load with the same projector."
     if header.tokens >= loaded.context_tokens:

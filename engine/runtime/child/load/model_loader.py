@@ -17,6 +17,7 @@ import msgspec
 from engine.base.processor import default_threads
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import engine_fields
 from engine.runtime.child.load.draft_model import (
     check_rotation,
     check_source,
@@ -125,22 +126,19 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
     """
     low = engine.low
     struct = low.llama_context_default_params()
-    struct.n_ctx = context.n_ctx
-    struct.n_batch = context.n_batch
-    struct.n_ubatch = context.n_ubatch
-    struct.n_seq_max = context.n_seq_max
+    for key, value in engine_fields(context).items():
+        setattr(struct, key, value)
     struct.n_rs_seq = 0
     struct.n_outputs_max = 0
     struct.n_outputs_max_per_seq = 1
     struct.n_threads = context.threads or default_threads()
     struct.n_threads_batch = context.threads_batch or context.threads or default_threads()
     struct.ctx_type = 0
-    # "Unspecified", 0 and -1 here mean: as the model's file says.
+    # "Unspecified", 0 and -1 here mean: as the model's file says. So do a RoPE base and scale of 0.
     struct.rope_scaling_type = UNSPECIFIED
     struct.pooling_type = UNSPECIFIED
     struct.attention_type = UNSPECIFIED
     struct.flash_attn_type = _choice(FLASH_ATTENTION, context.flash_attn, "flash attention")
-    struct.rope_freq_base = struct.rope_freq_scale = 0.0
     struct.yarn_ext_factor = struct.yarn_attn_factor = -1.0
     struct.yarn_beta_fast = struct.yarn_beta_slow = -1.0
     struct.yarn_orig_ctx = 0
@@ -152,12 +150,9 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
     struct.abort_callback = low.ggml_abort_callback() if stop is None else stop.native_callback(low.ggml_abort_callback)
     struct.abort_callback_data = None if stop is None else stop.address
     struct.embeddings = False
-    struct.offload_kqv = context.offload_kqv
     # llama.cpp's own timings are not used: the decode loop measures.
     struct.no_perf = True
     struct.op_offload = bool(context.op_offload)
-    struct.swa_full = context.swa_full
-    struct.kv_unified = context.kv_unified
     struct.samplers = None
     struct.n_samplers = 0
     struct.ctx_other = None

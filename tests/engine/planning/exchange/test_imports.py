@@ -110,13 +110,15 @@ def test_several_overrides_in_one_word(model: ModelFile) -> None:
 def test_settings_of_old_and_new_versions(model: ModelFile) -> None:
     found = imported(
         "GGML_OP_OFFLOAD_MIN_BATCH=64 /opt/llama.cpp/llama-server.exe --model x -c 4096 -b 256 -ub 128 -np 2 -fa "
-        "-ctk q8_0 -ctv q4_0 -nkvo --no-op-offload --swa-full -kvu --no-mmap --mlock -t 3 -tb 0",
+        "-ctk q8_0 -ctv q4_0 -nkvo --no-op-offload --swa-full -kvu --no-mmap --mlock -t 3 -tb 0 "
+        "--rope-freq-base 1e6 --rope-scale 8",
         model,
     ).context
     said = (found.n_ctx, found.n_batch, found.n_ubatch, found.n_seq_max, found.type_k, found.type_v, found.flash_attn)
     assert said == (4096, 256, 128, 2, "q8_0", "q4_0", "on")
     assert (found.offload_kqv, found.op_offload, found.swa_full, found.kv_unified) == (False, False, True, True)
     assert (found.load_mode, found.threads, found.threads_batch, found.op_offload_min_batch) == ("mlock", 3, None, 64)
+    assert (found.rope_freq_base, found.rope_freq_scale) == (1e6, 0.125)
 
 
 def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
@@ -131,7 +133,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
     [
         ("--frobnicate 3", "Not imported, because Layerdeck does not know these options: --frobnicate."),
         ("--port 80 --api-key secret", "these options are not part of a layout: --port, --api-key."),
-        ("--rope-freq-base 1e6", "Not imported: --rope-freq-base 1e6. Layerdeck uses the RoPE scaling"),
+        ("--yarn-orig-ctx 4096", "Not imported: --yarn-orig-ctx 4096. Layerdeck uses the RoPE scaling"),
         ("--draft-min 2 -otd a=CPU", "this part of speculative decoding: --draft-min 2, -otd a=CPU."),
         ("--spec-type draft-eagle3", "this part of speculative decoding: --spec-type draft-eagle3."),
         ("--draft-max x", 'cannot read --draft-max "x"'),

@@ -111,6 +111,8 @@ CHOSEN = {
     "threads_batch": st.none() | st.integers(1, 64),
     "pipeline": st.sampled_from(("auto", "off")),
     "numa": st.sampled_from(NUMA_MODES),
+    "rope_freq_base": st.sampled_from((0.0, 10000.0, 1234567.0)),
+    "rope_freq_scale": st.sampled_from((0.0, 0.03125, 0.5, 1.0)),
     "image_min_tokens": st.none() | st.integers(1, 64),
     "image_max_tokens": st.none() | st.integers(64, 4096),
 }

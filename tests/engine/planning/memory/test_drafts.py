@@ -17,7 +17,7 @@ from engine.model.gguf.reader import read_model
 from engine.model.gguf.vocabulary import MOST_DIFFERENCE, head_fault
 from engine.planning.layout.layout import Layout, single_device, split_evenly
 from engine.planning.layout.layout_file import FOLLOWING
-from engine.planning.memory.drafts import Draft, read_draft
+from engine.planning.memory.drafts import Draft, draft_context, read_draft
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import SideFiles
@@ -110,6 +110,12 @@ def test_its_settings_follow_the_model_but_for_its_own(model: ModelFile, draft: 
     followed = plan_with(model, on(draft, "CUDA1")).resolved.draft
     assert followed is not None
     assert followed.context.n_ctx == 2048
+
+
+def test_values_that_suit_the_model_are_not_those_of_its_draft_model_but_of_its_mtp_heads(draft: Draft) -> None:
+    main = msgspec.structs.replace(CONTEXT, rope_freq_scale=0.5)
+    assert draft_context(draft, main).rope_freq_scale == 0
+    assert draft_context(Draft("mtp"), main).rope_freq_scale == 0.5
 
 
 def test_a_load_names_the_draft_and_may_open_its_file(model: ModelFile, draft: Draft) -> None:

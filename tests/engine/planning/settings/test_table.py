@@ -120,10 +120,10 @@ def test_the_page_is_current() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
-def test_what_memory_depends_on_is_all_but_threads(setting: Setting) -> None:
+def test_a_forecast_is_kept_unless_memory_depends_on_the_setting(setting: Setting) -> None:
     usual = ContextSettings()
     other = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
-    assert (memory_part(other) == memory_part(usual)) == (setting.key in ("threads", "threads_batch", "numa"))
+    assert (memory_part(other) == memory_part(usual)) == (setting.effect == "none")
 
 
 def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     Failure,
     Generated,
@@ -162,6 +163,7 @@ def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, t
         (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "separate sequences"),
         (model, msgspec.structs.replace(CONTEXT, flash_attn="off"), "flash attention"),
         (model, msgspec.structs.replace(CONTEXT, swa_full=True), "swa_full"),
+        (model, msgspec.structs.replace(CONTEXT, rope_freq_scale=0.5), "rope_freq_scale"),
     ):
         with RawChild() as child:
             load(child, path, context)
@@ -176,6 +178,20 @@ def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, t
     with RawChild() as child:
         load(child, model, short)
         assert "longer context" in refused(child, long)
+
+
+@pytest.mark.parametrize("change", [{"rope_freq_base": 500.0}, {"rope_freq_scale": 0.25}])
+def test_other_rope_frequencies_compute_other_probabilities(model: Path, change: dict[str, float]) -> None:
+    sampling = SamplingSettings(temperature=0.0, alternatives=5)
+    found = []
+    for context in (CONTEXT, msgspec.structs.replace(CONTEXT, **change)):
+        with RawChild() as child:
+            load(child, model, context)
+            child.send(Generate(id=1, prompt=BEGINNING, max_tokens=1, sampling=sampling))
+            said = child.last_words(1)[1]
+            found.append([choice.likeliest for each in said if isinstance(each, Piece) for choice in each.choices])
+    assert found[0]
+    assert found[0] != found[1]
 
 
 def _with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

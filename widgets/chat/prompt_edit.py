@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import QBuffer, QEvent, QMimeData, Qt, Signal
-from PySide6.QtGui import QImage, QKeyEvent, QKeySequence, QResizeEvent
-from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
+from PySide6.QtGui import QFocusEvent, QImage, QKeyEvent, QKeySequence, QResizeEvent
+from PySide6.QtWidgets import QApplication, QPlainTextEdit, QSizePolicy, QWidget
 
 from engine.base.language import tr
+from widgets.common.delayed_call import DelayedCall
 
 MAX_LINES = 6
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/gif")
 MODEL_ENDING = ".gguf"
+BLINKING_MS = 10_000
+"""Time after the last key from which the cursor no longer blinks, as in GTK: each blink wakes the process."""
 
 
 def files_of(source: QMimeData) -> tuple[Path, ...]:
@@ -58,6 +61,8 @@ class PromptEdit(QPlainTextEdit):
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.textChanged.connect(self._fit_height)
+        self._flash_ms = 0  # the cursor's flash time while it does not blink
+        self._stop_blinking = DelayedCall(self, self._hold_cursor, BLINKING_MS)
         self._fit_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
@@ -88,7 +93,18 @@ class PromptEdit(QPlainTextEdit):
                 return False
         return super().event(event)
 
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        self._blink()
+        super().focusInEvent(event)
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        # The setting is that of all fields of the application.
+        self._blink()
+        self._stop_blinking.stop()
+        super().focusOutEvent(event)
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
+        self._blink()
         is_return = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if is_return and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
             self.submitted.emit()
@@ -98,6 +114,17 @@ class PromptEdit(QPlainTextEdit):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit_height()
+
+    def _blink(self) -> None:
+        if self._flash_ms:
+            QApplication.setCursorFlashTime(self._flash_ms)
+            self._flash_ms = 0
+        self._stop_blinking.start()
+
+    def _hold_cursor(self) -> None:
+        """Show the cursor without blinking, until a key is pressed or the focus changes."""
+        self._flash_ms = QApplication.cursorFlashTime()
+        QApplication.setCursorFlashTime(0)
 
     def _fit_height(self) -> None:
         # A plain text document measures its height in lines.

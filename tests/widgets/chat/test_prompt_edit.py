@@ -6,10 +6,11 @@ import pytest
 from PySide6.QtCore import QMimeData, Qt, QUrl
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QMainWindow
+from PySide6.QtWidgets import QApplication, QLineEdit, QMainWindow, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from widgets.chat.prompt_edit import PromptEdit
+from widgets.common.delayed_call import DelayedCall
 
 
 def test_undo_is_the_windows_where_nothing_was_typed(qtbot: QtBot) -> None:
@@ -28,6 +29,28 @@ def test_undo_is_the_windows_where_nothing_was_typed(qtbot: QtBot) -> None:
     assert (prompt.toPlainText(), undone) == ("", [])
     QTest.keyClick(prompt, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
     assert undone == [""]
+
+
+def test_the_cursor_stops_blinking_until_the_next_key_or_another_field_has_the_focus(qtbot: QtBot) -> None:
+    window, prompt, other = QMainWindow(), PromptEdit(), QLineEdit()
+    qtbot.addWidget(window)
+    box = QWidget()
+    layout = QVBoxLayout(box)
+    layout.addWidget(prompt)
+    layout.addWidget(other)
+    window.setCentralWidget(box)
+    with qtbot.waitActive(window):
+        window.show()
+    usual_ms = QApplication.cursorFlashTime()
+    assert usual_ms > 0
+    prompt.setFocus()
+    (pause,) = prompt.findChildren(DelayedCall)
+    for goes_on in (lambda: QTest.keyClicks(prompt, "a"), other.setFocus):
+        assert pause.isActive()
+        pause.flush()
+        assert QApplication.cursorFlashTime() == 0
+        goes_on()
+        assert QApplication.cursorFlashTime() == usual_ms
 
 
 @pytest.mark.parametrize(

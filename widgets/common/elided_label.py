@@ -28,8 +28,11 @@ class ElidedLabel(QLabel):
     def setText(self, text: str) -> None:
         """Show `text` on one line; line breaks become spaces."""
         # One line is painted and measured; a line break in an error message would add height.
-        super().setText(" ".join(text.split()))
-        self._update_tool_tip()
+        line = " ".join(text.split())
+        # Labels with readings are set each second, mostly to the text that they have.
+        if line != self.text():
+            super().setText(line)
+            self._update_tool_tip()
 
     def minimumSizeHint(self) -> QSize:
         """Return a size with room for an ellipsis only."""

@@ -20,6 +20,19 @@ MAX_POINTS = 1200
 """Maximum number of stored samples, in case they come much more often than once a second."""
 
 
+class _Curve(pg.PlotCurveItem):  # type: ignore[misc]
+    """A filled curve with fixed bounds. pyqtgraph would compute them from the points, three times for each sample."""
+
+    bounds = QRectF()
+
+    def boundingRect(self) -> QRectF:
+        return self.bounds
+
+    def set_bounds(self, bounds: QRectF) -> None:
+        self.prepareGeometryChange()
+        self.bounds = bounds
+
+
 class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
     """Memory over the last `WINDOW_S` seconds in two areas: other programs, and above them Layerdeck's child processes.
 
@@ -32,8 +45,8 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self._top_bytes: int | None = None
         self._box = pg.ViewBox(enableMouse=False, enableMenu=False, defaultPadding=0.0)
         self.setCentralItem(self._box)
-        self._all = pg.PlotCurveItem(connect="finite", fillLevel=0.0, antialias=False)
-        self._others = pg.PlotCurveItem(connect="finite", fillLevel=0.0, antialias=False)
+        self._all = _Curve(connect="finite", fillLevel=0.0, antialias=False)
+        self._others = _Curve(connect="finite", fillLevel=0.0, antialias=False)
         self._limit = pg.InfiniteLine(angle=0, movable=False)
         self._limit.hide()
         for item in (self._all, self._others, self._limit):
@@ -87,7 +100,10 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self._others.setData(times, [point[2] for point in self._points])
         if self._top_bytes != (top_bytes := max(total_bytes, 1)):
             self._top_bytes = top_bytes
-            self._box.setRange(QRectF(-WINDOW_S, 0.0, WINDOW_S, float(top_bytes)), padding=0, disableAutoRange=True)
+            shown = QRectF(-WINDOW_S, 0.0, WINDOW_S, float(top_bytes))
+            self._box.setRange(shown, padding=0, disableAutoRange=True)
+            self._all.set_bounds(shown)
+            self._others.set_bounds(shown)
 
     def points(self) -> tuple[tuple[float, float, float], ...]:
         """Return the points as (seconds, used bytes, bytes of other programs); a gap has NaN."""

@@ -15,7 +15,7 @@ from engine.base.units import parse_count
 from engine.planning.settings.context_settings import AUTO
 
 Value = int | float | str | bool | None
-"""Value of a load setting."""
+"""Value of a load setting; None if the user chose no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class LeftOpen:
     `kept`: value of the setting's field in `ContextSettings` or `SamplingSettings`.
     `written`: value in a file: a word, or None for null.
     `word`: word that the user types.
-    `or_empty`: whether an empty field of a form means the same.
+    `or_empty`: whether an empty field of a form also stands for this state.
     """
 
     kept: int | None
@@ -299,7 +299,7 @@ Kind = WholeNumber | Real | Choice | Switch
 
 
 SamplingValue = float | int | str | tuple[str, ...] | None
-"""Value of a sampler setting."""
+"""Value of a sampler setting. A tuple is a list of texts; None means that the user chose no number."""
 MAX_TEXTS = 64
 """Largest number of stop texts or DRY breakers in one setting.
 

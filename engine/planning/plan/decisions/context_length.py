@@ -53,7 +53,7 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
 """Context lengths to aim for: pairs of (memory of all cards together in bytes, context length in tokens).
 
-The length of the first pair whose memory is available is used.
+The first pair is used whose memory is not larger than that of the rig's cards.
 """
 _SENSIBLE_ELSEWHERE = 4096
 

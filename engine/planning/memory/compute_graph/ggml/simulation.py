@@ -524,7 +524,7 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return `sizes` with too large buffers divided into chunks (backend buffers).
+        """Return `sizes` with each buffer above its limit divided into chunks (backend buffers).
 
         All tensors are allocated again without the cache, whose results are for buffers without a limit.
 
@@ -563,9 +563,11 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number of a state in the cache of group `place` (the sections of one device).
+        """Return the number that a state has in the cache of the section group `place`.
 
-        `state`: number of the same state in the cache of the group before.
+        A state is what a pass hands from one section to the next; a group is the sections of one device.
+
+        `state`: number of the same state in the cache of the group `place` - 1.
         """
         origin = self._groups[place - 1].cache
         return self._groups[place].cache.translated(origin, self._backend_maps[place - 1], state)

@@ -30,7 +30,7 @@ class Move(ABC):
         """Return `layout` with this change made.
 
         Raises:
-            LayoutError: if `layout` has no such boundary or layer.
+            LayoutError: `layout` has no boundary or layer with the index of this change.
         """
 
 

@@ -135,7 +135,7 @@ class CudaPools:
         return found
 
     def _layers_of(self, device: str, placement: Placement) -> list[int]:
-        """Return the indices of the layers of which a device may compute at least a part."""
+        """Return the indices of the layers that a device may compute, fully or in part."""
         n_layers = min(len(self._matrices), self._hyper.n_layers)
         # Moved weights are computed where they are, and those in host memory on a device if batches are large.
         if placement.shares or placement.row_shares or placement.overrides:

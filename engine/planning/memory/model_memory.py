@@ -166,7 +166,7 @@ class ModelMemory:
     def of_draft(self, model: ModelFile) -> ModelMemory:
         """Return the `ModelMemory` of a draft model.
 
-        The last one is cached; only the thread of this object may use it.
+        The latest one is cached. It may be used only in the thread that uses this object.
         """
         if self._beside is None or self._beside.model is not model:
             self._beside = ModelMemory(model, FEW_TABLES)

@@ -48,7 +48,7 @@ class HostWeights:
     """Weights in host memory.
 
     `committed_bytes`: bytes of weights in memory that the process allocates.
-    `mapped_bytes`: bytes of the part of the mapped file that is used; the system can reclaim its pages.
+    `mapped_bytes`: bytes of weights that stay in the memory-mapped file.
     """
 
     committed_bytes: int

@@ -191,7 +191,7 @@ class PreviewTables:
         return self._last_slices[1]
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
-        """Return the bytes of each layer.
+        """Return the bytes of each layer: weights, and KV cache or recurrent state for these settings.
 
         The last result is cached, because settings do not change while layers are dragged.
         """

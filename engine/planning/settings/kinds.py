@@ -34,7 +34,7 @@ class LeftOpen:
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether the typed text `text` means that no number is chosen."""
+        """Return whether `text`, which a user typed, stands for this state."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
@@ -243,7 +243,7 @@ class Choice(_Words):
         """Check the JSON or GGUF value `value` and return it as a setting.
 
         Raises:
-            ValueError: the value is none of the words; the message is for the user, without its full stop.
+            ValueError: the value is not an allowed word; the message is for the user, without its full stop.
         """
         if not isinstance(value, str) or value not in self.words:
             raise ValueError(tr("the value must be one of {allowed}", allowed=self.allowed))
@@ -253,7 +253,7 @@ class Choice(_Words):
         """Parse `text`, which a user typed, and return the value.
 
         Raises:
-            ValueError: the text is none of the words; the message is for the user, without its full stop.
+            ValueError: the text is not an allowed word; the message is for the user, without its full stop.
         """
         return self._typed_word(text)
 
@@ -285,7 +285,7 @@ class Switch(_Words):
         """Parse `text`, which a user typed, and return the value.
 
         Raises:
-            ValueError: the text is none of the words; the message is for the user, without its full stop.
+            ValueError: the text is not an allowed word; the message is for the user, without its full stop.
         """
         return AUTO if self._typed_word(text) == AUTO else text == "on"
 

@@ -356,7 +356,7 @@ class _WholeGraph:
 
 
 _MOST_VARIANTS = 4096
-"""Largest number of cached sections with moved weights."""
+"""Largest number of cached sections with weights that overrides move."""
 
 
 PlacedWeight = tuple[int, int, str]

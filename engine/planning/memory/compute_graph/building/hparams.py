@@ -329,6 +329,9 @@ def read_layer_hparams(
 ) -> tuple[LayerHparams, ...]:
     """Return the hyper-parameters of each layer, except layers for multi-token prediction.
 
+    `hyper`: hyper-parameters that determine the size of the model's state.
+    `graph`, `rope`: graph record and RoPE record of the model's architecture.
+
     Raises:
         MissingNumberError: the number of used experts is missing, or larger than the number of experts.
     """

@@ -358,8 +358,9 @@ class PassCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate the tensors of consecutive sections; return the sizes needed for them, and the number of the
-        buffers' state.
+        """Allocate the tensors of consecutive sections.
+
+        Return the sizes that the buffers need for them, and the number of the buffers' state after the last section.
 
         `live_outs`: number of the `LiveOut` after each section.
         `state`: number of the buffers' state before the first section.

@@ -41,9 +41,9 @@ _TOPK_MOE_PATTERNS: tuple[tuple[str, ...], ...] = (
     _TOPK_MOE_EARLY_SOFTMAX,
     ("argsort", "view", "get_rows", "reshape", "soft_max", "reshape"),
 )
-"""Operations of expert selection that Vulkan fuses.
+"""Sequences of operations that select experts, and which Vulkan fuses.
 
-The inputs stay allocated until the last operation is done (`keep_topk_moe_pattern`).
+The inputs of a sequence stay allocated until its last operation is done (`keep_topk_moe_pattern`).
 """
 _TOPK_QSA_PATTERN = ("get_rows", "permute", "cont", "cpy", "reshape", "add", "top_k")
 _HC_POST_GATE_PATTERN = ("scale", "unary", "scale", "hc_post")

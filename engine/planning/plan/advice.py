@@ -122,7 +122,7 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
 
 
 _LARGE_DRAFT = 2
-"""A draft model above the main model's size divided by this number gets advice, because it hardly saves time."""
+"""A draft model hardly saves time, and gets advice, if its size times this number is above the main model's size."""
 
 
 def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:

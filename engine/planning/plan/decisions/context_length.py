@@ -59,7 +59,7 @@ _SENSIBLE_ELSEWHERE = 4096
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the values of `n_ctx` to try, in order: the value that the user chose; for "auto" several, longest first."""
+    """Return the values of `n_ctx` to try, in order: the user's value; for "auto" several values, the longest first."""
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
     # The context of each request is halved, not the total, so that no request gets less than `CONTEXT_STEP` tokens.

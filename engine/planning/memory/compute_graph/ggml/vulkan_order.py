@@ -317,9 +317,9 @@ class _Reordering:
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
-        """If a node's result is only stored in a cache, add the nodes that do this to `taken`.
+        """Add the nodes that store the result of node `place` in a cache to `taken`, if the result has no other use.
 
-        They are a view of the result, and a `set_rows` that writes the view to the cache.
+        These nodes are a view of the result, and a `set_rows` that writes the view to the cache.
 
         `place`: index of the node. `taken`: indices of the nodes that run together.
         """

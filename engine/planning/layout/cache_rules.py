@@ -28,7 +28,7 @@ _CUDA_LACKS_FLASH = ("iq4_nl",)
 CUDA_LACKS_WEIGHTS = frozenset({"TQ1_0", "TQ2_0"})
 """Types of weights that CUDA cannot multiply (`ggml_backend_cuda_device_supports_op`)."""
 REMOTE_CUDA = frozenset({"CUDA", "HIP", "ROCm", "MUSA"})
-"""Backends with the kernels of CUDA, as RPC workers on other machines report them.
+"""Names of backends that have CUDA's kernels, as RPC workers on other computers report them.
 
 ggml's RPC client does not ask a worker whether it has a kernel (`ggml_backend_rpc_device_supports_op`). On a local
 card, an operation without a kernel would run on the CPU; a worker aborts instead.
@@ -41,7 +41,7 @@ def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
 
 
 def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation for each rule on cache types and sequences that the settings break with any layout."""
+    """Yield a violation for each rule on cache types and sequences that the settings break, whatever the layout is."""
     yield from _value_cache(model, context)
     yield from _type_pair(model, context)
     yield from _block_sizes(model, context)

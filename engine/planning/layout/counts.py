@@ -20,7 +20,7 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     """Return the layout with `count` layers on a device; each device then has one run of neighbouring layers.
 
     Added layers come from the CPU first, then from the devices after `device` in layer order, then from the devices
-    before it. Removed layers all go to the first device of this order; to the CPU if no other device has layers.
+    before it. Removed layers all go to the first of these devices that has layers; to the CPU if there is none.
 
     Raises:
         LayoutError: the model has fewer than `count` layers. Also if layers are to leave the CPU, and no other device

@@ -81,7 +81,7 @@ class Override:
 
     @property
     def layers(self) -> range | None:
-        """Layers whose part is moved; None for all layers."""
+        """Range of the layers whose part is moved; None for all layers."""
         return None if self.first is None or self.last is None else range(self.first, self.last + 1)
 
 
@@ -250,9 +250,10 @@ class Layout:
 
 
 def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
-    """Return a layout in mode layer from the device id of each layer.
+    """Return a layout in mode layer.
 
-    `output_device` None: the device of the last layer.
+    `assignments`: device id of each layer.
+    `output_device`: device id of the output layer; None for the device of the last layer.
     """
     if n_layers < 1 or len(assignments) != n_layers:
         raise LayoutError(

@@ -30,7 +30,7 @@ class Move(ABC):
         """Return `layout` with this change made.
 
         Raises:
-            LayoutError: if `layout` has no such boundary or layer.
+            LayoutError: `layout` has no boundary or layer with the index of this change.
         """
 
 
@@ -115,8 +115,8 @@ class EmbeddingMove(Move):
 class DraftMove(Move):
     """Puts the draft model or the MTP heads on `device`.
 
-    A draft model has its own layout, so the main model's layout does not change. MTP heads are the main model's last
-    layer.
+    A draft model has its own layout, so the main model's layout does not change. For MTP heads, the last layer of the
+    model is moved.
     """
 
     device: str
@@ -127,7 +127,7 @@ class DraftMove(Move):
         return tr("move the draft")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` unchanged, because it has no draft model. `Edit.after` moves the draft model."""
+        """Return `layout` unchanged. `Edit.after` makes the change, because it depends on the kind of draft."""
         return layout
 
 

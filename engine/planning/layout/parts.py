@@ -202,7 +202,7 @@ class PartPin:
     last: int
 
     def is_kept(self, layout: Layout) -> bool:
-        """Return whether the part is on `device` in all these layers; overrides by regex are ignored."""
+        """Return whether `layout` meets this constraint; overrides by regex are ignored."""
         return all(
             part_device(layout, name, layer) == self.device
             for name in MOVABLE_PARTS[self.part]

@@ -1,9 +1,11 @@
 """Operations of recurrent layers for which the backend of a lent device has no kernel, so that the RPC worker aborts.
 
-On a local card, the scheduler assigns such an operation to the CPU. ggml's RPC client does not ask the worker
-(`ggml_backend_rpc_device_supports_op`), and the worker aborts. Paired machines report their backend
-(`RemoteFacts.backend`). The sizes follow `ggml_backend_cuda_device_supports_op`, `ggml_backend_vk_device_supports_op`,
-and the kernels themselves if these functions return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).
+On a local card, the scheduler assigns such an operation to the CPU. ggml's RPC client does not ask the worker whether
+it has a kernel (`ggml_backend_rpc_device_supports_op`). Paired machines report their backend (`RemoteFacts.backend`).
+
+The supported sizes in this module follow `ggml_backend_cuda_device_supports_op` and
+`ggml_backend_vk_device_supports_op`. They follow the kernels themselves if these functions return true for all sizes
+(wkv.cu, gla.cu, gated_delta_net.cu).
 """
 
 from __future__ import annotations

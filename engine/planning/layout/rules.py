@@ -49,9 +49,9 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation for each feature that the layout needs on a device on which it crashes or gives wrong results.
+    """Yield a violation for each feature that the layout needs and that crashes or gives wrong results on its device.
 
-    This is known from the self-test of the device. For a lent (RPC) device it is also known from its backend's kernels.
+    Such faults are known from the device's self-test; for a lent (RPC) device also from its backend's kernels.
     """
     # In modes tensor and row each member has a part of the output matrix.
     with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
@@ -139,7 +139,7 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
 
 
 class LentGap(NamedTuple):
-    """An operation for which a lent device (RPC device of another machine) has no kernel.
+    """An operation for which a lent device (RPC device of another computer) has no kernel.
 
     `operation`: its name for users, such as "scan with a state size of 64 in recurrent layers".
     `is_recurrent`: True if recurrent layers need it; False if layers that mix residual streams need it.

@@ -44,7 +44,7 @@ attention.
 
 
 def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
-    """Yield the reason why mode tensor is impossible for this model with its first `leading` layers on the CPU."""
+    """Yield a violation if mode tensor is impossible for this model with its first `leading` layers on the CPU."""
     split = architecture_rules(model.architecture).split
     if not split.allowed:
         yield Violation(
@@ -238,10 +238,11 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
 
 
 def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
-    """Return the name of a weight that overrides must not move in mode tensor, but do; None if there is none.
+    """Return the name of a weight that overrides move although mode tensor forbids it; None if there is none.
 
-    Such weights are those of attention and recurrent layers, except norms and `attn_output` (`_MIRRORED`). Of the
-    feed-forward weights, `ffn_gate`, `ffn_up` and `ffn_gate_up` must not move while others of the same kind stay.
+    Mode tensor forbids it for weights of attention and recurrent layers, except norms and `attn_output` (`_MIRRORED`).
+    `ffn_gate`, `ffn_up` and `ffn_gate_up` may be moved only with all feed-forward weights of the same kind, such as
+    experts.
     """
     finders = [pattern_finder(override.pattern) for override in overrides]
     # All weights of the layer are needed first: a later tensor may be the one that stayed.

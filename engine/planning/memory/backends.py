@@ -277,7 +277,7 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
     client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
     are padded as on its device.
 
-    `overhead_bytes`: measured memory of loads on the worker's machine beyond llama.cpp's buffers. It is 0 if none was
+    `overhead_bytes`: measured memory of loads on the worker's device beyond llama.cpp's buffers. It is 0 if none was
     measured, because memory that the worker's process uses is not part of the free memory that the worker reports.
     """
     behind = TRAITS.get(backend)

@@ -135,7 +135,7 @@ class CudaPools:
         return found
 
     def _layers_of(self, device: str, placement: Placement) -> list[int]:
-        """Return the indices of the layers of which a device may compute at least a part."""
+        """Return the indices of the layers that a device may compute, fully or in part."""
         n_layers = min(len(self._matrices), self._hyper.n_layers)
         # Moved weights are computed where they are, and those in host memory on a device if batches are large.
         if placement.shares or placement.row_shares or placement.overrides:
@@ -147,7 +147,7 @@ class CudaPools:
         return [layer for layer in found if layer < n_layers]
 
     def _slices(self, members: MemberTables) -> list[list[int]]:
-        """Return the temporary bytes of matrix products in split mode tensor: for each device a list with each layer.
+        """Return the temporary bytes of matrix products in split mode tensor: for each device, the bytes of each layer.
 
         `members`: slices of the weights on the devices.
         """
@@ -209,9 +209,9 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return the temporary bytes of attention in the warm-up, and with a full context.
+        """Return (temporary bytes of attention in the warm-up, temporary bytes with a full context).
 
-        Both are those of the layer that needs most.
+        Each number is that of the layer that needs most.
         """
         if not self._context.offload_kqv:
             return 0, 0
@@ -244,7 +244,10 @@ class CudaPools:
         return self._kqv_bytes(index, n_cells)
 
     def _kqv_bytes(self, index: int, n_cells: int) -> int:
-        """Return the temporary bytes of KQ and KQV if flash attention is off (`ggml_cuda_mul_mat_cublas_impl`)."""
+        """Return the temporary bytes of KQ and KQV in layer `index` without flash attention.
+
+        Mirrors `ggml_cuda_mul_mat_cublas_impl`. `n_cells`: number of cells that the layer attends to.
+        """
         hyper, n_tokens, n_streams = self._hyper, self._shape.n_ubatch, self._shape.n_streams
         n_head, head_k, head_v = hyper.n_head[index], hyper.head_k[index], hyper.head_v[index]
         # KQ is computed in F32, for which K is converted; for a quantised K, Q is. KQ is converted to the type of V,

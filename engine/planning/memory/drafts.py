@@ -141,8 +141,8 @@ def _keeps_state(model: ModelFile) -> bool:
 def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
     """Return the context settings of the draft model or MTP heads. `main`: context settings of the main model.
 
-    Both contexts have the same batch sizes and number of sequences. The draft model has no pipeline, because it
-    computes one token after another.
+    Both contexts have the same batch sizes and number of sequences. Pipeline parallelism is off for the draft model,
+    because it computes one token after another.
     """
     own = draft.context
     chosen = {key: getattr(own, key) for key in DRAFT_SETTINGS if key != "n_ctx"}

@@ -195,9 +195,9 @@ def _per_layer(model: ModelFile, key: str, n_layers: int, default: tuple[int, ..
 
 
 def _flags(model: ModelFile, key: str, n_layers: int, *, length: int | None = None) -> tuple[bool, ...] | None:
-    """Return a list of flags per layer, padded with False; None if the file has no such list.
+    """Return a flag for each layer from the list `key` in the header, padded with False; None without such a list.
 
-    `length`: number of entries that llama.cpp requires; None if it accepts any.
+    `length`: number of entries that llama.cpp requires in the list; None if it accepts any number.
     """
     value = _value(model, key)
     if not isinstance(value, tuple):
@@ -262,8 +262,8 @@ def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tup
     """Return the index of the layer whose KV cache each layer reads.
 
     The first `n_owners` layers have their own cache. Later layers with full attention read the cache of the last owner;
-    later layers with a sliding window read the cache of the owner before it. Such an owner must have the same kind of
-    attention.
+    later layers with a sliding window read the cache of the owner before it. Reader and owner must have the same kind
+    of attention.
 
     `sliding`: whether each layer has a sliding window.
     """

@@ -200,10 +200,10 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
 
 
 _SPAN_TOKENS = 1 << 22
-"""Length in tokens of the shorter of two contexts. Bytes per token are computed from the difference of their KV caches.
+"""Context length in tokens for which KV caches are computed, to find the bytes per token.
 
-The other context is twice as long. This length exceeds any sliding window, and is a multiple of the cell padding and of
-the compression ratios.
+Bytes per token are the difference between the caches for twice this length and for this length. The length exceeds any
+sliding window, and is a multiple of the cell padding and of the compression ratios.
 """
 
 

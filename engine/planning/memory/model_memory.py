@@ -166,16 +166,17 @@ class ModelMemory:
     def of_draft(self, model: ModelFile) -> ModelMemory:
         """Return the `ModelMemory` of a draft model.
 
-        The last one is cached; only the thread of this object may use it.
+        The latest one is cached. It may be used only in the thread that uses this object.
         """
         if self._beside is None or self._beside.model is not model:
             self._beside = ModelMemory(model, FEW_TABLES)
         return self._beside
 
     def mtp_estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate | None:
-        """Return the memory of the context of the model's MTP heads; None if the layout or the heads have a fault.
+        """Return the memory of the context of the model's MTP heads.
 
-        The weights of the heads are not included; `estimate` counts them if `mtp` is set.
+        The weights of the heads are not included; `estimate` counts them if `mtp` is set. None if the heads cannot
+        draft, or if the layout is not in mode layer or is for another number of layers.
         """
         if self._state is None or mtp_fault(self.model) or layout.split_mode != "layer":
             return None
@@ -319,7 +320,7 @@ class ModelMemory:
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
         """Return the result of `ask` for a forecast of compute buffers; None if it takes too long or fails.
 
-        After that only a probe measures compute buffers.
+        After such a failure, only a probe measures compute buffers.
         """
         try:
             with limited(FORECAST_SECONDS):

@@ -1,8 +1,8 @@
 """`MtpMemory`: the memory of the context for MTP heads, in addition to that of the model.
 
 MTP heads are the last blocks of a file. With `load_mtp` llama.cpp loads their weights to the devices of these layers.
-The heads get their own context, with a KV cache and compute buffers (`LLAMA_CONTEXT_TYPE_MTP`). The weights are counted
-with those of the model (`ModelMemory.estimate`), the context as memory of the draft.
+The heads get their own context, with a KV cache and compute buffers (`LLAMA_CONTEXT_TYPE_MTP`). The heads' weights are
+counted with the model's weights (`ModelMemory.estimate`). The heads' context is counted as memory of the draft.
 """
 
 from __future__ import annotations

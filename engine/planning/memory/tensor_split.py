@@ -201,6 +201,7 @@ class TensorSplit:
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
         """Return the number of elements of a sliced dimension on each device, computed from the shares in float32.
 
+        `cut`: segments and granularity of the dimension.
         `layer`: index of the tensor's layer; None for the output layer.
         """
         n = len(self._shares)

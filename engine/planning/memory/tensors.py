@@ -201,5 +201,8 @@ class OverrideHomes:
 
 
 def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[Callable[[str], bool], str]]:
-    """Return (function that matches a tensor name, device id) for each override. An invalid pattern matches nothing."""
+    """Return (function, device id) for each override; the function returns whether a tensor name matches its pattern.
+
+    An invalid pattern matches nothing.
+    """
     return [(pattern_finder(override.pattern), override.device) for override in overrides]

@@ -47,8 +47,8 @@ _MOST_LAYERS = 16384
 class HostWeights:
     """Weights in host memory.
 
-    `committed_bytes`: memory of the process.
-    `mapped_bytes`: part of the mapped file in the page cache.
+    `committed_bytes`: bytes of weights in memory that the process allocates.
+    `mapped_bytes`: bytes of weights that stay in the memory-mapped file.
     """
 
     committed_bytes: int

@@ -122,13 +122,13 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
 
 
 _LARGE_DRAFT = 2
-"""Divisor of the main model's size. A draft model larger than the result hardly saves time, so advice is given."""
+"""A draft model hardly saves time, and gets advice, if its size times this number is above the main model's size."""
 
 
 def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:
     """Yield disadvantages of a draft model on these devices.
 
-    `is_slow`: whether a token of the draft takes half as long as one of the model, or longer.
+    `is_slow`: whether a token of the draft model takes at least half as long as a token of `model`.
 
     Rules: `draft_larger`, `draft_large`, `draft_on_cpu`.
     """

@@ -93,7 +93,7 @@ class Comparison:
         return not self.places and not self.values and not self.has_other_patterns
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return a row for each difference: (name of layers, part or setting; first value; second value)."""
+        """Return (name, first value, second value) for each difference. The name is that of layers, part or setting."""
         rows = [(capitalised(each.words()), each.one, each.other) for each in self.places]
         rows += [(capitalised(each.name), each.one, each.other) for each in self.values]
         if self.has_other_patterns:

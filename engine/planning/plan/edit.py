@@ -30,7 +30,7 @@ class Edit:
         """Return the edit with `move` applied.
 
         Raises:
-            LayoutError: the layout has no such layer or boundary.
+            LayoutError: the layout has no boundary or layer with the index of `move`.
         """
         draft = self.side_files.draft
         if not isinstance(move, DraftMove):

@@ -62,10 +62,7 @@ def placement_differences(
 
 
 def difference_words(differences: Sequence[PlaceDifference]) -> str:
-    """Return sentences for the user about layers on other devices, one for each range of layers.
-
-    Empty if there are none.
-    """
+    """Return sentences for the user about `differences`, one for each range of layers; empty if there are none."""
     sentences = []
     numbered = enumerate(sorted(differences, key=lambda each: (each.part, each.layer)))
     # Neighbours have a constant difference between their layer and their place in the list.

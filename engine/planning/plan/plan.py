@@ -63,7 +63,7 @@ class Plan:
     # ------------------------------------------------------------------ other plans
 
     def with_edit(self, edit: Edit) -> Plan:
-        """Return the plan of another edit of the same model on the same rig; it has no probed rows."""
+        """Return the plan of another edit of the same model on the same rig; its `probed` is None."""
         return Plan(self.memory, self.rig, edit)
 
     def with_layout(self, layout: Layout) -> Plan:

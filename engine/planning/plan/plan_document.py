@@ -67,7 +67,7 @@ def plan_document(
 
 
 def _draft_document(plan: Plan, draft: Draft) -> dict[str, object]:
-    """Return the draft as JSON; for a draft model with the memory forecast of that model alone."""
+    """Return the draft as JSON. For a draft model it includes the memory forecast of that model alone."""
     document: dict[str, object] = {"kind": draft.kind, "tokens": draft.n_tokens}
     if plan.draft_plan is not None:
         document["model"] = str(draft.path)
@@ -187,7 +187,7 @@ def _verdict(report: FitReport) -> str:
 
 
 def _notes(report: FitReport) -> tuple[Advice, ...]:
-    """Return the advice of the report, after a note on parts whose memory is unknown, if there are any."""
+    """Return the advice of the report. If the memory of some parts is unknown, a note on this comes first."""
     if report.probe_only is None:
         return report.advice
     # Missing parts count as 0 bytes, so the forecast errs towards "it fits".

@@ -163,10 +163,10 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of the answer `answered`, which was given with another edit than `plan` has.
+        """Return the predicted speed of the answer `answered`, which was given with another edit than that of `plan`.
 
-        None if devices of the other edit are missing now. The last result is cached, because it is the same during a
-        drag.
+        None if that other edit cannot be loaded on the rig of `plan`, or if its memory cannot be computed. The last
+        result is cached, because it is the same during a drag.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
@@ -191,7 +191,7 @@ class PreviewTables:
         return self._last_slices[1]
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
-        """Return the bytes of each layer.
+        """Return the bytes of each layer: weights, and KV cache or recurrent state for these settings.
 
         The last result is cached, because settings do not change while layers are dragged.
         """
@@ -218,7 +218,7 @@ def plan_speed(
 
     `work`: work of one token in each layer of the plan's model.
     `fill_tokens`: number of tokens in the context; None for the usual number.
-    `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
+    `prompt_tokens`: number of tokens of the prompt whose speed is predicted too; 0 for a prompt of `fill_tokens`.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.answer(plan.edit.layout, fill_tokens, prompt_tokens)

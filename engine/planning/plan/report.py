@@ -134,7 +134,10 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
 
 
 def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
-    """Return the report of `estimate`, compared with the free memory of the rig's devices."""
+    """Return the report of `estimate`, compared with the free memory of the rig's devices.
+
+    `violations`: rules that the layout breaks, which become part of the report.
+    """
     needs = device_needs(estimate, rig)
     rows = sharing(tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices), rig)
     return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)

@@ -16,7 +16,7 @@ from engine.base.units import parse_count
 from engine.planning.settings.context_settings import AUTO
 
 Value = int | float | str | bool | None
-"""Value of a load setting."""
+"""Value of a load setting; None if the user chose no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LeftOpen:
     `kept`: value of the setting's field in `ContextSettings` or `SamplingSettings`.
     `written`: value in a file: a word, or None for null.
     `word`: word that the user types.
-    `or_empty`: whether an empty field of a form means the same.
+    `or_empty`: whether an empty field of a form also stands for this state.
     """
 
     kept: int | None
@@ -35,7 +35,7 @@ class LeftOpen:
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether the typed text `text` means that no number is chosen."""
+        """Return whether `text`, which a user typed, stands for this state."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
@@ -252,7 +252,7 @@ class Choice(_Words):
         """Check the JSON or GGUF value `value` and return it as a setting.
 
         Raises:
-            ValueError: the value is none of the words; the message is for the user, without its full stop.
+            ValueError: the value is not an allowed word; the message is for the user, without its full stop.
         """
         if not isinstance(value, str) or value not in self.words:
             raise ValueError(tr("the value must be one of {allowed}", allowed=self.allowed))
@@ -262,7 +262,7 @@ class Choice(_Words):
         """Parse `text`, which a user typed, and return the value.
 
         Raises:
-            ValueError: the text is none of the words; the message is for the user, without its full stop.
+            ValueError: the text is not an allowed word; the message is for the user, without its full stop.
         """
         return self._typed_word(text)
 
@@ -294,7 +294,7 @@ class Switch(_Words):
         """Parse `text`, which a user typed, and return the value.
 
         Raises:
-            ValueError: the text is none of the words; the message is for the user, without its full stop.
+            ValueError: the text is not an allowed word; the message is for the user, without its full stop.
         """
         return AUTO if self._typed_word(text) == AUTO else text == "on"
 
@@ -308,7 +308,7 @@ Kind = WholeNumber | Real | Choice | Switch
 
 
 SamplingValue = float | int | str | tuple[str, ...] | None
-"""Value of a sampler setting."""
+"""Value of a sampler setting. A tuple is a list of texts; None means that the user chose no number."""
 MAX_TEXTS = 64
 """Largest number of stop texts or DRY breakers in one setting.
 

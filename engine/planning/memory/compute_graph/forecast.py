@@ -172,7 +172,10 @@ class ComputeForecast:
         return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
-        """Return the fused operations that llama.cpp unfuses if they are not on the device of their layer."""
+        """Return the fused operations that llama.cpp splits into several nodes if they are not on their layer's device.
+
+        `asks_flash`: whether flash attention is one of them, as with the setting "auto".
+        """
         mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
@@ -185,7 +188,7 @@ class ComputeForecast:
         return bool(on_host and offloads and placement.op_offload)
 
     def _keeps_output(self, placement: Placement) -> bool:
-        """Return whether the weight of the output layer is in host memory."""
+        """Return whether the output matrix is in host memory."""
         outer = self._tables.outer
         matrix = outer.get("output") or outer["token_embd"]
         device = placement.output_device
@@ -204,7 +207,7 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention surely runs on every layer's device; False if this depends on the graph."""
+        """Return whether flash attention is certain to run on each layer's device; False if the graph decides that."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
@@ -214,7 +217,7 @@ class ComputeForecast:
         return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()
 
     def _has_odd_heads(self) -> bool:
-        """Return whether CUDA has no flash attention kernels for the model's head sizes; False for compressed keys."""
+        """Return whether the model has a head size without a flash attention kernel in CUDA; False for MLA."""
         hyper = self._tables.hyper
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 

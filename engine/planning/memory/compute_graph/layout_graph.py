@@ -44,8 +44,8 @@ class Scheduling:
     """Settings of the scheduler that are not properties of its backends.
 
     `pipeline`: whether pipeline parallelism is on.
-    `op_offload`, `offload_batch`: whether devices compute with weights in host memory, in batches of at least this many
-    tokens.
+    `op_offload`: whether devices compute large batches with weights in host memory.
+    `offload_batch`: smallest batch for which they do, in tokens.
     """
 
     pipeline: bool
@@ -99,7 +99,7 @@ class _GroupBackends:
 
 
 class LayoutGraph:
-    """The graphs of all layouts for one batch, as lists of section groups, which are cached.
+    """The graphs of all layouts for one batch. A graph is a list of section groups, and groups are cached.
 
     A section is consecutive nodes of the graph, mostly those of one layer; a group is the sections of one device.
 
@@ -239,9 +239,10 @@ class LayoutGraph:
     def _backends_for(self, placement: Placement, rig: int, devices: tuple[str, ...]) -> _GroupBackends:
         """Return the list of backends of `devices`, the last of which must be the CPU.
 
-        Names of buffer types are made of positions in `devices`, so that the results for them suit other devices too.
+        Names of buffer types are made of positions in `devices`, so that cached results are valid for other devices
+        too.
 
-        `rig`: result of `_rig`.
+        `rig`: number that stands for the properties of all devices (`_rig`).
         """
         # A layout may name a device that the rig lacks. That is a violation and has no size; compute it as the host.
         used = {run.device for run in placement.runs} | {placement.output_device}

@@ -29,8 +29,8 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings, model: ModelFile) -> FlashAttention:
     """Return the flash attention setting for the load: "off" instead of "auto" if the self-test found a fault.
 
-    The fault is that a device of the layout computes flash attention wrongly. If the split mode or a quantised V cache
-    needs flash attention, "auto" is returned all the same.
+    The fault is that a device of the layout computes flash attention wrongly. "auto" is returned in spite of a fault if
+    the split mode or a quantised V cache needs flash attention.
     `asked`: settings as the user left them.
     """
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1

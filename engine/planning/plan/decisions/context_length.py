@@ -53,13 +53,13 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
 """Context lengths to aim for: pairs of (memory of all cards together in bytes, context length in tokens).
 
-The length of the first pair whose memory is available is used.
+The first pair is used whose memory is not larger than that of the rig's cards.
 """
 _SENSIBLE_ELSEWHERE = 4096
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the values of `n_ctx` to try, in order: the user's value alone, or for auto several, longest first."""
+    """Return the values of `n_ctx` to try, in order: the user's value; for "auto" several values, the longest first."""
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
     # The context of each request is halved, not the total, so that no request gets less than `CONTEXT_STEP` tokens.

@@ -1,7 +1,7 @@
 """Decisions on the draft of a plan: devices and settings of a draft model, and the rules that a draft breaks.
 
 If the user chose no device for a draft model, `place_draft` chooses one: of the cards with enough memory left beside
-the main model, the one on which a step costs least. If there is no such card, it is the CPU.
+the main model, the one on which a step costs least. If there is no such card, the CPU is chosen.
 """
 
 from __future__ import annotations

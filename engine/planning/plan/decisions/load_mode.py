@@ -46,7 +46,7 @@ def load_modes(
     """Return the load modes to try, in order; a second mode is for a host with too little memory for the first.
 
     `asked`: the user's choice; any mode except "auto" is the only one returned.
-    `host`: platform and processor of the machine that loads.
+    `host`: platform and processor of the computer that loads the model.
     `has_adapters`: whether the load has LoRA adapters.
     """
     if asked != "auto":
@@ -102,5 +102,5 @@ def _reasons_to_read(
 
 
 def decide_load_mode(asked: LoadMode, choice: ModeChoice) -> Decision:
-    """Return the decision on the load mode. `asked`: the user's choice; `choice`: the mode that fits."""
+    """Return the decision on the load mode. `asked`: the user's choice; `choice`: the mode that the load uses."""
     return Decision("load_mode", choice.mode, choice.reason, asked != "auto")

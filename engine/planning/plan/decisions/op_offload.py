@@ -31,7 +31,7 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 
 
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
-    """Return the values of `op_offload` to try in this order.
+    """Return the values of `op_offload` to try, in order.
 
     False is second, for devices without memory for copies of the weights. `asked`: settings as the user left them.
     """

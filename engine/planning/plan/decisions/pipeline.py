@@ -19,7 +19,7 @@ from engine.planning.settings.context_settings import ContextSettings, Pipeline
 
 
 def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, ...]:
-    """Return the values of `pipeline` to try in this order.
+    """Return the values of `pipeline` to try, in order.
 
     "off" is second, for devices without memory for the copies of tensors that pipeline parallelism needs.
     `asked`: settings as the user left them.

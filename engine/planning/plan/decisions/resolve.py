@@ -74,10 +74,10 @@ def resolve(
 ) -> Resolved:
     """Return the settings of a load, with a value for each setting that is on auto in `asked`.
 
-    A setting that the user chose never changes. Combinations of the others are tried, the preferred one first. The
-    first one whose forecast fits is used; if none fits, the last one.
+    A setting that the user chose never changes. Combinations of values for the other settings are tried, the preferred
+    one first. The first combination whose forecast fits is used; if none fits, the last one.
 
-    `host`: platform and processor of the machine that loads; None for this machine.
+    `host`: platform and processor of the computer that loads the model; None for this computer.
     """
     facts = (host or own_host()).measured_on(rig)
     threshold, key = None, load_key(memory.model, layout, rig) if rig.host.choices else ""

@@ -1,4 +1,4 @@
-"""Decisions on the number of CPU threads, and `HostFacts`, the properties of the machine that decisions use."""
+"""Decisions on the number of CPU threads, and `HostFacts`, the properties of the computer that decisions use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Properties of the machine on which the model is loaded.
+    """Properties of the computer on which the model is loaded.
 
     `platform`: value of `sys.platform`.
     `answers`, `prompts`: measured numbers of threads for answers and for prompts; None: not measured.
@@ -35,7 +35,7 @@ class HostFacts:
 
 @cache
 def own_host() -> HostFacts:
-    """Return the properties of this machine; they are read once and cached."""
+    """Return the properties of this computer; they are read once and cached."""
     return HostFacts(sys.platform, own_processor())
 
 

@@ -197,6 +197,8 @@ def build_attn_mla(
     """Attend to compressed keys as a single head (MLA), and return the result times the matrix `out`.
 
     Mirrors the overload of `build_attn` for `llm_graph_input_attn_k`: values are a view of the keys.
+
+    `out`: short name of the output matrix; None for no multiplication.
     """
     graph = ctx.graph
     for part in (q, v, k):
@@ -217,6 +219,8 @@ def build_attn_no_cache(
     """Return the output of attention within the batch times the matrix `out`, for models with no KV cache.
 
     Mirrors `build_attn` with `llm_graph_input_attn_no_cache`.
+
+    `out`: short name of the output matrix; None for no multiplication.
     """
     for part in (q, k, v):
         ctx.graph.build_forward_expand(part)

@@ -243,7 +243,7 @@ class GraphContext:
     def common(self) -> dict[Tensor, tuple[object, ...]]:
         """Names of the leaf tensors that several layers read: inputs and RoPE factors.
 
-        A name (`Key` in `ggml/sections.py`) identifies a tensor in all parts of a graph that is not built whole.
+        A name (`Key` in `ggml/sections.py`) identifies a tensor in all sections of a graph.
         """
         found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}
         return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}

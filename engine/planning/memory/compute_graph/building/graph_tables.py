@@ -223,7 +223,7 @@ class GraphTables:
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
         """Return the index in `variants` of the entry for the weights outside of blocks; it is added if it is new.
 
-        Overrides that move the same of these weights to the same buffer types have one entry.
+        Overrides share an entry if they move the same weights outside of blocks to the same buffer types.
         """
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
@@ -270,7 +270,7 @@ class GraphTables:
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
     """Return the weights of layer `index` in the graph, by short name.
 
-    They are those of block `source`, except `.scale` tensors, which are those of block `index` if there is one.
+    The weights are from block `source`. Only `.scale` tensors are from block `index`, if the file has this block.
 
     `part`: "enc" or "dec" for the weights of encoder or decoder only; empty for all.
     """
@@ -295,8 +295,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
 
 
 def _section_layers(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) layer of each section. A layer without nodes is in one section with the next one that has
-    some.
+    """Yield (first, last) layer of each section. A layer without nodes is in the section of the next layer with nodes.
 
     `silent`: whether each layer adds no nodes.
     """
@@ -317,8 +316,8 @@ In a drag each change may need another graph, if devices lack kernels for differ
 class _WholeGraph:
     """A graph that is built once, without overrides. `with_moved` returns its sections for layouts with overrides.
 
-    A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights. Those
-    of weights outside of blocks are not supported.
+    A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights.
+    Overrides of weights outside of blocks are not supported.
     Sections with the same weights in the same buffer types are one object in all graphs, so that cached results for
     them are valid.
 
@@ -357,7 +356,7 @@ class _WholeGraph:
 
 
 _MOST_VARIANTS = 4096
-"""Largest number of cached sections with moved weights."""
+"""Largest number of cached sections with weights that overrides move."""
 
 
 PlacedWeight = tuple[int, int, str]

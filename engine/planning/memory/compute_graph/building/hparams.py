@@ -32,7 +32,7 @@ class Stacks:
         return run % (self.low_cycles + 1) == self.low_cycles, place
 
     def block(self, index: int) -> int:
-        """Return the index of the block in the file whose weights layer `index` of the graph uses."""
+        """Return the index, in the file, of the block that contains the weights of layer `index` of the graph."""
         is_high, place = self.place(index)
         return place + (self.layers if is_high else 0)
 
@@ -209,6 +209,7 @@ def read_model_hparams(
 ) -> ModelHparams:
     """Return the hyper-parameters of the model.
 
+    `graph`: graph record of the model's architecture.
     `positions`: number of position values of each token (`Style.positions`); 0: read from the file.
 
     Raises:
@@ -328,6 +329,9 @@ def read_layer_hparams(
     model: ModelFile, hyper: HyperParameters, graph: GraphRecord, rope: Rope
 ) -> tuple[LayerHparams, ...]:
     """Return the hyper-parameters of each layer, except layers for multi-token prediction.
+
+    `hyper`: hyper-parameters that determine the size of the model's state.
+    `graph`, `rope`: graph record and RoPE record of the model's architecture.
 
     Raises:
         MissingNumberError: the number of used experts is missing, or larger than the number of experts.

@@ -70,7 +70,7 @@ class Placed:
 
     `hparams`, `weights`: its hyper-parameters and weights.
     `buft`: buffer type of its device.
-    `weights_buft`: buffer type of the block whose weights it uses. It differs from `buft` only if layers share a block.
+    `weights_buft`: buffer type for its weights. It differs from `buft` only if several layers use one block's weights.
     `backend`: index of the backend to which its norms are pinned; -1 for none.
     `is_last`: whether it is the last layer of the model.
     `index`: its number in the model.

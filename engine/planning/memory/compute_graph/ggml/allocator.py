@@ -194,7 +194,7 @@ def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
     """Return `copy` with the names by which the section before this one refers to copy and original.
 
     Raises:
-        DistantReadError: the original belongs to a layer that is no neighbour of that section, so it has no name there.
+        DistantReadError: the section before has no name for the original, which belongs to a more distant layer.
     """
     key = split_section.section.name_before(copy.key)
     base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
@@ -526,8 +526,7 @@ class ChunkedTallocr(DynTallocr):
         return next((each for each in numbers if any(free >= size for free in self.chunks[each].sizes[:-1])), None)
 
     def _chunk_with_end(self, size: int) -> int | None:
-        """Return the number of the chunk at whose end the block fits best; None if no chunk has `size` bytes left
-        there.
+        """Return the number of the chunk at whose end a block of `size` bytes fits best; None if it fits in no chunk.
 
         Best is a chunk that need not grow, then the one that grows least (`reuse_factor` in `ggml_dyn_tallocr_alloc`).
         """

@@ -27,23 +27,25 @@ _MOST_MAPS = 4096
 
 @dataclass(frozen=True, slots=True)
 class BackendMap:
-    """Translation of backend indices and buffer type names from the sections of one device to those of another.
+    """Translation of backend indices and buffer type names from the sections of one device to those of a second device.
 
     The sections of each device have their own list of backends.
 
-    `numbers`: index of each backend in the other list; -1 if it is not there.
-    `names`: name of each buffer type in the other list, by its name in this one. It follows from `numbers`, so it is
-    not compared.
+    `numbers`: for each backend in the first list, its index in the second list; -1 if it is not there.
+    `names`: name of each buffer type in the second list, by its name in the first. It follows from `numbers`, so it
+    is not compared.
     """
 
     numbers: tuple[int, ...]
     names: Mapping[str, str] = field(compare=False)
 
     def of(self, state: State) -> State:
-        """Return `state` with the backend indices, buffer type names and tensor names of the other device's sections.
+        """Return `state`, a state of the first device's sections, as a state of the second device's sections.
+
+        Backend indices, buffer type names and tensor names are translated.
 
         Raises:
-            DistantReadError: the state contains a backend that is not in the other list.
+            DistantReadError: a backend in `state` is not in the second device's list of backends.
         """
         if isinstance(state, LiveOut):
             bufts = frozenset(self.names[buft] for buft in state.bufts if buft in self.names)
@@ -53,20 +55,20 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index of backend `number` in the other device's list of backends; -1 if it is not there."""
+        """Return the index of backend `number` in the second device's list of backends; -1 if it is not there."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names that the other device's sections use for the tensors `keys`.
+        """Return the names that the second device's sections use for the tensors `keys`.
 
-        Tensors whose buffer type or backend is not in the other list of backends are left out.
+        Tensors are left out if the second device's list has no backend for them.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the name that the other device's sections use for the tensor `key`.
+        """Return the name that the second device's sections use for the tensor `key`.
 
-        None if its buffer type or backend is not in the other list of backends.
+        None if the second device's list has no backend for the tensor.
         """
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
@@ -102,9 +104,9 @@ class BackendMap:
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Return allocated tensors with the names and buffer types that the other device's sections use for them.
+        """Return allocated tensors with the names and buffer types that the second device's sections use for them.
 
-        Tensors whose buffer type or backend is not in the other list of backends are left out.
+        Tensors are left out if the second device's list has no backend for them.
         """
         return tuple(
             [
@@ -123,11 +125,11 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation from the list of backends of one device's sections to the list of another device's.
+    """Return the translation from the backends of one device's sections to those of a second device's sections.
 
-    `names`: name that the first device's sections use for the buffer type of each backend in their list.
-    `bufts`: real buffer type of each of these backends.
-    `to_names`, `to`: the same for the other device's sections.
+    `names`: for each backend of the first list, the name that the first device's sections use for its buffer type.
+    `bufts`: real buffer type of each backend of the first list.
+    `to_names`, `to`: the same names and buffer types for the second device's sections.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(

@@ -175,7 +175,7 @@ class Graph:
         return Tensor(op, type_name, shape, strides(type_name, shape), list(src))
 
     def like(self, op: str, first: Tensor, *others: Tensor) -> Tensor:
-        """Return a node whose result has type and shape of its first source (`ggml_dup_tensor`)."""
+        """Return a node of the operation `op` whose result has the type and shape of `first` (`ggml_dup_tensor`)."""
         return Tensor(op, first.type, first.ne, strides(first.type, first.ne), [first, *others])
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:

@@ -251,7 +251,7 @@ class Scheduler:
         return found
 
     def _assignable_nodes(self, section: Section) -> tuple[Node, ...]:
-        """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, readers of weights."""
+        """Return the nodes that pass 1 may assign: pinned nodes, views of weights or caches, readers of weights."""
         found = self._assignable.get(section.form)
         if found is None:
             tensors, bases = section.tensors, section.bases
@@ -341,6 +341,7 @@ class Scheduler:
     def _assign_remaining(self, bound: Bound, backends: list[int]) -> None:
         """Run passes 3 and 4: assign a backend to all remaining tensors, and move nodes to backends of higher priority.
 
+        `bound`: the section, as pass 1 left it.
         `backends`: backend index of each tensor, which is changed.
         """
         section, bases = bound.section, bound.section.bases
@@ -367,6 +368,7 @@ class Scheduler:
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
+        `bound`: the section, as pass 1 left it.
         """
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
@@ -387,6 +389,7 @@ class Scheduler:
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
+        `bound`: the section, as pass 1 left it.
         """
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
@@ -400,6 +403,7 @@ class Scheduler:
         """Return whether `backend` can read a tensor without a copy (`ggml_backend_sched_buffer_supported`).
 
         `number`: index of the tensor in the section. `backends`: backend index of each tensor.
+        `bound`: the section, as pass 1 left it.
         """
         base = bound.section.bases[number]
         buft = bound.bufts[base]
@@ -510,6 +514,7 @@ class Scheduler:
 
         `weights`: indices of the weights that a node reads.
         `current`: index of the open split's backend.
+        `assigned`: the section, with the backend of each tensor.
         """
         backends, bound = assigned.backends, assigned.bound
         return any(
@@ -575,9 +580,11 @@ def _reusable(section: Section, node: Node, indices: Sequence[int]) -> tuple[int
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of the copy that `backend` gets of a tensor. `source`: index of the tensor.
+    """Return the name of a copy of a tensor in the memory of `backend`.
 
-    For a tensor that no other section of the graph can read, the name contains the index.
+    If no other section of the graph can read the tensor, the name contains the tensor's index.
+
+    `bound`: the section that reads the tensor. `source`: index of the tensor in this section.
     """
     name = bound.section.names[source] or (None, source)
     return ("copy", ("weight", bound.bufts[source]) if name[0] == "weight" else name, backend)

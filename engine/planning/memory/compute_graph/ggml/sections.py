@@ -1,7 +1,7 @@
 """Sections of a graph: consecutive nodes, mostly those of one layer, with placeholders for devices.
 
-Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
-layer before it), and used for all layers with this pair. A section contains several layers if a layer leaves nodes to
+Layers of one kind have the same nodes. So a section is built once for each pair of kinds (that of a layer, and that of
+the layer before), and used for all layers with this pair. A section contains several layers if a layer leaves nodes to
 the next one (ggml adds a tensor to the graph only in `ggml_build_forward_expand`). Buffer types and pinned backends are
 placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
 read have a name (`Key`), which depends on the distance of the two sections.
@@ -73,8 +73,8 @@ def pin_at(place: int) -> int:
 def name_after(key: Key) -> Key | None:
     """Return the name that the next section uses for the tensor `key` of this section.
 
-    None if it has no name there. A section has names for tensors of the section before it, and for the output of the
-    one before that.
+    None if the next section has no name for it. A section has names for tensors of the section before it, and for the
+    output of the section two before it.
     """
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
@@ -203,14 +203,16 @@ class Section:
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name that the next section uses for the tensor `key` of this section; None if it has no name
-        there.
+        """Return the name that the next section uses for the tensor `key` of this section.
+
+        None if the next section has no name for this tensor.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name that the previous section uses for the tensor `key` of this section; None if it has no name
-        there.
+        """Return the name that the previous section uses for the tensor `key` of this section.
+
+        None if the previous section has no name for this tensor.
         """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
@@ -242,7 +244,7 @@ class LayerStart:
 
     @property
     def handed(self) -> frozenset[Tensor]:
-        """Tensors of the previous layer that this layer can read: sources of nodes that are not in the graph yet."""
+        """Tensors of the previous layer that this layer can read: sources of `waiting` nodes, and their `view_src`."""
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
 
@@ -294,7 +296,7 @@ class LayerRecorder:
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return the nodes `start` to `end` - 1 of the graph as a section.
 
-        `place`: number of recorded layer starts (`found`) before the one at which the section begins.
+        `place`: index in `found` (the recorded layer starts) of the section's first layer.
         `shared`: names of the tensors that all sections name alike, such as inputs.
         `layers`: numbers of the layers for which the section has placeholders.
         """
@@ -341,8 +343,10 @@ def number_tensors(
     """Return a section of these nodes and leaf tensors, with the tensors replaced by indices.
 
     `keys`: name of each tensor that other sections use.
-    `known_before`, `known_after`: (tensor, name) for these fields of `Section`.
-    `others`: fields of `Section` that contain no indices.
+    `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
+    `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
+    `layers`: numbers of the layers for which the section has placeholders.
+    `others`: further fields of the `Section`, by name.
     """
     known_before, known_after = tuple(known_before), tuple(known_after)
     numbers: dict[Tensor, int] = {}
@@ -386,7 +390,8 @@ def number_tensors(
 def _number_node(node: Tensor, numbers: Mapping[Tensor, int], bases: Sequence[int]) -> Node:
     """Return a node with its tensors replaced by their indices.
 
-    `numbers`: index of each tensor. `bases`: for each index, that of the tensor's `view_src`, or itself for no view.
+    `numbers`: index of each tensor.
+    `bases`: for each tensor, the index of its `view_src`; its own index if it is no view.
     """
     # One loop instead of five comprehensions: numbering is half of the time that a new section costs.
     sources, source_bases, weights, reusable = [], [], [], []
@@ -420,7 +425,7 @@ def are_same_layout(first: Tensor, second: Tensor) -> bool:
 def _check_reach(nodes: Sequence[Tensor], leafs: Sequence[Tensor], keys: dict[Tensor, Key]) -> None:
     """Check that `nodes` read only tensors of their own and of neighbouring layers, and inputs.
 
-    Names of the views of inputs that they read are added to `keys`.
+    If `nodes` read views of inputs, names for these views are added to `keys`.
 
     Raises:
         DistantReadError: a node reads a tensor of a layer that is not its neighbour.
@@ -451,7 +456,7 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer makes. The last ones are those that are not in the graph yet at the layer's end.
+    """Return the nodes that a layer makes. Nodes that are not in the graph yet at the layer's end come last.
 
     `before`: start of the layer; None for the first one.
     `mark`: start of the next layer.

@@ -358,8 +358,9 @@ class PassCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate the tensors of consecutive sections; return the sizes needed for them, and the number of the
-        buffers' state.
+        """Allocate the tensors of consecutive sections.
+
+        Return the sizes that the buffers need for them, and the number of the buffers' state after the last section.
 
         `live_outs`: number of the `LiveOut` after each section.
         `state`: number of the buffers' state before the first section.
@@ -524,7 +525,7 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return `sizes` with too large buffers divided into chunks (backend buffers).
+        """Return `sizes` with each buffer above its limit divided into chunks (backend buffers).
 
         All tensors are allocated again without the cache, whose results are for buffers without a limit.
 
@@ -563,9 +564,11 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number of a state in the cache of group `place` (the sections of one device).
+        """Return the number that a state has in the cache of the section group `place`.
 
-        `state`: number of the same state in the cache of the group before.
+        A state is what a pass hands from one section to the next; a group is the sections of one device.
+
+        `state`: number of the same state in the cache of the group `place` - 1.
         """
         origin = self._groups[place - 1].cache
         return self._groups[place].cache.translated(origin, self._backend_maps[place - 1], state)

@@ -41,9 +41,9 @@ _TOPK_MOE_PATTERNS: tuple[tuple[str, ...], ...] = (
     _TOPK_MOE_EARLY_SOFTMAX,
     ("argsort", "view", "get_rows", "reshape", "soft_max", "reshape"),
 )
-"""Operations of expert selection that Vulkan fuses.
+"""Sequences of operations that select experts, and which Vulkan fuses.
 
-The inputs stay allocated until the last operation is done (`keep_topk_moe_pattern`).
+The inputs of a sequence stay allocated until its last operation is done (`keep_topk_moe_pattern`).
 """
 _TOPK_QSA_PATTERN = ("get_rows", "permute", "cont", "cpy", "reshape", "add", "top_k")
 _HC_POST_GATE_PATTERN = ("scale", "unary", "scale", "hc_post")
@@ -109,12 +109,12 @@ def reorder(
 ) -> Order:
     """Return the order in which Vulkan computes the nodes of a split.
 
-    The order ends when all nodes before `end` are computed. It may contain nodes after `end` that are moved before
-    these.
+    The order ends when all nodes before `end` are computed. Nodes from `end` on are in it only if Vulkan moves them
+    forward.
 
     `end`: index of a node; None for the end of `nodes`.
     `used`: indices of nodes that are already computed.
-    `goes_on`: whether the split has further nodes before `nodes`; these are computed.
+    `goes_on`: whether the split has further nodes before `nodes`, which are already computed.
     """
     return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 
@@ -142,7 +142,10 @@ class _Reordering:
         return Order(tuple(self._order), tuple(self._kept))
 
     def _sources_before(self, place: int) -> frozenset[int]:
-        """Return the indices of the nodes shortly before node `place` that must be computed before it."""
+        """Return the indices of the nodes that must be computed before node `place`.
+
+        Only the last `_NUM_TO_CHECK` nodes before `place` are searched.
+        """
         found = self._is_src_of.get(place)
         if found is None:
             nodes = self._nodes
@@ -172,9 +175,9 @@ class _Reordering:
     # ------------------------------------------------------------------ what stays together
 
     def _keep_pattern(self) -> bool:
-        """If the first unscheduled node begins a sequence of operations that stays together, schedule the sequence.
+        """Schedule the sequence of operations that begins at the first unscheduled node, if Vulkan keeps it together.
 
-        Return whether it does.
+        Return whether there is such a sequence.
         """
         first = self._first_unused
         for pattern in _TOPK_MOE_PATTERNS:
@@ -314,9 +317,9 @@ class _Reordering:
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
-        """If a node's result is only stored in a cache, add the nodes that do this to `taken`.
+        """Add the nodes that store the result of node `place` in a cache to `taken`, if the result has no other use.
 
-        They are a view of the result, and a `set_rows` that writes the view to the cache.
+        These nodes are a view of the result, and a `set_rows` that writes the view to the cache.
 
         `place`: index of the node. `taken`: indices of the nodes that run together.
         """
@@ -392,7 +395,7 @@ The translation is None if both have the same backends.
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the first of the sections `following`: those in which the open split continues, up to `_REACH` nodes."""
+    """Return the sections at the start of `following` in which the open split continues, up to `_REACH` nodes."""
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -509,9 +512,12 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number for a tensor that is the same for all sections of the split.
+        """Return a number by which a tensor is identified in all sections of a split.
 
-        `distance`: number of sections from this one to the one in which the tensor has the index `number`.
+        It consists of the first section that has a name for the tensor, and of the tensor's index there (`_BITS`).
+
+        `number`: index of the tensor in a later section.
+        `distance`: number of sections from this one to the later one.
         """
         while distance:
             name = self._split_sections[distance].section.names[number]
@@ -605,10 +611,11 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name of a later section's tensor in the section before that one; None if it has no name there.
+        """Return the name of a tensor in section `distance` - 1; None if that section has no name for it.
 
-        `distance`: number of sections from this one to the later one.
-        `key`: name of the tensor in the later section.
+        Sections are counted from this one, which is 0.
+
+        `key`: name of the tensor in section `distance`.
         """
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.

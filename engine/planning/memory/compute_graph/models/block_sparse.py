@@ -193,7 +193,11 @@ def _chosen_blocks(ctx: GraphContext, blocks: MsaInput, forced: Tensor, idx_q: T
 
 
 def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor) -> Tensor:
-    """Return the attention mask in which blocks that were not selected are masked."""
+    """Return the attention mask in which all blocks are masked except the selected ones.
+
+    `forced`: bias of blocks that are always selected.
+    `chosen`: indices of the selected blocks, by head of the indexer and token.
+    """
     graph, (n_chosen, heads, n_tokens, _), n_blocks = ctx.graph, chosen.ne, forced.ne[0]
     hidden = graph.cast(graph.scale(forced), "f16")
     hidden = graph.reshape(graph.repeat(hidden, n_blocks, heads, n_tokens), 1, n_blocks, heads * n_tokens)

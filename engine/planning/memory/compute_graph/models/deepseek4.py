@@ -37,7 +37,7 @@ class Compression:
     `places`: index of each token in its block.
     `kept`: indices of the tokens that are written to the state.
     `rows`: rows of the state to which these tokens are written.
-    `read`: rows that complete blocks consist of, in the state followed by the batch.
+    `read`: rows of which complete blocks consist; they count the rows of the state first, then those of the batch.
     `cells`: cells of the new compressed keys.
     `positions`: positions of the new compressed keys.
     `mask`: mask of attention to the compressed keys.
@@ -147,7 +147,10 @@ def _n_rows(ctx: GraphContext, kind: Kind) -> int:
 
 
 def _hca_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
-    """Return the compressed keys of blocks that do not overlap (`build_hca_compressed_kv_from_state`)."""
+    """Return the compressed keys of blocks that do not overlap (`build_hca_compressed_kv_from_state`).
+
+    `keys`, `scores`: rows of the state, then rows of the batch.
+    """
     graph, ratio = ctx.graph, _ratio("hca")
     shape = keys.ne[0], ratio, given.positions.ne[0]
     keys = graph.reshape(graph.get_rows(keys, given.read), *shape)
@@ -158,6 +161,8 @@ def _hca_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scor
 def _overlap_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
     """Return the compressed keys of blocks that overlap the previous block
     (`build_overlap_compressed_kv_from_state`).
+
+    `keys`, `scores`: rows of the state, then rows of the batch.
     """
     graph, n_blocks, head = ctx.graph, given.positions.ne[0], keys.ne[0] // 2
     n_read = given.read.ne[0] // 2
@@ -208,7 +213,7 @@ def dsv4_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return attention to the window, and to compressed keys if the layer has them.
+    """Return the output of attention to the window, and to compressed keys if the layer has them.
 
     `narrow`: low-rank input of the query projection.
     Mirrors `build_raw_attention`, `build_csa_lid_attention` and `build_hca_attention`.

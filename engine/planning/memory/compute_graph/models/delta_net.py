@@ -66,7 +66,7 @@ def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
     """Return (queries, keys and values in one tensor, output gate) for older files.
 
-    These have one weight with the rows of all four, grouped by key head.
+    Older files have one weight for all of these, with rows grouped by key head.
     """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
@@ -95,7 +95,7 @@ def _build_delta_net(
     """Return the output of the delta rule (`build_conv_state`, `build_recurrent_attn`).
 
     `mixed`: queries, keys and values in one tensor.
-    `z`: output gate. `beta`: strength of the state's update. `alpha`: input from which its decay is computed.
+    `z`: output gate. `beta`: strength of the state's update. `alpha`: input from which the state's decay is computed.
     `repeats`: whether queries and keys are repeated for each head of values.
     `copies`: whether the state of the convolution is copied before it is stored.
     """

@@ -58,7 +58,10 @@ def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Te
 
 
 def project_per_layer_inputs(ctx: GraphContext, embeddings: Tensor) -> None:
-    """Make the embeddings for each layer, if the file has them (`build_inp_per_layer`, `project_per_layer_inputs`)."""
+    """Make the per-layer embeddings and store them for all layers, if the file has weights for them.
+
+    Mirrors `build_inp_per_layer` and `project_per_layer_inputs`. `embeddings`: token embeddings.
+    """
     graph, outer = ctx.graph, ctx.outer
     if "per_layer_token_embd" not in outer:
         return
@@ -85,7 +88,7 @@ def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def has_per_layer_inputs(ctx: GraphContext) -> bool:
-    """Return whether the model has embeddings for each layer."""
+    """Return whether the model has per-layer embeddings (`project_per_layer_inputs`)."""
     return ctx.shared.find(_PerLayerInputs) is not None
 
 

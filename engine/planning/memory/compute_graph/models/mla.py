@@ -193,6 +193,9 @@ def build_lid_top_k_cells(
     """Return the `n_chosen` cells with the highest scores for each token.
 
     A score is the weighted sum of the scores of all heads (`ggml_lightning_indexer`).
+
+    `q`, `cache`: the indexer's queries, and its keys in the cache.
+    `weights`: weight of each head for each token.
     """
     graph, (head, cells, streams, _) = ctx.graph, cache.ne
     row = cache.nb[1]
@@ -409,7 +412,11 @@ def _mask_of(ctx: GraphContext, inp_attn: AttnInput, chosen: Tensor) -> Tensor:
 
 
 def _gathered(ctx: GraphContext, inp_attn: AttnInput, chosen: Tensor, q: Tensor, kv_cmpr: Tensor) -> Tensor:
-    """Return the output of attention to copies of the selected keys, after the new compressed keys were stored."""
+    """Return the output of attention to copies of the selected keys. The batch's keys are stored in the cache first.
+
+    `chosen`: cells of the selected keys, by token.
+    `kv_cmpr`: compressed keys of the batch.
+    """
     graph, (rank, heads, n_tokens, _), n_chosen = ctx.graph, q.ne, chosen.ne[0]
     graph.build_forward_expand(q)
     graph.build_forward_expand(kv_cmpr)

@@ -30,7 +30,10 @@ def build_inp_embd_h(ctx: GraphContext) -> Tensor:
 
 
 def nextn_layer(ctx: GraphContext, embedded: Tensor) -> Tensor:
-    """Return the normalised output of an MTP head, from which its logits are computed."""
+    """Return the normalised output of an MTP head, from which logits are computed.
+
+    `embedded`: embedding of each token.
+    """
     hidden = ctx.build_norm(ctx.shared.get(Hidden).states, "nextn.hnorm")
     embedded = ctx.build_norm(embedded, "nextn.enorm")
     current = ctx.linear("nextn.eh_proj", ctx.graph.concat(embedded, hidden, 0))

@@ -45,7 +45,7 @@ def build_hc_head(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def build_hc_head_cast(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the weighted sum of all residual streams as F32 copies, for tokens with logits (`build_hc_head` in
+    """Return the weighted sum of F32 copies of all residual streams, for tokens with logits (`build_hc_head` in
     hy-v4.cpp).
     """
     return _weighted_copy(ctx, *_shares_of_output_rows(ctx, streams))
@@ -114,7 +114,7 @@ def _flat(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
-    """Return the input of a part of the layer (`build_hc_pre`). `part`: "attn" or "ffn"."""
+    """Return the input of attention or feed-forward (`build_hc_pre`). `part`: "attn" or "ffn"."""
     graph, (_, count, n_tokens, _) = ctx.graph, streams.ne
     mixes = graph.mul_mat(ctx.weight(f"hc_{part}_fn"), ctx.raw_norm(_flat(ctx, streams)))
     scale, base = ctx.weight(f"hc_{part}_scale"), ctx.weight(f"hc_{part}_base")
@@ -134,8 +134,10 @@ def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
 
 
 def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
-    """Add `current`, the output of attention or feed-forward, to the residual streams, and return these
+    """Add `current`, the output of attention or feed-forward, to the residual streams, and return the streams
     (`build_hc_post`).
+
+    `read`: the input of attention or feed-forward, with the streams and the factors for `current`.
     """
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)
@@ -152,12 +154,15 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return the factor of one residual stream for each token, with shape (1, tokens)."""
+    """Return the factors of one residual stream, with shape (1, tokens).
+
+    `shares`: factors of all streams, with shape (streams, tokens).
+    """
     return ctx.graph.view(shares, (1, shares.ne[1]), shares.nb)
 
 
 def _weighted(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of the residual streams, weighted by `shares`."""
+    """Return the sum of the residual streams, each multiplied by its factor in `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     total = graph.mul(_stream(ctx, streams), _share(ctx, shares))
     for _ in range(1, count):
@@ -171,7 +176,7 @@ def _weighted_copy(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor
 
 
 def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the residual streams plus `current` times the factor of each stream in `shares`."""
+    """Return each residual stream plus `current` times the factor of this stream in `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     current, shares, streams = (graph.cast(source, "f32") for source in (current, shares, streams))
     sums = [graph.add(_stream(ctx, streams), graph.mul(current, _share(ctx, shares))) for _ in range(count)]
@@ -211,7 +216,7 @@ def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Te
 
 
 def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
-    """Return the residual streams mixed by the matrix `mixing`, plus `current` times the factor of each stream."""
+    """Return the residual streams mixed by the matrix `mixing`, plus `current` times their factors in `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     if ctx.fuses("hc_post"):
         return ctx.fused("hc_post", streams.ne, current, streams, shares, mixing)
@@ -292,7 +297,7 @@ def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Ten
 
 
 def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return (input of a part of the layer, factor of its output for each stream) (`build_hc_mix`).
+    """Return (input of attention or feed-forward, factor of its output for each stream) (`build_hc_mix`).
 
     `part`: "attn" or "ffn".
     """
@@ -307,8 +312,10 @@ def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor
 
 
 def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
-    """Add `current`, the output of attention or feed-forward, to the residual streams, and return these
+    """Add `current`, the output of attention or feed-forward, to the residual streams, and return the streams
     (`build_hc_combine`).
+
+    `gives`: for each stream, the factor with which `current` is added to it.
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     shares = graph.scale(graph.unary(graph.scale(gives)))
@@ -319,7 +326,7 @@ def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives
 
 
 def _build_ple(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Add an output computed from the embeddings of hashed n-grams to the residual streams, and return these
+    """Add an output computed from the embeddings of hashed n-grams to the residual streams, and return the streams
     (`build_ple`).
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne

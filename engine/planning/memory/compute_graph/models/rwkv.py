@@ -31,7 +31,8 @@ def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
 def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer with time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
 
-    Both read the previous token. The layer stores both last tokens in one step, so it does not call `ctx.mixed`.
+    Each mixing needs its input for the previous token. The layer stores the last token of both inputs in one step, so
+    it does not call `ctx.mixed`.
     """
     graph = ctx.graph
     states, shift = _build_token_shift_load(ctx)
@@ -80,7 +81,7 @@ def _shifted(ctx: GraphContext, last: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _build_token_shift_store(states: RecurrentStates, ctx: GraphContext, kept: Tensor) -> None:
-    """Store the last tokens of the batch (`build_rwkv_token_shift_store`)."""
+    """Write `kept`, the last tokens of the batch, to the rolling states (`build_rwkv_token_shift_store`)."""
     n_elements = states.rolling.ne[0] * ctx.batch.n_sequences
     states.write(states.rolling, ctx.graph.view(kept, (n_elements,)))
 
@@ -127,7 +128,6 @@ def _heads(ctx: GraphContext, states: RecurrentStates) -> tuple[int, int]:
 
 
 def _build_rwkv6_time_mix(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return the output of RWKV 6's time mixing (`build_rwkv6_time_mix`)."""
     graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.hparams.n_embd
     size, heads = _heads(ctx, states)
     gated = not ctx.has("time_mix_first")
@@ -181,7 +181,6 @@ def _parts6(ctx: GraphContext, current: Tensor, shifted: Tensor) -> list[Tensor]
 
 
 def _build_rwkv7_time_mix(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return the output of RWKV 7's time mixing (`build_rwkv7_time_mix`)."""
     graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     size, heads = _heads(ctx, states)
     n_tokens, gates = batch.n_tokens, ctx.has("time_mix_g1")
@@ -219,7 +218,10 @@ def _low_rank(ctx: GraphContext, name: str, source: Tensor, *, squashed: bool = 
 
 
 def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Tensor:
-    """Return the layer's values mixed with those of the first layer."""
+    """Return the layer's values mixed with those of the first layer.
+
+    `source`: input from which the shares of the mixture are computed.
+    """
     graph = ctx.graph
     first = ctx.shared.once(_FirstValues, lambda: _FirstValues(values)).values
     if first is values:
@@ -229,8 +231,9 @@ def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Ten
 
 
 def _wkv(ctx: GraphContext, states: RecurrentStates, parts: tuple[Tensor, ...]) -> Tensor:
-    """Return the outputs of all tokens, and store the heads' recurrent matrices.
+    """Return the output of the heads for all tokens, and store their recurrent matrices.
 
+    `parts`: inputs of the operation, without the recurrent matrices.
     Mirrors `ggml_rwkv_wkv6`, `ggml_rwkv_wkv7` and `ggml_gated_linear_attn`.
     """
     graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd

@@ -73,7 +73,7 @@ def talkie_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 def deci_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer whose attention may be a single matrix, or missing (src/models/deci.cpp).
 
-    A layer with no feed-forward part returns its input, because llama.cpp skips all of such a layer.
+    A layer with no feed-forward part returns its input, because llama.cpp skips such a layer completely.
     """
     graph, hparams = ctx.graph, ctx.layer.hparams
     current = previous
@@ -262,13 +262,15 @@ def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _build_switched_lora_mm(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
-    """Return `source` multiplied by a weight with each token's LoRA adapter (`build_switched_lora_mm`)."""
+    """Return `source` multiplied by the weight `stem`, with each token's LoRA adapter (`build_switched_lora_mm`)."""
     graph = ctx.graph
     return graph.add(graph.mul_mat(ctx.weight(stem), source), _build_switched_lora_delta(ctx, stem, source))
 
 
 def _build_switched_lora_delta(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
-    """Return the adapter's part of a matrix product (`build_switched_lora_delta`)."""
+    """Return what each token's LoRA adapter adds to the product of `source` and the weight `stem`
+    (`build_switched_lora_delta`).
+    """
     graph, (width, n_tokens) = ctx.graph, source.ne[:2]
     ids = graph.reshape(ctx.shared.get(_AdapterIds).ids, 1, n_tokens)
     narrow = graph.mul_mat_id(ctx.weight(f"{stem}.lora_a"), graph.reshape(source, width, 1, n_tokens), ids)

@@ -19,7 +19,7 @@ class _Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _Distances:
-    """Bucket of the distance between each two tokens (`build_inp_pos_bucket_dec`, `build_inp_pos_bucket_enc`)."""
+    """Buckets of the distances between tokens (`build_inp_pos_bucket_dec`, `build_inp_pos_bucket_enc`)."""
 
     buckets: Tensor
 
@@ -79,7 +79,10 @@ def t5_encoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each computed from its own source."""
+    """Return queries, keys and values, each computed from its own tensor in `sources`.
+
+    `name`: short name of the three weights without the ending, such as "_q".
+    """
     graph, hparams = ctx.graph, ctx.layer.hparams
     heads = ((hparams.head_k, hparams.n_head), (hparams.head_k, hparams.n_head_kv), (hparams.head_v, hparams.n_head_kv))
     parts = []

@@ -67,7 +67,7 @@ def build_moe_ffn(
 
 
 def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
-    """Return the weights of the selected experts divided by their sum (`norm_w` in `build_moe_ffn`)."""
+    """Return `rows`, the weights of the selected experts, divided by their sum (`norm_w` in `build_moe_ffn`)."""
     graph, (_, n_used, n_tokens, _) = ctx.graph, rows.ne
     flat = graph.reshape(rows, n_used, n_tokens)
     # The sum is clamped to the smallest number of F16, so that the division is not by zero.
@@ -135,7 +135,7 @@ def _activations(ctx: GraphContext, source: Tensor, chosen: Tensor, kind: str, a
 
 
 def _best_groups(ctx: GraphContext, probs: Tensor, n_experts: int) -> Tensor:
-    """Return the router's scores, masked except for the most likely groups of experts (as in `build_moe_ffn`)."""
+    """Return `probs`, the router's scores, with all groups of experts masked except the best ones (`build_moe_ffn`)."""
     graph, groups, n_tokens = ctx.graph, ctx.hparams.n_expert_groups, probs.ne[1]
     each = n_experts // groups
     grouped = graph.reshape(probs, each, groups, n_tokens)

@@ -50,7 +50,7 @@ READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 _MAX_PATH = 200
-"""Largest number of characters of a refused request's path in the journal of requests; longer paths are cut."""
+"""Number of characters to which the path of a refused request is cut in the journal of requests."""
 
 
 class Api:

@@ -163,7 +163,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 def seed_of(seed: int) -> int | None:
-    """Return the engine's seed. None: a random seed, for which llama.cpp's clients send -1 or 4294967295."""
+    """Translate a request's seed to the engine's. llama.cpp's clients send -1 or 4294967295 for a random seed: None."""
     return None if seed < 0 or seed == MAX_SEED + 1 else seed % (MAX_SEED + 1)
 
 
@@ -367,7 +367,7 @@ def _sound(sound: InputAudio, place: str) -> SoundFile:
 class ChatWriter:
     """The `AnswerWriter` of `/v1/chat/completions`: makes documents and events.
 
-    `id`, `created` (seconds since 1970): values that all documents of the request contain.
+    `id`, `created` (seconds since 1970): values in each document of the answer.
     """
 
     def __init__(self, id: str, model: str, created: int, question: Question) -> None:
@@ -418,7 +418,7 @@ class ChatWriter:
         return event_of({**chunk, "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
-        """Return the end of the stream, with the token counts of all choices if the request asks for them."""
+        """Return the end of the stream. It contains the token counts of all choices if the request asks for them."""
         if not self._question.includes_usage:
             return DONE
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}

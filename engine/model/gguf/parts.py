@@ -16,7 +16,7 @@ _N_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """The fields of the file name of one part of a split model: `STEM-NUMBER-of-COUNT.gguf`.
+    """File name of one part of a split model: `STEM-NUMBER-of-COUNT.gguf`.
 
     `number`: number of the file, from 1.
     `count`: number of files of the model.

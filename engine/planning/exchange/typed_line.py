@@ -86,9 +86,9 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the load options of a command without settings, for comparison.
+    """Return the load options of a command that sets nothing.
 
-    An option of a typed line whose value differs from these was set by that line.
+    An option of a typed line that differs from these was set by that line.
     """
     return read_command("-ngl 0")
 

@@ -45,7 +45,7 @@ class HeldModel:
 
     @property
     def expires_s(self) -> float:
-        """Time at which the model is to be unloaded; infinite if it stays loaded."""
+        """Time in seconds at which the model is to be unloaded; infinite if it stays loaded or is busy."""
         if self.idle_since_s is None or (self.keep_alive_s == AFTER_THE_ANSWER_S and not self.has_answered):
             return inf
         return self.idle_since_s + self.keep_alive_s
@@ -260,9 +260,10 @@ class Recovery:
 def begin_recovery(
     rig: Rig, free_bytes: Mapping[str, int], held_bytes: Mapping[str, int], now_s: float
 ) -> Recovery | None:
-    """Return a wait for the memory of a model that is about to be unloaded; None if no device needs a wait.
+    """Begin the wait until a model that is about to be unloaded has freed its memory; None if no device needs a wait.
 
     The CPU, integrated devices and Metal use the host's memory, which is free as soon as the process has ended.
+
     `free_bytes`: free bytes by device id as reported now. Devices that do not report it are not waited for.
     `held_bytes`: bytes that the model holds, by device id.
     """

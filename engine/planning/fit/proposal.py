@@ -49,7 +49,7 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
 context becomes shorter.
 """
 _SAME_SPEED = 0.97
-"""Ratio of two predicted speeds above which the speeds count as equal, because predictions are not more exact."""
+"""Ratio of two predicted speeds, slower to faster, above which they count as equal: predictions are not more exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
-    """Return the kinds of proposals grouped by their disadvantage for the user, least first."""
+    """Return all kinds of proposals in groups of equal disadvantage for the user, the smallest disadvantage first."""
     ranks = sorted(set(_GIVEN_UP.values()))
     return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
 

@@ -32,9 +32,9 @@ It is small because several proposals are searched after a failed load.
 """
 
 _Step = Callable[[int], Layout | None]
-"""A function that moves a given number of layers off a device, and returns the new layout.
+"""A function that moves a given number of layers off a device.
 
-It returns None if that is not possible.
+It returns the new layout, or None if so many layers cannot move.
 """
 _BoundedStep = tuple[_Step, int]
 """A function that moves layers off a device (`_Step`), and the largest number of layers that it can move."""
@@ -338,10 +338,12 @@ class Relief:
         return to_devices, to_cpu
 
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
-        """Return the layout after `step` moved the fewest layers with which `device` is within its limit.
+        """Move layers off `device` until it is within its limit, and return the new layout.
 
-        If another device would then exceed its limit, as many layers as possible are moved. None if not even one layer
-        can move.
+        `step` makes the layout with a given number of moved layers. The fewest layers that suffice are moved. If these
+        would push another device over its limit, only as many are moved as that device can take. None if it can take
+        none.
+
         `most`: largest number of layers to move. `short`: ids of devices that may exceed their limits.
         """
 

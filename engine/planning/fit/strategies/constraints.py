@@ -34,7 +34,7 @@ class Watch:
     def is_over(self) -> bool:
         """Whether the search was cancelled.
 
-        The estimate of a layout checks it too, because one estimate may take seconds.
+        The estimate of a layout checks this value as well, because one estimate may take seconds.
         """
         return self._token is not None and self._token.cancelled
 

@@ -57,7 +57,7 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
-    """Return the layout of the capacity search; None if devices still lack memory after `_CORRECTIONS` rounds.
+    """Return the layout of the capacity search; None if devices still lack memory after `_CORRECTIONS` corrections.
 
     `spread`: if True, all devices are used, else the fewest.
     """
@@ -247,5 +247,5 @@ def _count(placed: Placed) -> int:
 fewest = strategy_of(fewest_candidates)
 """The strategy: it finds the layout on the fewest devices that hold the whole model.
 
-If all devices together are too small, it finds the layout with the largest part of the model on devices.
+If all devices together are too small, it finds the layout with the largest part of the model off the CPU.
 """

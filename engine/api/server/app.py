@@ -38,8 +38,9 @@ from engine.runtime.protocol.messages import Counted, Detokenised, Embedded, Tok
 from engine.runtime.protocol.requests import Detokenise, Embed
 
 _LARGE_BODY_BYTES = 1 << 16
-"""Size above which request bodies are parsed in a thread, to keep the event loop free. Bodies with images or sounds
-always are.
+"""Size above which request bodies are parsed in a thread, to keep the event loop free.
+
+Bodies with images or sounds are parsed in a thread whatever their size.
 """
 
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})

@@ -51,7 +51,7 @@ _log = logging.getLogger("layerdeck.server")
 DEFAULT_KEEP_ALIVE_S = 300.0
 """Seconds after which an idle model is unloaded if a request loaded it; Ollama's default."""
 MAX_WAITING = 64
-"""Largest number of requests that wait for loads; further ones are refused."""
+"""Largest number of requests that wait until their models are loaded; further requests are refused."""
 RETRY = {"Retry-After": "5"}
 
 
@@ -466,7 +466,7 @@ class ModelPool:
                 await self._wait(None)
 
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
-        """Return the order of a load, and which of the pool's own models must be unloaded before it.
+        """Plan the load of a model. Return its order, and the pool's own models that must be unloaded first.
 
         `beside`: memory of the other loaded models.
         """

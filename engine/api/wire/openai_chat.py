@@ -100,10 +100,11 @@ class JsonSchema(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """The required form of the answer. `type`: `text`, `json_object` or `json_schema`.
+    """The required form of the answer.
 
-    `json_schema`: the JSON schema as OpenAI's clients send it. `schema`: the JSON schema as llama.cpp's clients send
-    it.
+    `type`: `text`, `json_object` or `json_schema`.
+    `json_schema`: the JSON schema in OpenAI's form.
+    `schema`: the JSON schema in the form of llama.cpp's clients.
     """
 
     type: str
@@ -413,7 +414,7 @@ class ChatWriter:
         return b"".join(event_of(self._chunk(index, delta, part)) for delta in deltas)
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
-        """Return the last chunk of a choice."""
+        """Return the last chunk of the choice with this index, which contains its finish reason and timings."""
         chunk = self._chunk(index, {}, finish=finish_reason(done, has_calls=has_calls))
         return event_of({**chunk, "timings": timings_of(done), **warnings_of([done])})
 

@@ -449,7 +449,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the file always has the head sizes. If not, missing ones are computed from the heads of layer 0."""
 
     keeps_encoded: bool = False
-    """Whether the output buffer also has the encoder's embeddings (T5), next to the logits."""
+    """Whether the output buffer holds the encoder's embeddings (T5) in addition to the logits."""
 
     refused: str | None = None
     """Reason why the size of the state must be measured by a probe; None: it is computed."""

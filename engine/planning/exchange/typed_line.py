@@ -32,7 +32,7 @@ _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Layout and settings after a line of llama.cpp options or shares, typed by the user, was applied.
+    """Result of a line that the user typed (llama.cpp options, or shares): the changed layout and settings.
 
     `notes`: sentences for the user on what was left out.
     """
@@ -88,7 +88,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 def _usual() -> ForeignLoad:
     """Return the load options of a command that sets nothing.
 
-    An option of a typed line that differs from these was set by that line.
+    Options of a typed line that differ from these were set by the line.
     """
     return read_command("-ngl 0")
 

@@ -66,7 +66,7 @@ class HeldModel:
 
         Called at the end of an answer or a load.
 
-        `answered`: whether the work was an answer.
+        `answered`: True after an answer, False after a load.
         """
         return replace(self, idle_since_s=now_s, has_answered=answered)
 
@@ -138,7 +138,7 @@ def eviction_order(model: HeldModel) -> tuple[float, float, str]:
 def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
     """Return the bytes that a load holds on each device that it uses, by device id.
 
-    Overhead is that of the forecast, because llama.cpp does not report it.
+    llama.cpp does not report the overhead, so that of the forecast is used.
     `checkpoint_bytes`: host memory of the checkpoints of all sequences, in addition to the measured memory.
     """
     # A measured row may contain a part of these bytes already; only the difference is added.

@@ -45,8 +45,8 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
 }
 """Rank of each kind of proposal by what the user loses; the lowest rank is best.
 
-0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4 and 5: the
-context becomes shorter.
+0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4: the context
+becomes shorter. 5: both.
 """
 _SAME_SPEED = 0.97
 """Ratio of two predicted speeds, slower to faster, above which they count as equal: predictions are not more exact."""

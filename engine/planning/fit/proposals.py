@@ -130,7 +130,7 @@ class _Search:
     # ------------------------------------------------------------------ kinds of change
 
     def found_layout(self) -> Proposal | None:
-        """Return a proposal with the layout that strategy "fewest" finds for the memory of the failed load.
+        """Return a proposal with the layout that strategy "fewest" finds within the memory limits of the failed load.
 
         None if no layout fits, and for split modes tensor and row, which strategies do not support.
         """
@@ -424,7 +424,7 @@ def _length_words(context: ContextSettings) -> str:
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
     """Return the bytes that unloading each loaded model would free on a device, by key of the model.
 
-    If the device shares memory with others (unified memory), the bytes of the model on these count too.
+    If the device shares its memory with other devices (unified memory), the model's bytes on those are included.
     """
     shared = rig.pool.ids if rig.pool is not None and device_id in rig.pool.ids else (device_id,)
     held: dict[FileIdentity, int] = {}

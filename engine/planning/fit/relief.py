@@ -55,7 +55,7 @@ class Move:
     from_end: bool
 
     def layers(self, count: int) -> tuple[int, int]:
-        """Return the first and the last layer of the `count` layers that move."""
+        """Return the first and the last of the `count` layers that move."""
         if self.from_end:
             return self.run.last - count + 1, self.run.last
         return self.run.first, self.run.first + count - 1
@@ -103,7 +103,7 @@ class ExpertMove:
     run: Run
 
     def layers(self, count: int) -> tuple[int, int]:
-        """Return the first and the last layer of the `count` layers whose experts move."""
+        """Return the first and the last of the `count` layers whose experts move."""
         return self.run.last - count + 1, self.run.last
 
     def after(self, layout: Layout, count: int) -> Layout:
@@ -201,14 +201,16 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` after which `layout` fits, and the fewest layers to move.
+        """Return the first move of layers off `devices` that makes `layout` fit, and the smallest number of layers for
+        it.
 
         None if no single move is enough. Moves are tried in the order of `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU after which `layout` fits, and the fewest layers for it.
+        """Return the first move of experts to the CPU that makes `layout` fit, and the smallest number of layers for
+        it.
 
         None if no single move is enough.
         """
@@ -231,7 +233,7 @@ class Relief:
         return None
 
     def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
-        """Return the first of `moves` after which `layout` fits the limits, and the fewest layers to move.
+        """Return the first of `moves` that makes `layout` fit the limits, and the smallest number of layers for it.
 
         None if no move is enough, or after `MAX_CHANGE_ESTIMATES` estimates.
         """
@@ -260,7 +262,7 @@ class Relief:
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
         """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Limits of other devices are not checked. True if `step` returns no layout.
+        Limits of other devices are not checked. If `step` cannot move so many layers, the result is True.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)

@@ -235,7 +235,7 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Cached results by model name and rig. Many orders begin with the same models, so most searches are saved."""
+        """Cached results by model name and rig. Many orders of planning begin with the same models."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders of planning; the first one if several are equally good."""
@@ -310,7 +310,10 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers, the slowest first; of equal ones, the fullest first."""
+        """Return the devices of `rig` that may hold layers, the slowest first.
+
+        Of equally fast devices, the one with the least available memory comes first.
+        """
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.

@@ -27,7 +27,7 @@ MAX_RATIO = 20.0
 With another ratio, the measurement is not about the model: the computer was busy or swapping.
 """
 KEPT_ANSWERS = 48
-"""The measured speeds of this many of the latest answers are stored."""
+"""Number of answers, and of prompts, whose measured speeds are stored: the latest ones."""
 _OF_A_CLASS = 5
 """Number of latest ratios of a class of layouts; their median is the correction for the class."""
 _PASSES = 20

@@ -278,7 +278,7 @@ class CostModel:
         """Return the predicted time per token of an answer.
 
         `fill_tokens`: number of tokens in the context; None for `usual_fill`.
-        `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
+        `prompt_tokens`: number of tokens of a prompt whose speed is predicted too; 0: as many as `fill_tokens`.
         """
         fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
         name, speeds = layout_class(layout, self.rig), self.speeds
@@ -463,7 +463,7 @@ class _Batch:
             cost.computed_s += n_ops * each_s
 
     def _attend(self, device_id: str, used: StateCost) -> None:
-        """Add the cost of attention to earlier tokens and of recurrent state.
+        """Add two costs: attention to earlier tokens, and recurrent state.
 
         `used`: cost for one token, summed over the layers on the device.
         """

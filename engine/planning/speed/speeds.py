@@ -134,11 +134,11 @@ _CPU_PRODUCTS_SHARE = 0.91
 It is below 1 because the matrices of a model are not in the CPU's caches.
 """
 _CPU_OP_WEIGHT = 3.5
-"""Mean time of a graph node on a CPU, as a multiple of the time of the addition that is measured.
+"""Mean time of a graph node on a CPU, as a multiple of the measured time of an addition. The number is fitted.
 
 An addition is among the cheapest nodes: norms, RoPE and softmax take longer, and a matrix multiplication first converts
 the activations to the type of its kernel. On cards, the launch of a kernel takes most of the time, whatever the kernel
-computes. Fitted.
+computes.
 """
 
 _FAMILIES: Mapping[str, str] = {
@@ -197,9 +197,9 @@ measured has the speed of the kernel without the suffix.
 _HEAD_WIDTHS = (64, 128, 256)
 """Head sizes for which kernels of attention are measured."""
 _MOST_SPREAD = 3.0
-"""log2 of the number of KV heads with which attention is measured: 8.
+"""log2 of 8, the number of KV heads with which attention is measured.
 
-It is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
+Attention is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
 interpolated.
 """
 
@@ -247,7 +247,7 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def _reached(device: Device) -> float:
-    """Return the share of the measured speed of matrix multiplications that `device` reaches with a prompt."""
+    """Return the share of its measured speed of matrix multiplications that `device` reaches in prompts."""
     return _CPU_PRODUCTS_SHARE if _computing_kind(device) == "cpu" else 1.0
 
 

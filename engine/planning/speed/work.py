@@ -44,7 +44,7 @@ An answer and a prompt need two results; a search needs a few.
 _HOPS_PER_LAYER = 2
 """Transfers per layer in modes tensor and row: devices add their results after attention and after feed-forward."""
 _MOVED_OPS = 6
-"""Number of small computations per layer with weights that an override moves."""
+"""Number of small computations with the weights that an override moves out of one layer."""
 
 
 class StateCost(NamedTuple):
@@ -121,7 +121,7 @@ class Moved:
 class Work:
     """Work of one token in each layer of a model. The sum over a range of layers costs two look-ups.
 
-    Only one thread may use an object at a time.
+    Only one thread at a time may use a `Work`.
 
     `kernels`: tensor types, with a suffix for experts (`speeds.EXPERTS`); the kernel with most bytes is first.
     `scan`: name of the kernel that scans recurrent state.

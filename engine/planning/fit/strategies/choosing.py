@@ -145,7 +145,7 @@ def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
 
 
 def strategy_of(candidates: Callable[[Workbench], Iterator[Candidate]]) -> Strategy:
-    """Return the strategy that chooses among the layouts that `candidates` yields, the best first."""
+    """Return the strategy that chooses among the layouts of `candidates`, which yields the best ones first."""
 
     def strategy(
         memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS

@@ -134,7 +134,10 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Put layers from `start` on, with their experts, on the device, as many as fit; return (number, new state)."""
+    """Put layers from `start` on, with their experts, on the device, as many as fit.
+
+    Return (number of these layers, new state).
+    """
     bench = state.bench
 
     def goes(count: int) -> bool:

@@ -48,7 +48,7 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def whole_reason(bench: Workbench, device: Device) -> str:
-    """Return a sentence on why everything is on one device."""
+    """Return a sentence for the user on why everything is on one device."""
     return tr(
         "All {count_layers} and the output layer fit on {id} alone, so nothing is split.",
         count_layers=count_layers(bench.n_layers),
@@ -112,7 +112,10 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Fill the first devices with layers: the fewest that hold the whole model, or all if the model is too large."""
+    """Return the layout that fills as few devices as hold the whole model, the first ones in order.
+
+    If the model is too large, all devices are filled.
+    """
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         devices = bench.devices[:count]

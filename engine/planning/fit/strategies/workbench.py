@@ -191,7 +191,7 @@ class Workbench:
         return least_bytes <= sum(self.usable[device.id] for device in devices)
 
     def _least_bytes(self, device: Device) -> int:
-        """Return the bytes of weights and caches on a device that holds all layers."""
+        """Return the bytes of weights and caches that `device` needs if it holds all layers."""
         found = self._needs.least(self.layout([device.id] * self.n_layers, CPU_ID))[device.id]
         return found.weights_bytes + found.kv_cache_bytes + found.recurrent_bytes
 

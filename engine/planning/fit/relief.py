@@ -201,16 +201,14 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` that makes `layout` fit, and the smallest number of layers for
-        it.
+        """Return the first move of layers off `devices` after which `layout` fits, with the fewest layers that suffice.
 
         None if no single move is enough. Moves are tried in the order of `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU that makes `layout` fit, and the smallest number of layers for
-        it.
+        """Return the first move of experts to the CPU after which `layout` fits, with the fewest layers that suffice.
 
         None if no single move is enough.
         """
@@ -233,7 +231,7 @@ class Relief:
         return None
 
     def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
-        """Return the first of `moves` that makes `layout` fit the limits, and the smallest number of layers for it.
+        """Return the first of `moves` after which `layout` fits the limits, with the fewest layers that suffice.
 
         None if no move is enough, or after `MAX_CHANGE_ESTIMATES` estimates.
         """

@@ -79,7 +79,7 @@ class SpeedBook:
     choices: tuple[MeasuredChoice, ...] = ()
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the settings that were measured as best on its host."""
+        """Return `rig` with the saved choices for its host: values of settings that were measured as best there."""
         machine = machine_key(rig.host) if self.choices else ""
         found = tuple(each for each in self.choices if each.machine == machine)
         return rig if found == rig.host.choices else replace(rig, host=replace(rig.host, choices=found))

@@ -195,7 +195,7 @@ They mean matrix multiplications with experts, and with weights that the CPU has
 measured has the speed of the kernel without the suffix.
 """
 _HEAD_WIDTHS = (64, 128, 256)
-"""Head sizes for which kernels of attention are measured."""
+"""Head sizes, in elements, for which attention kernels are measured."""
 _MOST_SPREAD = 3.0
 """log2 of 8, the number of KV heads with which attention is measured.
 

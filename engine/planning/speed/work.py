@@ -141,7 +141,7 @@ class Work:
         rows: dict[str, list[float]] = {}
         whole: dict[str, list[float]] = {}
         self.weights_in_byte: dict[str, float] = {}
-        """Number of weights in one byte, by kernel."""
+        """Number of weights that one byte holds on average, by kernel."""
         ops = [0] * self.n_layers
         for block in model.blocks[: max(1, self.n_layers - idle)]:
             ops[block.index] = self._repeats * (_OPS_PER_TENSOR * len(block.tensors) + _OPS_PER_LAYER)

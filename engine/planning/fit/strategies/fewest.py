@@ -57,7 +57,9 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
-    """Return the layout of the capacity search; None if devices still lack memory after `_CORRECTIONS` corrections.
+    """Return the layout that the capacity search of this module finds.
+
+    Estimates correct its result up to `_CORRECTIONS` times. None if devices still lack memory then.
 
     `spread`: if True, all devices are used, else the fewest.
     """
@@ -169,7 +171,7 @@ Placed = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device in the capacity search.
+    """A device for `place_layers`, which divides layers by their bytes.
 
     `room_bytes`: bytes for layers.
     `rank`: 0 for a card with its own memory, 1 for an integrated one, 2 for a remote one. Devices with a lower rank are

@@ -345,8 +345,7 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether layers have an indexer if the file has no list of layers with an indexer."""
 
     default_long: int | None = None
-    """Smallest training context, in tokens, with which not all layers have an indexer: only 0, 1, and every fourth from
-    2 on.
+    """Smallest training context, in tokens, with which only some layers have an indexer: 0, 1, and every fourth from 2.
 
     Used only if the file has no list of layers with an indexer. None: `default` is used for every training context.
     """

@@ -148,10 +148,9 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Move to the next occurrence of `wanted` that begins in the following `within` bytes; return whether there is
-        one.
+        """Move to the next `wanted` that begins in the following `within` bytes; return whether there is one.
 
-        Without an occurrence, the position does not change.
+        If there is none, the position does not change.
         """
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))

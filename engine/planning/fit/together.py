@@ -344,7 +344,8 @@ def _too_large(wanted: Sequence[Wanted], rig: Rig) -> list[Wanted]:
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
     """Return the sort key of a result; the best result has the largest key.
 
-    The criteria, the most important first: 1. number of models that fit;
+    The criteria, the most important first:
+    1. number of models that fit;
     2. which large models have nothing on the CPU; more important models count first;
     3. number of models with nothing on the CPU;
     4. layers of large models on the CPU, fewer are better; more important models count first.

@@ -38,8 +38,9 @@ from engine.runtime.protocol.messages import Counted, Detokenised, Embedded, Tok
 from engine.runtime.protocol.requests import Detokenise, Embed
 
 _LARGE_BODY_BYTES = 1 << 16
-"""Size above which request bodies are parsed in a thread, to keep the event loop free. Bodies with images or sounds
-always are.
+"""Size above which request bodies are parsed in a thread, to keep the event loop free.
+
+Bodies with images or sounds are parsed in a thread whatever their size.
 """
 
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
@@ -50,7 +51,7 @@ READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 _MAX_PATH = 200
-"""Largest number of characters of a refused request's path in the journal of requests; longer paths are cut."""
+"""Number of characters to which the path of a refused request is cut in the journal of requests."""
 
 
 class Api:

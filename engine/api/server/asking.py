@@ -26,8 +26,8 @@ class TooSlowError(Exception):
 class Requests:
     """The model requests of one HTTP request, all sent to the session at once.
 
-    The session's thread queues their events. The event loop reads them with `next` as pairs (index of the request,
-    event). If several events come between two iterations of the loop, only the first of them wakes it.
+    The session's thread queues their events. The event loop reads the events with `next`, each with the index of its
+    model request. If several events come between two iterations of the loop, only the first of them wakes it.
     """
 
     def __init__(self, model: LoadedModel, requests: Sequence[AnyModelRequest]) -> None:
@@ -134,8 +134,7 @@ async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, endin
     """Return the error for an answer that failed.
 
     If the prompt is too long, the error states the number of its tokens and the context size.
-    `counting`: a request that counts the tokens of the prompt; sent only if the failure may be due to a prompt that is
-    too long.
+    `counting`: a request that counts the tokens of the prompt. It is only sent if the prompt may be too long.
     """
     assert not isinstance(ending, Done | Answered)
     if isinstance(ending, Failed) and ending.kind == "argument":

@@ -20,7 +20,7 @@ from engine.base.texts import escape
 _log = logging.getLogger("layerdeck.server")
 
 SEND_SECONDS = 60.0
-"""Seconds after which the connection is closed if the client reads none of the data sent to it."""
+"""Seconds after which the connection is closed if the client has read no data."""
 PING_S = 15.0
 """Seconds without data after which a stream gets a comment, so that clients and proxies keep the connection open."""
 GONE = 499
@@ -67,7 +67,7 @@ class Exchange:
     def keep_open(self, on_fail: Callable[[ApiError], bytes]) -> None:
         """From now on send an SSE comment whenever nothing was sent for `PING_S` seconds.
 
-        The first one also sends the headers of the response, so later errors are sent in the stream.
+        The first comment also sends the headers of the response, so later errors are sent in the stream.
 
         `on_fail`: returns the last bytes of the stream if it fails.
         """

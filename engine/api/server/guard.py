@@ -35,7 +35,7 @@ _CORS_HEADERS = re.compile(
 )
 """Request headers that web pages may send (CORS): those of OpenAI's and Anthropic's JavaScript clients."""
 _CLOSING = frozenset({401, 403, 408, 413, 415, 431})
-"""Error statuses after which the connection is closed: the client is not allowed, or its body was not read."""
+"""Error statuses after which the connection is closed: the client has no access, or the request's body was not read."""
 MAX_HEADERS = 100
 MAX_BODIES = 4
 """Limit for the bytes of all request bodies in memory together, as a multiple of `Access.max_body_bytes`."""

@@ -30,8 +30,12 @@ class RequestEntry:
     `number`: number of the request since the server began, from 1.
     `began_s`: time of the request in seconds since 1970.
     `client`: IP address of the client.
+    `path`: path of the endpoint.
     `model`: id of the model; empty until it is known.
     `status`: HTTP status; 0 until the request has ended, 499 if the client closed the connection.
+    `prompt_tokens`, `cached_tokens`: number of prompt tokens, and of those that were in the KV cache already.
+    `answer_tokens`: number of generated tokens.
+    `tokens_per_second`: speed of the last answer; None: not known.
     `first_token_s`, `duration_s`: seconds from the request to its first token and to its end; None: not known yet.
     `code`: error code; empty if there was no error.
     """
@@ -69,7 +73,12 @@ class RequestText:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Numbers of requests and tokens, added up over all requests that have ended since the server began."""
+    """Numbers of requests and tokens, added up over all requests that have ended since the server began.
+
+    `failed`: number of requests with an HTTP status of 400 or more.
+    `prompt_tokens`, `answer_tokens`: tokens of all prompts, and of all answers.
+    `cached_tokens`: tokens of prompts that were in the KV cache already.
+    """
 
     requests: int = 0
     failed: int = 0

@@ -24,7 +24,7 @@ def entries_of_library(models: Iterable[Listed], index: LibraryIndex) -> tuple[M
 
 
 def entry_of_file(path: Path) -> ModelEntry:
-    """Return the entry of a model file.
+    """Return the entry of a model file for the API's list of models.
 
     Raises:
         ModelFileError: llama.cpp would not open the file.
@@ -33,7 +33,7 @@ def entry_of_file(path: Path) -> ModelEntry:
 
 
 def entry_of_model(model: ModelFile) -> ModelEntry:
-    """Return the item for a model file in the API's list of models. The file's header has been read."""
+    """Return the entry of a model, whose header has been read, for the API's list of models."""
     path = model.paths[0]
     part = parse_part_name(path.name)
     stem = part.stem if part is not None else path.stem

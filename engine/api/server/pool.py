@@ -51,7 +51,7 @@ _log = logging.getLogger("layerdeck.server")
 DEFAULT_KEEP_ALIVE_S = 300.0
 """Seconds after which an idle model is unloaded if a request loaded it; Ollama's default."""
 MAX_WAITING = 64
-"""Largest number of requests that wait for loads; further ones are refused."""
+"""Largest number of requests that wait until their models are loaded; further requests are refused."""
 RETRY = {"Retry-After": "5"}
 
 
@@ -434,10 +434,10 @@ class ModelPool:
         slot.held = held.idle(time.monotonic(), answered=False)
 
     async def _make_room(self, slot: _Slot) -> LoadOrder | None:
-        """Unload the models whose memory a load needs, and return the load's order.
+        """Unload the models whose memory a load needs, and return the order for that load.
 
-        The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, this
-        waits until its answers have ended. Return None, and unload nothing, if no request waits for the load any more.
+        The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, wait
+        until its answers have ended. Return None, and unload nothing, if no request waits for the load any more.
 
         Raises:
             ApiError: the model does not fit, even if all others are unloaded.
@@ -466,7 +466,7 @@ class ModelPool:
                 await self._wait(None)
 
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
-        """Return the order of a load, and which of the pool's own models must be unloaded before it.
+        """Plan the load of a model. Return its order, and the pool's own models that must be unloaded first.
 
         `beside`: memory of the other loaded models.
         """
@@ -478,7 +478,7 @@ class ModelPool:
         return order, find_room(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
-        """Handle an update of a session. Called in the session's thread."""
+        """Handle an ended load, a lost model, or a measured computing need. Called in the session's thread."""
         if isinstance(update, ComputingNeed):
             self._parts.learn(update)
             return
@@ -516,8 +516,8 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If models are loaded outside the pool (`PoolParts.load`), models passed to `lend` count among those that may be
-        unloaded (`Holdings.own`), because their owner unloads idle models when memory is needed.
+        If the program loads the models (`PoolParts.load`), models that were passed to `lend` are in `Holdings.own` too:
+        the program unloads idle ones if another load needs their memory.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

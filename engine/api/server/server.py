@@ -248,7 +248,10 @@ class _Protocol(H11Protocol):
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 
     def _watch_header(self) -> None:
-        """Start or cancel the timer that limits how long the head of each request may take to arrive."""
+        """Limit the time in which the head of the next request must arrive, by a timer.
+
+        The timer runs while the connection waits for a head, and is cancelled when the head has arrived.
+        """
         is_due = self.conn.their_state in (h11.IDLE, h11.ERROR)
         if not is_due and self._header_timer is not None:
             self._header_timer.cancel()
@@ -261,9 +264,12 @@ class _Protocol(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def _check_flushed(self, before_bytes: int) -> None:
-        """Close the connection if the last bytes of an answer stay unsent because the client reads nothing.
+        """Close the connection if the client has read nothing since the last check.
 
-        The handler of the request has already returned, so only this timer can notice such a client.
+        The check is for the end of an answer. The handler of the request has already returned, so only this timer can
+        notice such a client.
+
+        `before_bytes`: number of unsent bytes at the last check.
         """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):

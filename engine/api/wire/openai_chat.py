@@ -100,10 +100,11 @@ class JsonSchema(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """The required form of the answer. `type`: `text`, `json_object` or `json_schema`.
+    """The required form of the answer.
 
-    `json_schema`: the JSON schema as OpenAI's clients send it. `schema`: the JSON schema as llama.cpp's clients send
-    it.
+    `type`: `text`, `json_object` or `json_schema`.
+    `json_schema`: the JSON schema in OpenAI's form.
+    `schema`: the JSON schema in the form of llama.cpp's clients.
     """
 
     type: str
@@ -163,7 +164,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 def seed_of(seed: int) -> int | None:
-    """Return the engine's seed. None: a random seed, for which llama.cpp's clients send -1 or 4294967295."""
+    """Translate a request's seed to the engine's. llama.cpp's clients send -1 or 4294967295 for a random seed: None."""
     return None if seed < 0 or seed == MAX_SEED + 1 else seed % (MAX_SEED + 1)
 
 
@@ -367,7 +368,7 @@ def _sound(sound: InputAudio, place: str) -> SoundFile:
 class ChatWriter:
     """The `AnswerWriter` of `/v1/chat/completions`: makes documents and events.
 
-    `id`, `created` (seconds since 1970): values that all documents of the request contain.
+    `id`, `created` (seconds since 1970): values in each document of the answer.
     """
 
     def __init__(self, id: str, model: str, created: int, question: Question) -> None:
@@ -413,12 +414,12 @@ class ChatWriter:
         return b"".join(event_of(self._chunk(index, delta, part)) for delta in deltas)
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
-        """Return the last chunk of a choice."""
+        """Return the last chunk of the choice with this index, which contains its finish reason and timings."""
         chunk = self._chunk(index, {}, finish=finish_reason(done, has_calls=has_calls))
         return event_of({**chunk, "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
-        """Return the end of the stream, with the token counts of all choices if the request asks for them."""
+        """Return the end of the stream. It contains the token counts of all choices if the request asks for them."""
         if not self._question.includes_usage:
             return DONE
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}

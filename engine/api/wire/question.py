@@ -164,7 +164,7 @@ def _refusing() -> Iterator[None]:
 
 @_refusing()
 def forced_schema(question: Question) -> Document:
-    """Return the JSON schema of a call of the tool that the request chose, or of any tool if it chose none.
+    """Return the JSON schema that a forced tool call must match: a call of the chosen tool, or of any tool.
 
     Raises:
         ApiError: the schema of a tool cannot be used.

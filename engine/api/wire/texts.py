@@ -36,7 +36,7 @@ class TokeniseRequest(msgspec.Struct):
         return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Tokenise:
-        """Return the engine's request to tokenise the text."""
+        """Return the engine request that turns the text into tokens."""
         return Tokenise(text=self.content, add_special=self.add_special)
 
 
@@ -52,7 +52,7 @@ class DetokeniseRequest(msgspec.Struct):
         return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Detokenise:
-        """Return the engine's request to detokenise the tokens."""
+        """Return the engine request that turns the tokens into text."""
         return Detokenise(tokens=tuple(self.tokens))
 
 

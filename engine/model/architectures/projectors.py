@@ -27,4 +27,4 @@ IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
 Projector types without such limits are not listed. For these, llama.cpp refuses limits on image tokens.
 """
 OWN_PIXELS = ("hunyuanvl", "kimik25")
-"""Projector types for which limits on image tokens in the settings have no effect if the file has pixel limits."""
+"""Projector types with which limits on image tokens in the settings have no effect, if the file has pixel limits."""

@@ -100,9 +100,9 @@ class Style(msgspec.Struct, frozen=True):
     """Whether queries without RoPE are scaled by the token's position (`inp_attn_scale`)."""
 
     shapes_queries: bool = False
-    """Whether the query tensor is reshaped into heads before views of its two parts, with and without RoPE, are made.
+    """Whether queries are reshaped into heads before they are divided into views with and without RoPE.
 
-    If not, the views are of the flat tensor.
+    If not, the flat tensor is divided.
     """
 
     projections: Literal["full", "scaled", "bare"] = "full"
@@ -154,7 +154,7 @@ class Style(msgspec.Struct, frozen=True):
     """
 
     bare_runs: bool = False
-    """Whether a model that runs its layers several times omits the norm between two runs."""
+    """Whether a model that passes through its layers several times has no norm between two passes."""
 
     bare_end: bool = False
     """Whether the model has no norm before the output matrix."""
@@ -203,10 +203,10 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Function that builds the token embeddings; None: a plain look-up."""
 
     layer: Builder = "transformer.decoder_layer"
-    """Function that builds a layer."""
+    """Function that builds the graph of one layer."""
 
     attention: Builder = "transformer.attention"
-    """Function that builds the attention part of a layer."""
+    """Function that builds the graph of a layer's attention."""
 
     recurrence: Builder | None = None
     """Function that builds the recurrent part of a layer, instead of attention or in addition to it; None: there is
@@ -283,7 +283,7 @@ class Window(msgspec.Struct, frozen=True):
     """
 
     full_first: bool = False
-    """Whether the first layer of each period has full attention, instead of the last."""
+    """Whether the first layer of each period has full attention. If not, the last layer of the period has it."""
 
     n_tokens: int | None = None
     """Length of the window in tokens if the file has no length; None: the file must have one."""
@@ -292,10 +292,10 @@ class Window(msgspec.Struct, frozen=True):
     """Whether the window is always `n_tokens` long, even if the file has another length."""
 
     optional: bool = False
-    """Whether a file without the length of a window means that the model has no window."""
+    """Whether the model has no sliding window if its file has no window length."""
 
     none_if_zero: bool = False
-    """Whether a length of 0 in the file means that the model has no window."""
+    """Whether a window length of 0 in the file means that the model has no sliding window."""
 
     only_with_layers: int | None = None
     """Number of layers of the only model size that has a window; None: models of all sizes have one."""
@@ -345,7 +345,7 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether layers have an indexer if the file has no list of layers with an indexer."""
 
     default_long: int | None = None
-    """Training context, in tokens, from which on only layers 0, 1 and every fourth from 2 on have an indexer.
+    """Smallest training context, in tokens, with which only some layers have an indexer: 0, 1, and every fourth from 2.
 
     Used only if the file has no list of layers with an indexer. None: `default` is used for every training context.
     """
@@ -360,7 +360,8 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether the model has an indexer only if the file has `attention.indexer.top_k`."""
 
     pooled: bool = False
-    """Whether a row of the indexer's cache has three vectors instead of one if `attention.indexer.kpool` is set."""
+    """Whether `attention.indexer.kpool` in the file makes each row of the indexer's cache three vectors instead of one.
+    """
 
 
 class TensorSplit(msgspec.Struct, frozen=True):
@@ -370,7 +371,7 @@ class TensorSplit(msgspec.Struct, frozen=True):
     """Whether llama.cpp supports split mode `tensor` for the architecture, and knows the tensors of its state."""
 
     may_lack_heads: bool = False
-    """Whether some layers may have no attention; llama.cpp would then divide an empty cache by zero heads."""
+    """Whether layers may have no key heads; llama.cpp would then divide their empty KV cache by zero heads."""
 
     whole_model: bool = False
     """Whether llama.cpp slices no weights and no KV cache, so that each device has all of them.
@@ -411,7 +412,10 @@ class Architecture(msgspec.Struct, frozen=True):
     indexer: Indexer | None = None
 
     latent: bool = False
-    """Whether keys and values are cached as one compressed vector (MLA); only in files that have its length."""
+    """Whether keys and values are cached as one compressed vector (MLA).
+
+    Only models whose file has the length of this vector do so.
+    """
 
     n_kv_layers: int | None = None
     """Number of leading layers that have a KV cache of their own. Later layers read one of these caches.
@@ -441,10 +445,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether there is an additional layer with a single head, which selects a LoRA adapter for each token."""
 
     states_heads: bool = False
-    """Whether files always have head sizes, so that these are not computed from the heads of layer 0."""
+    """Whether the file always has the head sizes. If not, missing ones are computed from the heads of layer 0."""
 
     keeps_encoded: bool = False
-    """Whether the output buffer also has the encoder's embeddings (T5), next to the logits."""
+    """Whether the output buffer holds the encoder's embeddings (T5) in addition to the logits."""
 
     refused: str | None = None
     """Reason why the size of the state must be measured by a probe; None: it is computed."""
@@ -457,7 +461,7 @@ class Architecture(msgspec.Struct, frozen=True):
     output_first: bool = False
     """Whether llama.cpp creates the output matrix before the token embedding if one tensor is used for both.
 
-    The two are then separate copies even in one buffer.
+    Both are then separate copies, even in one buffer.
     """
 
     output_norm_in_embedding: bool = False
@@ -487,8 +491,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether K and V cache must have the same type, as with latent attention."""
 
     one_stream: bool = False
-    """Whether separate KV caches for sequences are unsupported, because one attention bias is for all tokens
-    (`build_pos_bias`).
+    """Whether all sequences must share one KV cache, because one attention bias is for all tokens (`build_pos_bias`).
     """
 
     also_as_one: bool = False

@@ -163,10 +163,11 @@ def write_llama(
     architecture: str = "llama",
     extra_metadata: ExtraMetadata | None = None,
 ) -> None:
-    """Write one model file.
+    """Write a llama model as a GGUF file.
 
     `name`: the model's name in the file (`general.name`).
     `matrix_type`: tensor type of the matrices.
+    `architecture`: name of the architecture in the file (`general.architecture`).
     `extra_metadata`: further metadata values by key; None for none.
     `weights`: function that returns the values of a tensor; None: the file has its full size, but the tensor data is a
     hole (sparse file).

@@ -35,10 +35,10 @@ SAMPLE_QUESTIONS = (
 
 
 _SAMPLING = {"temperature": 0.2, "top_p": 0.9, "penalty_last_n": 256, "repeat_penalty": 1.1}
-"""Sampling settings from the example in the model card, and a repeat penalty; the file has none.
+"""Sampling settings of the demo model, which its file lacks: those of the model card's example, and a repeat penalty.
 
-Without the penalty 2 of 21 answers of 300 tokens repeated themselves without end, with the penalty none did
-(`benchmarks/repetition.py`). DRY avoids exact repetitions too, but answers drift into lists of one pattern.
+Without the penalty, 2 of 21 answers of 300 tokens repeated themselves without end; with it, none did
+(`benchmarks/repetition.py`). DRY avoids exact repetitions too, but answers then drift into lists of one pattern.
 """
 
 

@@ -62,15 +62,16 @@ class _Letters:
         self._text = text
 
     def class_of_token(self) -> list[int]:
-        """Return the letter class of each token, by token id."""
+        """Return the letter class of each token, by token id; 0 for tokens that are no letter of the sample text."""
         classes = [0] * self._n_tokens
         for number, token in enumerate(self.tokens, start=1):
             classes[token] = number
         return classes
 
     def log_probabilities(self) -> Matrix:
-        """Return log-probabilities of the next token: one row for each token, one column for each class of the last
-        letter.
+        """Return the log-probabilities of the next token: one row for each token, one column for each letter class.
+
+        The class is that of the last letter so far.
         """
         n_letters = len(self._index)
         counts = np.zeros((n_letters + 1, n_letters + 1))

@@ -82,7 +82,7 @@ class ByteSource(ABC):
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
         """Return at least `needed` and at most `wanted` bytes of the file from `position` on.
 
-        The file has at least `needed` bytes there.
+        The caller has checked that the file has `needed` bytes there.
 
         Raises:
             EngineError: the file cannot be read.
@@ -148,9 +148,9 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Move to the next occurrence of `wanted` in the following `within` bytes; return whether one begins in these.
+        """Move to the next `wanted` that begins in the following `within` bytes; return whether there is one.
 
-        If none does, the position does not change.
+        If there is none, the position does not change.
         """
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))

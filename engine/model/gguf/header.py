@@ -51,7 +51,8 @@ MAX_STRINGS = 16 * MIB
 MAX_KEPT_BYTES = 16 * MIB
 MAX_KEPT_TEXT_BYTES = 1 * MIB
 MAX_KEPT_ELEMENTS = 4096
-"""Longest array of numbers that is stored; longer ones (scores and types of a vocabulary) are skipped."""
+"""Largest number of elements of a stored array of numbers; longer arrays, such as token scores and types, are skipped.
+"""
 
 _NEXT_KEY = bytes(7) + b"tokenizer."
 """Bytes with which the metadata key after a vocabulary begins.

@@ -200,7 +200,7 @@ _GUESSED = 1024
 def file_type_name(model: ModelFile) -> str:
     """Return the name of the model's quantisation, such as "Q4_K_M".
 
-    If the header has no file type, it is the tensor type of most elements.
+    If the header has no file type, the name is that of the tensor type with the most elements.
     """
     return mix_name(model.metadata, model.tensors)
 
@@ -208,8 +208,8 @@ def file_type_name(model: ModelFile) -> str:
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
     """Return the name of the quantisation of a model file, such as "Q4_K_M".
 
-    The number `general.file_type` in the metadata determines it. If there is none, it is the tensor type of most
-    elements; empty if there are no tensors either.
+    It is the name of the number `general.file_type`. If the metadata have no such number, the tensor type with the most
+    elements is used. The name is empty if there are no tensors either.
     """
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:

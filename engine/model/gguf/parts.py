@@ -16,7 +16,7 @@ _N_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """The fields of the file name of one part of a split model: `STEM-NUMBER-of-COUNT.gguf`.
+    """File name of one part of a split model: `STEM-NUMBER-of-COUNT.gguf`.
 
     `number`: number of the file, from 1.
     `count`: number of files of the model.
@@ -34,7 +34,7 @@ class PartName:
 
 
 def parse_part_name(file_name: str) -> PartName | None:
-    """Return the fields of a file name; None: it is not the name of a part of a split model."""
+    """Parse the file name of a part of a split model; None if the name has another form."""
     match = _PART_NAME.fullmatch(file_name)
     return PartName(match[1], int(match[2]), int(match[3])) if match else None
 

@@ -176,5 +176,4 @@ def _tensor_bytes(source: ByteSource, name: str, shape: tuple[int, ...], kind: T
 
 
 def _align(position: int, alignment: int) -> int:
-    """Return `position` rounded up to a multiple of `alignment`, both in bytes."""
     return -(-position // alignment) * alignment

@@ -17,7 +17,10 @@ from engine.model.gguf.model_file import TOKENIZER, ModelFile
 
 TOKENS = "tokenizer.ggml.tokens"
 MOST_DIFFERENCE = 128
-"""Largest allowed difference between two vocabulary sizes (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE`), which padding causes."""
+"""Largest difference in vocabulary size between a model and its draft model (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE`).
+
+Padding makes the sizes of equal vocabularies differ.
+"""
 FIRST_COMPARED = 5
 """Id of the first compared token (`SPEC_VOCAB_CHECK_START_TOKEN_ID`). The tokens before it are control tokens."""
 _LENGTH = Struct("<Q")
@@ -32,7 +35,7 @@ _PRE_ADDS_BOS = re.compile(
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return a phrase on the first difference between two models' vocabularies that the headers show; empty if none.
+    """Compare the vocabularies of two models by their headers. Return a phrase on the first difference, or "".
 
     No tokens are read, so the comparison is fast enough for a list of models.
     """

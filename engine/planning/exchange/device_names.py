@@ -88,8 +88,8 @@ class DeviceNames:
 def with_plain_servers(rig: Rig) -> Rig:
     """Return `rig` with each endpoint of the form `host:port/name` replaced by a plain RPC endpoint `host:port`.
 
-    Paired machines have endpoints with names, which other programs cannot use. The new ports are that of the machine's
-    listener plus 1, 2 and so on, in the order of the rig.
+    Paired machines have endpoints with names, which other programs cannot use. The plain endpoints of a machine get the
+    ports that follow the port of its listener, in the order of the rig.
     """
     ports: Counter[str] = Counter()
 
@@ -111,7 +111,7 @@ def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of local devices that are not ggml device names, so other programs have other names for them."""
+    """Return the ids of local devices that are not ggml's names: other programs name these devices differently."""
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

@@ -108,7 +108,7 @@ def _source_of(text: str) -> Source:
 
 
 def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
-    """Return the layout of `model` on `rig` that results from another program's options `load`, with settings."""
+    """Translate another program's load options into layout and settings for `model` on `rig`."""
     return _Arranger(load, model, rig).run()
 
 
@@ -164,10 +164,10 @@ class _Arranger:
         return replace(layout, split_mode="none") if alone else layout
 
     def _offloaded(self, has_devices: bool) -> int:
-        """Return the number of layers on devices, counted from the output layer towards the front.
+        """Return the number of layers on devices other than the CPU, counted back from the output layer.
 
-        All layers are counted if the options do not contain a number.
-        `has_devices`: whether devices can hold layers; a note is added if they can and the number is missing.
+        If the options have no such number, all layers are counted.
+        `has_devices`: whether there are devices for layers; only then a note is added on a missing number.
         """
         asked = self._load.n_gpu_layers
         if asked is None and has_devices:

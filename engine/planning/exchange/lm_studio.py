@@ -1,4 +1,4 @@
-"""Export of a plan as a load configuration of LM Studio (`LLMLoadModelConfig` of its SDK for Python and TypeScript)."""
+"""Export of a plan to LM Studio, as a load configuration (`LLMLoadModelConfig` of its Python and TypeScript SDKs)."""
 
 from __future__ import annotations
 

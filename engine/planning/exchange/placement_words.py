@@ -116,7 +116,8 @@ def _without_cpu(
 def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
     """Yield (regex, note for the user) for the weights of layers `first` to `last`, which `-ot` keeps on the CPU.
 
-    In the device list these layers are counted for the device `base`. `output`: position of the output layer.
+    `output`: number of the output layer.
+    `base`: device for which these layers are counted in the device list.
     """
     blocks = range(first, min(last + 1, output))
     if blocks:

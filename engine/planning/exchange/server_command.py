@@ -35,7 +35,7 @@ class ServerCommand:
     """A command of llama-server.
 
     `groups`: words of each option with its value; the program's name is not included.
-    `environment`: (name, value) of variables of the process.
+    `environment`: (name, value) of each environment variable to set.
     `notes`: sentences for the user on differences from the plan.
     """
 

@@ -413,7 +413,7 @@ class _Reader:
 
 
 NO_DRAFT = "none"
-"""llama.cpp's name for no speculative decoding, in its list of types of speculative decoding."""
+"""llama.cpp's word for no speculative decoding, in the option that lists types of speculative decoding."""
 
 
 def kind_of_draft(name: str) -> DraftKind | None:

@@ -32,7 +32,7 @@ _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Layout and settings after a line of llama.cpp options or shares, typed by the user, was applied.
+    """Result of a line that the user typed (llama.cpp options, or shares): the changed layout and settings.
 
     `notes`: sentences for the user on what was left out.
     """
@@ -86,9 +86,9 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the load options of a command without settings, for comparison.
+    """Return the load options of a command that sets nothing.
 
-    An option of a typed line whose value differs from these was set by that line.
+    Options of a typed line that differ from these were set by the line.
     """
     return read_command("-ngl 0")
 

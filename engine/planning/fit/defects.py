@@ -22,9 +22,9 @@ TOLERANCE_BYTES = 8 * MIB
 For large numbers the share `TOLERANCE` allows a larger difference.
 """
 MAX_NUMBERS = 256
-"""Largest number of elements of an array of hyper-parameters that is written to the log line.
+"""Number of elements to which arrays of hyper-parameters are cut in the log line.
 
-Arrays have one value per layer; no known model has more.
+Arrays have one value per layer; no known model has more layers.
 """
 
 
@@ -45,6 +45,7 @@ def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[Devic
 
     The line contains no names of files, folders or computers.
 
+    `estimated`: rows of the estimate; `told`: rows with llama.cpp's numbers.
     `engine`: version of the engine.
     """
     model = plan.model

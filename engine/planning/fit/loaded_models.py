@@ -45,7 +45,7 @@ class HeldModel:
 
     @property
     def expires_s(self) -> float:
-        """Time at which the model is to be unloaded; infinite if it stays loaded."""
+        """Time in seconds at which the model is to be unloaded; infinite if it stays loaded or is busy."""
         if self.idle_since_s is None or (self.keep_alive_s == AFTER_THE_ANSWER_S and not self.has_answered):
             return inf
         return self.idle_since_s + self.keep_alive_s
@@ -66,7 +66,7 @@ class HeldModel:
 
         Called at the end of an answer or a load.
 
-        `answered`: whether the work was an answer.
+        `answered`: True after an answer, False after a load.
         """
         return replace(self, idle_since_s=now_s, has_answered=answered)
 
@@ -138,7 +138,7 @@ def eviction_order(model: HeldModel) -> tuple[float, float, str]:
 def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
     """Return the bytes that a load holds on each device that it uses, by device id.
 
-    Overhead is that of the forecast, because llama.cpp does not report it.
+    llama.cpp does not report the overhead, so that of the forecast is used.
     `checkpoint_bytes`: host memory of the checkpoints of all sequences, in addition to the measured memory.
     """
     # A measured row may contain a part of these bytes already; only the difference is added.
@@ -260,9 +260,10 @@ class Recovery:
 def begin_recovery(
     rig: Rig, free_bytes: Mapping[str, int], held_bytes: Mapping[str, int], now_s: float
 ) -> Recovery | None:
-    """Return a wait for the memory of a model that is about to be unloaded; None if no device needs a wait.
+    """Begin the wait until a model that is about to be unloaded has freed its memory; None if no device needs a wait.
 
     The CPU, integrated devices and Metal use the host's memory, which is free as soon as the process has ended.
+
     `free_bytes`: free bytes by device id as reported now. Devices that do not report it are not waited for.
     `held_bytes`: bytes that the model holds, by device id.
     """

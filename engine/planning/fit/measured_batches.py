@@ -1,4 +1,4 @@
-"""The micro batch of a model's first layout: the one that was measured as fastest, if it fits."""
+"""Choice of the micro batch size for a model's first layout: the size that was measured as fastest, if it fits."""
 
 from __future__ import annotations
 

@@ -123,9 +123,10 @@ class Needs:
 
 
 def first_number(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the least number from `low` to `high` for which `holds` is true, by bisection; `high` is not tested.
+    """Return the least number from `low` to `high` for which `holds` is true, by bisection.
 
-    `holds` must be monotonic: false up to some number and true from there on.
+    `holds` must be monotonic: false up to some number and true from there on. If it is false below `high`, the result
+    is `high`, which is not tested.
     """
     # Valid only if `holds` is monotonic: once true, it stays true for all larger numbers.
     return low + bisect_left(range(low, high), x=True, key=holds)

@@ -45,11 +45,11 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
 }
 """Rank of each kind of proposal by what the user loses; the lowest rank is best.
 
-0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4 and 5: the
-context becomes shorter.
+0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4: the context
+becomes shorter. 5: both.
 """
 _SAME_SPEED = 0.97
-"""Ratio of two predicted speeds above which the speeds count as equal, because predictions are not more exact."""
+"""Ratio of two predicted speeds, slower to faster, above which they count as equal: predictions are not more exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
-    """Return the kinds of proposals grouped by their disadvantage for the user, least first."""
+    """Return all kinds of proposals in groups of equal disadvantage for the user, the smallest disadvantage first."""
     ranks = sorted(set(_GIVEN_UP.values()))
     return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
 

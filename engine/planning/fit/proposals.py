@@ -49,11 +49,12 @@ def propose(
 ) -> tuple[Proposal, ...]:
     """Return at most `MAX_PROPOSALS` changes of `plan` that are forecast to fit, without duplicates.
 
-    There is at most one change of each kind, in the order of `by_what_they_keep`. Pinned layers stay on their device,
-    and disabled devices get nothing. The result is empty if the forecast is incomplete or the layout breaks a rule.
+    There is at most one change of each kind; those with the smallest disadvantage for the user come first. Pinned
+    layers stay on their device, and disabled devices get nothing. The result is empty if the forecast is incomplete or
+    the layout breaks a rule.
 
-    `missing`: bytes by which each device was short in the failed load. Each proposal reduces the device's need by at
-    least this number, even if the forecast has a smaller one.
+    `missing`: bytes by which each device was short in the failed load. Each proposal reduces the need of the device by
+    at least as many bytes, even if fewer are missing in the forecast.
     `kinds`: kinds of changes to search for.
     `constraints.watch`: can cancel the search for a layout; proposals of other kinds are still searched.
     """
@@ -129,7 +130,7 @@ class _Search:
     # ------------------------------------------------------------------ kinds of change
 
     def found_layout(self) -> Proposal | None:
-        """Return a proposal with the layout that strategy "fewest" finds for the memory of the failed load.
+        """Return a proposal with the layout that strategy "fewest" finds within the memory limits of the failed load.
 
         None if no layout fits, and for split modes tensor and row, which strategies do not support.
         """
@@ -423,7 +424,7 @@ def _length_words(context: ContextSettings) -> str:
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
     """Return the bytes that unloading each loaded model would free on a device, by key of the model.
 
-    If the device shares memory with others (unified memory), the bytes of the model on these count too.
+    If the device shares its memory with other devices (unified memory), the model's bytes on those are included.
     """
     shared = rig.pool.ids if rig.pool is not None and device_id in rig.pool.ids else (device_id,)
     held: dict[FileIdentity, int] = {}
@@ -455,9 +456,10 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 
 
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
-    """Yield settings with smaller KV cache types: for q8_0 and then q4_0, first both caches, then the K cache alone.
+    """Yield settings with smaller KV cache types: with q8_0, then with q4_0.
 
-    Types that are smaller already stay. A yielded V type may still break a rule of llama.cpp.
+    Both caches change first, then the K cache alone. A cache whose type is smaller already keeps it. The yielded type
+    of the V cache may break a rule of llama.cpp.
     """
     for kind in _SMALL_TYPES:
         key = kind if _bits(kind) < _bits(now.type_k) else now.type_k

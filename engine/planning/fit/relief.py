@@ -32,9 +32,9 @@ It is small because several proposals are searched after a failed load.
 """
 
 _Step = Callable[[int], Layout | None]
-"""A function that moves a given number of layers off a device, and returns the new layout.
+"""A function that moves a given number of layers off a device.
 
-It returns None if that is not possible.
+It returns the new layout, or None if so many layers cannot move.
 """
 _BoundedStep = tuple[_Step, int]
 """A function that moves layers off a device (`_Step`), and the largest number of layers that it can move."""
@@ -55,7 +55,7 @@ class Move:
     from_end: bool
 
     def layers(self, count: int) -> tuple[int, int]:
-        """Return the first and the last layer of the `count` layers that move."""
+        """Return the first and the last of the `count` layers that move."""
         if self.from_end:
             return self.run.last - count + 1, self.run.last
         return self.run.first, self.run.first + count - 1
@@ -103,7 +103,7 @@ class ExpertMove:
     run: Run
 
     def layers(self, count: int) -> tuple[int, int]:
-        """Return the first and the last layer of the `count` layers whose experts move."""
+        """Return the first and the last of the `count` layers whose experts move."""
         return self.run.last - count + 1, self.run.last
 
     def after(self, layout: Layout, count: int) -> Layout:
@@ -201,14 +201,14 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` after which `layout` fits, and the fewest layers to move.
+        """Return the first move of layers off `devices` after which `layout` fits, with the fewest layers that suffice.
 
         None if no single move is enough. Moves are tried in the order of `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU after which `layout` fits, and the fewest layers for it.
+        """Return the first move of experts to the CPU after which `layout` fits, with the fewest layers that suffice.
 
         None if no single move is enough.
         """
@@ -231,7 +231,7 @@ class Relief:
         return None
 
     def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
-        """Return the first of `moves` after which `layout` fits the limits, and the fewest layers to move.
+        """Return the first of `moves` after which `layout` fits the limits, with the fewest layers that suffice.
 
         None if no move is enough, or after `MAX_CHANGE_ESTIMATES` estimates.
         """
@@ -260,7 +260,7 @@ class Relief:
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
         """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Limits of other devices are not checked. True if `step` returns no layout.
+        Limits of other devices are not checked. If `step` cannot move so many layers, the result is True.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)
@@ -338,10 +338,12 @@ class Relief:
         return to_devices, to_cpu
 
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
-        """Return the layout after `step` moved the fewest layers with which `device` is within its limit.
+        """Move layers off `device` until it is within its limit, and return the new layout.
 
-        If another device would then exceed its limit, as many layers as possible are moved. None if not even one layer
-        can move.
+        `step` makes the layout with a given number of moved layers. The fewest layers that suffice are moved. If these
+        would push another device over its limit, only as many are moved as that device can take. None if it can take
+        none.
+
         `most`: largest number of layers to move. `short`: ids of devices that may exceed their limits.
         """
 

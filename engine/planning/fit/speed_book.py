@@ -37,7 +37,7 @@ VERSION = 1
 KEPT = 128
 """Largest number of devices whose speeds are saved."""
 MAX_BATCH = 1 << 16
-"""Largest batch in tokens that a saved measured time may have; a larger one is treated as an error."""
+"""Largest batch size, in tokens, that a saved choice may have; choices with a larger one are ignored."""
 _THREADS = ("threads", "threads_batch")
 LOCAL_LATENCY_S = 20e-6
 MAX_FILE_BYTES = 1 << 18
@@ -79,7 +79,7 @@ class SpeedBook:
     choices: tuple[MeasuredChoice, ...] = ()
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the settings that were measured as best on its host."""
+        """Return `rig` with the saved choices for its host: values of settings that were measured as best there."""
         machine = machine_key(rig.host) if self.choices else ""
         found = tuple(each for each in self.choices if each.machine == machine)
         return rig if found == rig.host.choices else replace(rig, host=replace(rig.host, choices=found))

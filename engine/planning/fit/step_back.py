@@ -45,10 +45,10 @@ class Refusal:
 
     @property
     def capacity_bytes(self) -> int:
-        """Largest number of bytes that a load can allocate on the device, as the failed allocation shows.
+        """Largest number of bytes that the load could have allocated on the device.
 
-        It is less than the placed and the requested bytes together, because this allocation failed. It is at most the
-        placed and the free bytes together.
+        `placed_bytes` and `requested_bytes` together are too many, because this allocation failed. `placed_bytes` and
+        `free_bytes` together are an upper limit.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)

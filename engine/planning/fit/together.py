@@ -31,9 +31,9 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""Divisor of the largest model's file size; models of at most the resulting size count as small."""
+"""Divisor of the largest model's file size: models of at most an eighth of that size count as small."""
 _MUCH_PART = 8
-"""Divisor of a model's number of layers; the result is the number of layers that counts as a gain.
+"""Divisor of a model's number of layers: an eighth of the layers is the smallest gain that counts.
 
 A model gains if at least so many of its layers leave the CPU when another model is left out.
 """
@@ -86,7 +86,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Figures of a model that is planned together with another model (`before`), and without that model (`after`)."""
+    """What one model gains if another model is left out: its figures `before` and `after` that."""
 
     name: str
     before: Figures
@@ -106,7 +106,7 @@ class Together:
     """Layouts for several models.
 
     `placed`: the models in the order of loading; each is planned for the memory that the ones before it leave free.
-    `give_way`: the model to leave out; None if all fit wholly on devices, or if leaving one out helps no other.
+    `give_way`: the model to leave out; None if all models fit without the CPU, or if leaving one out helps no other.
     """
 
     rig: Rig
@@ -120,7 +120,7 @@ class Together:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all models fit wholly on devices."""
+        """Whether all models fit and have no weights on the CPU."""
         return all(each.is_whole for each in self.placed)
 
     def need_bytes(self, device_id: str) -> int:
@@ -141,14 +141,14 @@ def plan_together(
 ) -> Together:
     """Return layouts with which all models are loaded at the same time.
 
-    Several orders of planning are tried. The best result is the one in which all models fit; among such results, the
-    one in which the most important models are wholly on devices. Small models and embedding models get the slowest
-    device that has room, because they cost least there.
+    Several orders of planning are tried. The best result is the one in which the most models fit. Of equal results, it
+    is the one in which the most important models have nothing on the CPU. Small models and embedding models get the
+    slowest device that has room, because they cost least there.
 
     `wanted`: the models, most important first.
 
     Raises:
-        ArgumentError: no model, too many, two of one name, or an unknown strategy.
+        ArgumentError: there is no model, there are too many, two have the same name, or the strategy is unknown.
         CancelledError: the search was cancelled by `constraints.watch`.
     """
     names = [each.name for each in wanted]
@@ -235,7 +235,7 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Cached results by model name and rig. Many orders begin with the same models, so most searches are saved."""
+        """Cached results by model name and rig. Many orders of planning begin with the same models."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders of planning; the first one if several are equally good."""
@@ -252,8 +252,9 @@ class _Planner:
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
         """Return the model that should be left out, and the gains of the other models; None if no other model gains.
 
-        It is the least important model without which all others are wholly on devices. If there is none, it is the
-        model without which the most others fit, with the fewest layers on the CPU.
+        Each model is left out once, the least important one first. The first one without which all others have nothing
+        on the CPU is returned. If there is none, it is the one without which the most others newly fit or have nothing
+        on the CPU, and then the fewest layers are on the CPU.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)
@@ -309,7 +310,10 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers, the slowest first; of equal ones, the fullest first."""
+        """Return the devices of `rig` that may hold layers, the slowest first.
+
+        Of equally fast devices, the one with the least available memory comes first.
+        """
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.
@@ -317,11 +321,11 @@ class _Planner:
 
 
 def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
-    """Yield the orders in which the models may be planned. A model gets the memory that earlier ones in the order
-    leave.
+    """Yield orders in which the models are planned; a model gets the memory that earlier ones in the order leave.
 
-    Small models are last in some orders and first in others. A model that is not wholly on devices even if it is alone
-    comes after the others, since it would cost them memory and still be slow. The last order is by size alone.
+    The orders are: large models by importance and then small models; the reverse; large models by file size and then
+    small models. Models that are too large for all devices together come last in each order: they would take memory
+    from the others and still be slow.
     """
     too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]
@@ -332,16 +336,19 @@ def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterat
 
 
 def _too_large(wanted: Sequence[Wanted], rig: Rig) -> list[Wanted]:
-    """Return the models that cannot be wholly on devices even if they are loaded alone."""
+    """Return the models whose files are larger than the available memory of all devices except the CPU together."""
     room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
     return [each for each in wanted if each.memory.model.size_bytes > room_bytes]
 
 
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
-    """Return a sort key for results; the best result has the largest key.
+    """Return the sort key of a result; the best result has the largest key.
 
-    Criteria, in this order: number of models that fit, large models wholly on devices, number of all models wholly on
-    devices, fewest layers of large models on the CPU.
+    The criteria, the most important first:
+    1. number of models that fit;
+    2. which large models have nothing on the CPU; more important models count first;
+    3. number of models with nothing on the CPU;
+    4. layers of large models on the CPU, fewer are better; more important models count first.
     """
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]

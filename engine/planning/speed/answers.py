@@ -27,15 +27,15 @@ MAX_RATIO = 20.0
 With another ratio, the measurement is not about the model: the computer was busy or swapping.
 """
 KEPT_ANSWERS = 48
-"""The measured speeds of this many of the latest answers are stored."""
+"""Number of answers, and of prompts, whose measured speeds are stored: the latest ones."""
 _OF_A_CLASS = 5
-"""Number of latest ratios of a class of layouts that are used; their median is the correction of the class."""
+"""Number of latest ratios of a class of layouts; their median is the correction for the class."""
 _PASSES = 20
 """Number of passes over all answers in `learnt_factors`."""
 _STEP = 0.5
 """Exponent that damps each correction in `learnt_factors`, so that a single answer does not decide alone."""
 _COMMON = 0.5
-"""Exponent of the mean factor of the other devices, which is used for a device that took part in no answer yet."""
+"""Exponent that turns the mean factor of the other devices into the factor of a device without answers."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -80,11 +80,11 @@ def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[str, float]:
-    """Return `factors` with a factor added for each device of `measured` (device keys) that took part in no answer yet.
+    """Return `factors` with a common factor for each device of `measured` that took part in no answer yet.
 
-    A systematic error of the measurements is likely the same on every device. So a device without a factor gets the
-    mean factor of the others to the power `_COMMON`. Otherwise the search would compare corrected with uncorrected
-    devices, and would always prefer one of these groups.
+    `measured`: keys of measured devices. A systematic error of the measurements is likely the same on every device. So
+    the common factor is the mean factor of the other measured devices to the power `_COMMON`. Otherwise the search
+    would compare corrected with uncorrected devices, and would always prefer one of these groups.
     """
     keys = set(measured)
     # Factors are ratios, so their mean is geometric: twice as fast and twice as slow cancel out.

@@ -72,7 +72,7 @@ place.
 _OUTPUT_OPS = 4
 """Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02
-"""Share of the time below which a device is ignored when the source of the whole prediction is chosen."""
+"""Smallest share of a token's time with which a device affects the source of the whole prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class CostModel:
         """Return the predicted time per token of an answer.
 
         `fill_tokens`: number of tokens in the context; None for `usual_fill`.
-        `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
+        `prompt_tokens`: number of tokens of a prompt whose speed is predicted too; 0: as many as `fill_tokens`.
         """
         fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
         name, speeds = layout_class(layout, self.rig), self.speeds
@@ -363,7 +363,7 @@ class CostModel:
 
 
 class _Batch:
-    """Sum of the costs of a batch of `n_tokens` tokens on each device of a layout; `costs` has the result."""
+    """Adds up the cost of a batch of `n_tokens` tokens on each device of a layout. `costs`: the sums by device id."""
 
     def __init__(self, model: CostModel, layout: Layout, n_tokens: float) -> None:
         self._model, self._layout, self._n_tokens = model, layout, n_tokens
@@ -426,10 +426,11 @@ class _Batch:
         """Add the cost of multiplying the batch with weights of one type.
 
         `type_name`: tensor type of the weights, with a suffix for experts.
-        `active_bytes`: bytes of weights that one token uses.
-        `whole_bytes`: bytes of the weights with all experts. Both are negative to subtract weights that an override
-        moves.
+        `active_bytes`: bytes of the weights that one token uses.
+        `whole_bytes`: bytes of the weights with all experts.
         `repacks`: whether the CPU repacks these weights, so that it computes with another kernel.
+
+        To subtract weights that an override moves, both numbers of bytes are negative.
         """
         away = self._op_offload if device_id == CPU_ID else None
         cost = self._cost(device_id if away is None else away.id)
@@ -462,7 +463,7 @@ class _Batch:
             cost.computed_s += n_ops * each_s
 
     def _attend(self, device_id: str, used: StateCost) -> None:
-        """Add the cost of attention to earlier tokens and of recurrent state.
+        """Add two costs: attention to earlier tokens, and recurrent state.
 
         `used`: cost for one token, summed over the layers on the device.
         """
@@ -548,7 +549,7 @@ _SOURCE_WORDS: Mapping[Source, str] = {
 
 
 def source_words(where: Source) -> str:
-    """Return the source of a speed as a phrase for the user."""
+    """Return the source of a speed as a phrase for the user, such as "not measured"."""
     return _SOURCE_WORDS[where]
 
 

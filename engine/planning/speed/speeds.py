@@ -83,7 +83,7 @@ _GB = 1_000_000_000
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
 """Usual memory bandwidth in GB/s by kind of device: a guess, shown as "roughly"."""
 _PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
-"""Usual speed of matrix multiplications, by kind of device: multiply-adds in the time in which a byte is read.
+"""Usual number of multiply-adds of a matrix multiplication in the time in which one byte is read, by kind of device.
 
 It is a guess, shown as "roughly".
 """
@@ -105,8 +105,8 @@ fitted to measured speeds of 55 layouts of nine models (`benchmarks/speed_predic
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
 """Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
 
-The bytes are the size of two to three tensors in the message. The seconds are for writing and reading these tensors,
-for creating them in the worker, and for views, which `Work.ops` does not count. Fitted.
+The bytes are the size of two to three tensors in the message. The seconds are fitted. They include writing and reading
+these tensors, creating them in the worker, and views, which `Work.ops` does not count.
 """
 _OP_SECONDS = 4e-6
 """Seconds of a computation that reads next to nothing: the start of a kernel, or a barrier of the CPU's threads.
@@ -126,7 +126,7 @@ A measurement runs one matrix multiplication after another, so even a measured b
 _CPU_EFFICIENCY = (0.7, 0.95)
 """(Smallest, largest) share of a CPU's measured bandwidth that a model reaches.
 
-The mean of the inverses of the two shares, 1.24, was fitted.
+The mean of the inverses of both shares is 1.24, the fitted slowdown.
 """
 _CPU_PRODUCTS_SHARE = 0.91
 """Share of a CPU's measured speed of matrix multiplications that a prompt reaches; fitted.
@@ -134,11 +134,11 @@ _CPU_PRODUCTS_SHARE = 0.91
 It is below 1 because the matrices of a model are not in the CPU's caches.
 """
 _CPU_OP_WEIGHT = 3.5
-"""Mean time of a graph node on a CPU, as a multiple of the time of the addition that is measured.
+"""Mean time of a graph node on a CPU, as a multiple of the measured time of an addition. The number is fitted.
 
 An addition is among the cheapest nodes: norms, RoPE and softmax take longer, and a matrix multiplication first converts
 the activations to the type of its kernel. On cards, the launch of a kernel takes most of the time, whatever the kernel
-computes. Fitted.
+computes.
 """
 
 _FAMILIES: Mapping[str, str] = {
@@ -147,7 +147,7 @@ _FAMILIES: Mapping[str, str] = {
     "IQ1_S": "IQ4_XS", "IQ1_M": "IQ4_XS", "IQ2_XXS": "IQ4_XS", "IQ2_XS": "IQ4_XS", "IQ2_S": "IQ4_XS",
     "IQ3_XXS": "IQ4_XS", "IQ3_S": "IQ4_XS",
 }  # fmt: skip
-"""The measured tensor type with the most similar kernel, by tensor type that is not measured."""
+"""Tensor types that are not measured, each with the measured type that has the most similar kernel."""
 
 
 @cache
@@ -195,17 +195,17 @@ They mean matrix multiplications with experts, and with weights that the CPU has
 measured has the speed of the kernel without the suffix.
 """
 _HEAD_WIDTHS = (64, 128, 256)
-"""Head sizes for which kernels of attention are measured."""
+"""Head sizes, in elements, for which attention kernels are measured."""
 _MOST_SPREAD = 3.0
-"""log2 of the number of KV heads with which attention is measured: 8.
+"""log2 of 8, the number of KV heads with which attention is measured.
 
-It is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
+Attention is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
 interpolated.
 """
 
 
 def repacked(kernel: str) -> str:
-    """Return the name of the variant of `kernel` for weights that the CPU has repacked."""
+    """Return the name of the kernel that is used instead of `kernel` if the CPU has repacked the weights."""
     type_name, dot, rest = kernel.partition(".")
     return f"{type_name}{REPACKED}{dot}{rest}"
 
@@ -247,7 +247,7 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def _reached(device: Device) -> float:
-    """Return the share of the measured speed of matrix multiplications that `device` reaches with a prompt."""
+    """Return the share of its measured speed of matrix multiplications that `device` reaches in prompts."""
     return _CPU_PRODUCTS_SHARE if _computing_kind(device) == "cpu" else 1.0
 
 
@@ -305,7 +305,7 @@ def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:
-    """Return how the prompt speed of `device` is known.
+    """Return the source of the speed with which `device` computes prompts.
 
     The result is never "card", because published figures do not include prompt speeds.
     """
@@ -323,7 +323,7 @@ def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def source(device: Device, speeds: Speeds) -> Source:
-    """Return how the speed of `device` for answers is known."""
+    """Return the source of the speed with which `device` computes answers."""
     if device.id in speeds.bandwidths:
         return "measured"
     if device.id in speeds.factors:
@@ -332,7 +332,7 @@ def source(device: Device, speeds: Speeds) -> Source:
 
 
 def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
-    """Return the (smallest, largest) share of its bandwidth that `device` reaches in a model."""
+    """Return the (smallest, largest) share of its bandwidth that `device` reaches while it computes a model."""
     # Answers teach a factor on the nominal speed, so the shares of a guess apply.
     where = source(device, speeds)
     if where == "measured" and _computing_kind(device) == "cpu":
@@ -410,7 +410,10 @@ class HopCosts:
 
 
 def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
-    """Return the cost of passing a hidden state of this size between devices, with the formula of `CostModel`."""
+    """Return the cost of passing a hidden state of `size_bytes` bytes between any two devices of `rig`.
+
+    A transfer takes the fixed time of the device, and latency and throughput of its link.
+    """
     times = []
     for device in rig.devices:
         away = link(device, speeds)

@@ -37,14 +37,14 @@ This number and `_OPS_PER_TENSOR` were fitted to llama.cpp's graphs; estimates a
 """
 
 _KEPT_STATES = 4
-"""Number of cached results of `Work.state`.
+"""Number of cached results of `Work.state`, each for another number of tokens in the context.
 
-An answer and a prompt need two; a search compares a few numbers of tokens in the context.
+An answer and a prompt need two results; a search needs a few.
 """
 _HOPS_PER_LAYER = 2
 """Transfers per layer in modes tensor and row: devices add their results after attention and after feed-forward."""
 _MOVED_OPS = 6
-"""Number of small computations per layer with weights that an override moves."""
+"""Number of small computations with the weights that an override moves out of one layer."""
 
 
 class StateCost(NamedTuple):
@@ -58,8 +58,8 @@ class StateCost(NamedTuple):
     `seen`: multiply-adds with the keys and values of cells that the mask does not hide.
     `spread`: `cells` times log2 of the number of KV heads.
     `recurrent_bytes`: bytes of recurrent state.
-    `scanned`, `convolved`: number of elements of the states of recurrent layers (llama.cpp's `s` and `r` states), which
-    a scan and a convolution compute for each token.
+    `scanned`: elements of llama.cpp's `s` state, which a scan computes for each token.
+    `convolved`: elements of llama.cpp's `r` state, which a convolution computes for each token.
     """
 
     bytes_read: float = 0.0
@@ -102,13 +102,13 @@ class Moved:
     layers: Sequence[float]
 
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield (kernel, bytes that one token reads) of the weights moved out of layers `first` to `last`."""
+        """Yield (kernel, bytes that one token reads) of the weights that are moved out of layers `first` to `last`."""
         return _between(self.weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights, with all experts, that are moved out of layers `first` to `last`.
+        """Return the bytes of weights of the kernel `type_name` that are moved out of layers `first` to `last`.
 
-        `type_name`: the kernel; weights of other kernels do not count.
+        All experts are counted, not only those that one token uses.
         """
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
@@ -121,7 +121,7 @@ class Moved:
 class Work:
     """Work of one token in each layer of a model. The sum over a range of layers costs two look-ups.
 
-    Only one thread may use an object at a time.
+    Only one thread at a time may use a `Work`.
 
     `kernels`: tensor types, with a suffix for experts (`speeds.EXPERTS`); the kernel with most bytes is first.
     `scan`: name of the kernel that scans recurrent state.
@@ -141,7 +141,7 @@ class Work:
         rows: dict[str, list[float]] = {}
         whole: dict[str, list[float]] = {}
         self.weights_in_byte: dict[str, float] = {}
-        """Number of weights in one byte, by kernel."""
+        """Number of weights that one byte holds on average, by kernel."""
         ops = [0] * self.n_layers
         for block in model.blocks[: max(1, self.n_layers - idle)]:
             ops[block.index] = self._repeats * (_OPS_PER_TENSOR * len(block.tensors) + _OPS_PER_LAYER)
@@ -169,14 +169,11 @@ class Work:
         return tensor.size_bytes * share * self._repeats
 
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield (kernel, bytes that one token reads) of layers `first` to `last`."""
+        """Yield (kernel, bytes) of the weights in layers `first` to `last` that one token reads."""
         return _between(self._weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights in layers `first` to `last`, with all experts.
-
-        `type_name`: the kernel; weights of other kernels do not count.
-        """
+        """Return the bytes of weights of the kernel `type_name` in layers `first` to `last`, with all experts."""
         sums = self._whole[type_name]
         return sums[last + 1] - sums[first]
 
@@ -185,10 +182,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return how many of the experts that one token does not use are used by other tokens of its batch.
+        """Return the share, from 0 to 1, of the experts unused by one token that other tokens of its batch use.
 
-        The result is a share of these experts, from 0 to 1. A batch reads them in addition. Routers are trained to use
-        all experts equally, so each token is assumed to choose experts at random.
+        The batch reads these experts in addition. Routers are trained to use all experts equally, so each token is
+        assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.

@@ -24,7 +24,10 @@ _MOVES = 128
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device with the most free memory if it holds everything, else the most evenly filled layout."""
+    """Yield the layout on one device, if a device holds everything: on the one with the most memory left.
+
+    Otherwise yield the most evenly filled layout.
+    """
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
         roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))

@@ -42,7 +42,8 @@ STRATEGIES: Mapping[str, Strategy] = {
 SEARCH_SECONDS = 60.0
 """Limit of processor seconds for the forecasts of one search.
 
-After it, compute buffers are not computed but left to a probe. No known model takes a tenth of the limit.
+After this time, forecasts have no compute buffers, which a probe must then measure. No known model takes a tenth of the
+limit.
 """
 
 

@@ -1,9 +1,9 @@
 """Selection of one layout among the candidates of a strategy, with an explanation for the user.
 
-The first candidate that has everything on devices is chosen. If there is none, candidates are compared with fillings,
-which put as many layers as fit on one device after another. The first candidate that has at least as many bytes on
-devices as the best filling is chosen. If the user requested a split and the chosen layout uses one device only, a
-second device gets a layer.
+The first candidate that has nothing on the CPU is chosen. If there is none, candidates are compared with fillings,
+which put as many layers as fit on one device after another. The first candidate that has at least as many bytes off the
+CPU as the best filling is chosen. If the user requested a split and the chosen layout uses one device only, a second
+device gets a layer.
 """
 
 from __future__ import annotations
@@ -136,16 +136,16 @@ def fits_plainly(bench: Workbench) -> bool:
 
 
 def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
-    """Return the first candidate that fits and has at least as many bytes on devices as the best filling.
+    """Return the first candidate that fits and has at least as many bytes off the CPU as the best filling.
 
-    A filling puts as many layers as fit on one device after another. If no layout fits, the one that lacks the least
-    memory is returned. If the user requested a split, the layout is split if possible.
+    A filling puts as many layers as fit on one device after another. If no layout fits, the one that lacks the fewest
+    bytes is returned. If the user requested a split, the layout is split if possible.
     """
     return split_over_devices(bench, _best(bench, candidates))
 
 
 def strategy_of(candidates: Callable[[Workbench], Iterator[Candidate]]) -> Strategy:
-    """Return the strategy that chooses among the layouts that `candidates` yields, the best first."""
+    """Return the strategy that chooses among the layouts of `candidates`, which yields the best ones first."""
 
     def strategy(
         memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS

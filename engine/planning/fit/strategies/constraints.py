@@ -34,7 +34,7 @@ class Watch:
     def is_over(self) -> bool:
         """Whether the search was cancelled.
 
-        The estimate of a layout checks it too, because one estimate may take seconds.
+        The estimate of a layout checks this value as well, because one estimate may take seconds.
         """
         return self._token is not None and self._token.cancelled
 
@@ -93,7 +93,7 @@ class Constraints:
         return layout
 
     def off_beside(self, layout: Layout, rig: Rig) -> frozenset[str]:
-        """Return the ids of devices that a change of `layout` must not use.
+        """Return the ids of devices on which a change of `layout` must put nothing.
 
         With `one_backend`, all devices of backends that the layout does not use are included too.
         """
@@ -103,7 +103,7 @@ class Constraints:
         return self.off | {device.id for device in rig.devices if device.backend not in used}
 
     def kept_by(self, layout: Layout) -> Constraints:
-        """Return the constraints except pins that `layout` breaks: moving a pinned layer removes its pin."""
+        """Return the constraints without the pins that `layout` breaks: moving a pinned layer removes its pin."""
         held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
         pins = tuple(
             Pin(device, layer, layer)

@@ -74,7 +74,7 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
 def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
     """Return overrides that put the experts of `layers` on the CPU; experts of pinned layers stay on their device.
 
-    A range may include layers without experts, so that fewer overrides are needed.
+    The layers of one override may include layers without experts, so that fewer overrides are needed.
     """
     wanted = {index for index in layers if index not in bench.pinned}
     ranges: list[tuple[int, int]] = []
@@ -134,7 +134,10 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Put layers from `start` on, with their experts, on the device, as many as fit; return (number, new state)."""
+    """Put layers from `start` on, with their experts, on the device, as many as fit.
+
+    Return (number of these layers, new state).
+    """
     bench = state.bench
 
     def goes(count: int) -> bool:
@@ -164,11 +167,14 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Put a part of layer `index` on the device, as large as fits; return (number of layers moved, new state).
+    """Put the largest part of layer `index` that fits on the device; return (number of layers moved, new state).
 
-    The caller must have checked that the whole layer does not fit. There are two kinds of parts. Some of the layer's
-    expert matrices: the layer stays on its device, so the number is 0. The layer's dense weights with some expert
-    matrices: the number is 1, and the other expert matrices are put on device `following`.
+    The caller must have checked that the whole layer does not fit. There are two kinds of parts:
+    - some of the layer's expert matrices. The layer stays on its device, so the number is 0;
+    - the layer's dense weights, perhaps with some of its expert matrices. The number is 1.
+
+    `following`: device that gets the remaining expert matrices of a part of the second kind; None to use only the first
+    kind.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:

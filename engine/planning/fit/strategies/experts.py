@@ -14,7 +14,7 @@ from engine.planning.layout.layout import Layout
 
 
 def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield layouts with the whole model on devices if there are any, else one with some experts on the CPU."""
+    """Yield layouts with nothing on the CPU; if there are none, the layout with some of the experts on the CPU."""
     whole = list(fewest_candidates(bench))
     with_experts = [layer.index for layer in bench.layers if layer.expert_bytes]
     if not with_experts:

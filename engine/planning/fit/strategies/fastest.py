@@ -44,7 +44,7 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, lin
 from engine.planning.speed.work import Work
 
 _TOLD_SHARE = 0.02
-"""Share of a token's time below which a link is not mentioned in the explanation."""
+"""Smallest share of a token's time with which a link is mentioned in the explanation."""
 _MAX_ORDERS = 24
 """Largest number of device orders that are tried: 24 is the number of orders of four devices.
 

@@ -48,7 +48,7 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def whole_reason(bench: Workbench, device: Device) -> str:
-    """Return a sentence on why everything is on one device."""
+    """Return a sentence for the user on why everything is on one device."""
     return tr(
         "All {count_layers} and the output layer fit on {id} alone, so nothing is split.",
         count_layers=count_layers(bench.n_layers),
@@ -57,7 +57,9 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
-    """Return the layout of the capacity search; None if devices still lack memory after `_CORRECTIONS` rounds.
+    """Return the layout that the capacity search of this module finds.
+
+    Estimates correct its result up to `_CORRECTIONS` times. None if devices still lack memory then.
 
     `spread`: if True, all devices are used, else the fewest.
     """
@@ -112,7 +114,10 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Fill the first devices with layers: the fewest that hold the whole model, or all if the model is too large."""
+    """Return the layout that fills as few devices as hold the whole model, the first ones in order.
+
+    If the model is too large, all devices are filled.
+    """
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         devices = bench.devices[:count]
@@ -166,7 +171,7 @@ Placed = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device in the capacity search.
+    """A device for `place_layers`, which divides layers by their bytes.
 
     `room_bytes`: bytes for layers.
     `rank`: 0 for a card with its own memory, 1 for an integrated one, 2 for a remote one. Devices with a lower rank are
@@ -247,5 +252,5 @@ def _count(placed: Placed) -> int:
 fewest = strategy_of(fewest_candidates)
 """The strategy: it finds the layout on the fewest devices that hold the whole model.
 
-If all devices together are too small, it finds the layout with the largest part of the model on devices.
+If all devices together are too small, it finds the layout with the largest part of the model off the CPU.
 """

@@ -42,7 +42,7 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
     """Yield fillings with whole layers in several orders of devices.
 
-    Every strategy places at least as much on devices as these layouts do.
+    Every strategy places at least as many bytes off the CPU as these layouts do.
     """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])

@@ -60,7 +60,10 @@ class _Planned:
 def best_backend(
     find: Callable[[Rig], AutoLayout], memory: ModelMemory, rig: Rig, constraints: Constraints
 ) -> AutoLayout:
-    """Return the result of `find` for the backend that holds the most layers; among equal ones, the fastest.
+    """Search with the devices of each backend alone, and return the best layout.
+
+    The criteria, the most important first: the layout fits, its context is long, many layers are on the backend's
+    devices, and it is fast.
 
     `find`: searches for a layout on the given rig.
     """

@@ -38,8 +38,8 @@ def proportional_counts(
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.
-    `other_bytes`: bytes of the model outside of its layers, which are on one device and take a part of its share.
-    `main`: index of this device in `shares`.
+    `other_bytes`: bytes of the model outside of its layers. They are on one device, which gets fewer layers for them.
+    `main`: index of that device in `shares`.
     """
     total = sum(shares)
     if not shares or not total:

@@ -25,7 +25,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds
 
 _UNKNOWN_RESERVE = 5
-"""Divisor of a device's memory: a fifth stays free if the forecast is incomplete without a probe."""
+"""Divisor of a device's memory: a fifth stays free if some parts of the forecast are unknown without a probe."""
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
@@ -47,9 +47,9 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return how directly a device is reached; lower is faster (`rank`).
+    """Return the rank of a device, as `rank` or `SLOW_LINK`. Devices with lower ranks are used first.
 
-    It is `SLOW_LINK` if a transfer over the device's measured link takes `SLOW_HOP_S` or longer.
+    A link is slow if a transfer over it takes `SLOW_HOP_S` or longer by its measurement.
     """
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
@@ -191,7 +191,7 @@ class Workbench:
         return least_bytes <= sum(self.usable[device.id] for device in devices)
 
     def _least_bytes(self, device: Device) -> int:
-        """Return the bytes of weights and caches on a device that holds all layers."""
+        """Return the bytes of weights and caches that `device` needs if it holds all layers."""
         found = self._needs.least(self.layout([device.id] * self.n_layers, CPU_ID))[device.id]
         return found.weights_bytes + found.kv_cache_bytes + found.recurrent_bytes
 

@@ -109,7 +109,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 class Cut(msgspec.Struct, frozen=True):
     """The turns that were left out of a prompt because the context was full.
 
-    `first`: id of the first message after them. All turns before it are left out, except pinned ones.
+    `first`: id of the first message after the left-out turns. All turns before this message are left out, except pinned
+    ones.
     `n_ctx`: size of the context in tokens.
     """
 

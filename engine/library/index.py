@@ -340,9 +340,11 @@ def _is_text(value: object) -> bool:
 
 
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
-    """Yield keys and decoded documents of the rows.
+    """Yield the key and the decoded value of each row.
 
-    Rows that cannot be decoded are left out; they will be made again. `kind`: class of the documents.
+    `rows`: pairs of a key and MessagePack bytes. Rows that cannot be decoded are left out, and their values are
+    computed again later.
+    `kind`: class of the values.
     """
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:

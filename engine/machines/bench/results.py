@@ -240,7 +240,10 @@ class AnswerCheck(msgspec.Struct, frozen=True):
 
 
 class MachineDevice(msgspec.Struct, frozen=True):
-    """A device of the benchmark's machine. `name`: empty for RPC workers, because it may contain a computer's name."""
+    """A device of the machine on which the benchmark ran.
+
+    `name`: name of the hardware; empty for RPC workers, because their names may contain a computer's name.
+    """
 
     id: str
     name: str
@@ -346,7 +349,7 @@ def _verdict(ratio: Ratio) -> Literal["faster", "slower", "same", "open"]:
 
 
 def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
-    """Return the comparisons of two layouts by all measures, at all depths that both have."""
+    """Return the comparisons of two layouts: one for each measure and each depth that both layouts have."""
     depths = sorted({*base.depths} & {*other.depths})
     measures: tuple[Measure, ...] = ("prompt", "generation", "first_token", "answer")
     asked = [(measure, depth) for depth in depths for measure in measures]

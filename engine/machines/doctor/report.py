@@ -24,7 +24,7 @@ class Step:
 
     `words`: what the step does, for people.
     `look`: does the work and yields checks; may raise `EngineError`.
-    `device`: id of the device that the step is about, None if it is about none.
+    `device`: id of the examined device; None if the step is about the whole machine.
     """
 
     name: str
@@ -79,7 +79,7 @@ Figure = int | float | str | bool | None
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One result of an examination.
 
-    `device`: id of the device that it is about, None if it is about none.
+    `device`: id of the examined device; None if the check is about the whole machine.
     `ok`: whether the check passed, None if that could not be determined.
     `detail`: text for people.
     `figures`: measured values by name, with their unit in the name.

@@ -221,9 +221,9 @@ class Listener:
     def _make_room(self, address: str) -> bool:
         """Return whether another connection from `address` may be accepted.
 
-        At the limit, the oldest connection without a session is closed to make room. Otherwise, silent connections from
-        the address of a paired machine could lock that machine out. A paired machine gets its session within
-        milliseconds.
+        At the limit, the oldest connection without a session is closed to make room. Without this, silent connections
+        from the address of a paired machine could lock that machine out. A paired machine is not affected: it gets its
+        session within milliseconds.
         """
         crowd = [each for each in self._callers if each.address == address]
         if self._waiting_of(address) < MAX_OF_ONE_ADDRESS:

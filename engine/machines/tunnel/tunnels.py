@@ -247,10 +247,12 @@ def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:
 
 
 class NearbySearch:
-    """The search for machines that announce themselves in the local network, in a child process.
+    """The search for machines that announce themselves in the local network. A child process does the search.
 
-    `on_found`: called with all machines after each change, in a thread of the child.
-    `on_problem`: called with a sentence if the search fails, in a thread of the child.
+    The callbacks run in a thread that reads the messages of the child.
+
+    `on_found`: called with all announced machines, after each change.
+    `on_problem`: called with a sentence if the search fails.
     `interfaces`: addresses of the network interfaces, empty for all.
     """
 

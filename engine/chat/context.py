@@ -26,7 +26,9 @@ DEFAULT_RESERVE = 1024
 RESERVE_SHARE = 4
 """Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
-"""Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
+"""Share of the room for messages that is used after turns were left out. The rest is for the next turns, so that the
+prompt keeps its beginning for a while.
+"""
 COUNT_FROM = 0.5
 """Factor: a prompt with at most this many characters for each token of the context size is assumed to fit, so its
 tokens are not counted.

@@ -367,7 +367,7 @@ def count_bytes(ranges: Ranges) -> int:
 
 
 def prefix_end(ranges: Ranges) -> int:
-    """Return the number of bytes at the start of the file that are all on the disk."""
+    """Return the number of bytes up to which the file is on the disk without a gap."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
@@ -384,8 +384,8 @@ def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
 LONGEST_BYTES = 1024 * 1024
-"""Largest length of a journal in bytes. A longer journal is replaced by a short one that states only which bytes are on
-the disk now.
+"""Largest length of a journal in bytes. A longer journal is replaced by a short one, which has only the origin and the
+latest lines.
 """
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -22,9 +22,11 @@ FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
 MAX_SAMPLES = 10_000
-"""Largest number of samples of all layouts in a results file, because computing confidence intervals takes time."""
+"""Largest number of samples and loads of all layouts together in a results file. More would make the computation of
+confidence intervals slow.
+"""
 MAX_DEPTHS = 200
-"""Limit for a results file: the number of layouts plus the number of measured depths of each layout.
+"""Largest sum of the number of layouts in a results file and the numbers of measured depths of these layouts.
 
 A depth is a number of tokens in the context before the prompt.
 """
@@ -358,7 +360,7 @@ def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
 
 
 def check_answers(base: Measured, other: Measured) -> AnswerCheck | None:
-    """Return whether two layouts gave the same greedy answers; None if they had no prompt in common."""
+    """Compare the greedy answers of two layouts to the same prompts; None if they had no prompt in common."""
     common = [key for key in base.answers if key in other.answers]
     if not common:
         return None

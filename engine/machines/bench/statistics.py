@@ -89,8 +89,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
-    """Return the names in the order in which they are measured in a round; reversed in every second round: A B, B A, A
-    B.
+    """Return `names` in the order in which they are measured in a round. The order alternates: A B, B A, A B.
 
     `names`: names of the layouts or other things to compare.
     `round_number`: number of the round, from 0.

@@ -60,7 +60,7 @@ _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
 }
 """Features of the engine that are checked on a device. The key is whether the device is the host."""
 _SPLIT_NEEDS = 2
-"""Split mode tensor is checked only if the number of devices, host included, is larger than this."""
+"""Split mode tensor is checked only on a machine with more devices than this: the host and at least two others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,8 @@ class Files:
 class Machine:
     """The examination of this machine: makes the steps that examine the devices of a rig.
 
-    A context manager for its temporary files.
-
-    `steps` returns the steps; `report.examine` runs them in a background thread. Each step writes its results into
-    `files`.
+    A context manager, which deletes its temporary files at the end. `report.examine` runs the steps in a background
+    thread. Each step writes its results into `files`.
 
     `packs`: installed engine packs.
     `held`: endpoints of RPC workers in use, which are skipped.

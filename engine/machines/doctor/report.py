@@ -93,14 +93,16 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All results of an examination, in the order of its steps. `is_whole`: whether all steps ran."""
+    """All results of an examination, in the order of its steps. `is_whole`: False if the examination was cancelled
+    before its end.
+    """
 
     checks: tuple[Check, ...] = ()
     is_whole: bool = True
 
     @property
     def is_sound(self) -> bool:
-        """Whether the report has no check that failed. Checks without a clear result do not count as failed."""
+        """Whether each check either passed or had no clear result."""
         return all(check.ok is not False for check in self.checks)
 
     @property

@@ -40,7 +40,7 @@ _SEED = 11
 def write_source(path: Path) -> None:
     """Write a small F16 model of random weights to `path`.
 
-    The rows of its matrices are multiples of the block length of all types, and its head size suits all kernels.
+    The row length of its matrices is a multiple of the block length of all types, and its head size suits all kernels.
     """
     import gguf
     import numpy as np
@@ -97,9 +97,15 @@ The error is the mean squared difference divided by the variance of the expected
 gives some thousandths, faults give 1 and more.
 """
 WEIGHT_TOLERANCE = 0.9
-"""Largest error of logits with quantised weights, compared with F16. With random weights, Q2_K has an error of 0.5."""
+"""Largest error of the CPU's logits with quantised weights with which a case passes; F16 weights give the expected
+logits.
+
+It is large because random weights are quantised badly: Q2_K has an error of 0.5.
+"""
 CACHE_TOLERANCE = 0.25
-"""Largest error of logits with a quantised KV cache, compared with an F16 cache."""
+"""Largest error of the CPU's logits with a quantised KV cache with which a case passes; an F16 cache gives the expected
+logits.
+"""
 FELL_SILENT = "It was not tested, because the worker no longer answered; restart the worker."
 TIMEOUT_S = 120.0
 

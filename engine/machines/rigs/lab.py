@@ -72,7 +72,9 @@ class ServingChild:
 
     @property
     def serving(self) -> Serving | None:
-        """The worker's message that it accepts connections, which states its port; None before that message."""
+        """The first message of a worker that accepts connections; it states the worker's port. None before this
+        message.
+        """
         return self._serving
 
     def start(self) -> None:

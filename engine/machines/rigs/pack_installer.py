@@ -85,9 +85,9 @@ class PackInstaller:
         self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
 
     def check_new(self) -> tuple[Verdict, ...]:
-        """Check the packs that are on and were not checked yet, and return the results.
+        """Check the packs that are switched on and have no result yet, and return the new results.
 
-        A pack is checked again if its files or the engine build have changed since its last check.
+        A result is void if the pack's files or the engine build have changed since.
         """
         book = read_book(self.book)
         packs = (pack for pack in self.store.packs() if pack.name not in book.off)

@@ -32,7 +32,7 @@ from engine.machines.tunnel.streams import (
 
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
-"""Largest number of connections from one address that have no session with a device."""
+"""Largest number of connections without a session that are open from one IP address."""
 HELLO_S = 5.0
 """Time-out in seconds for the preface and the TLS handshake of a session."""
 PAIRING_S = 15.0

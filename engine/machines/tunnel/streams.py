@@ -33,7 +33,7 @@ While the buffer is full, nothing is read from the source.
 """
 _LENGTH = struct.Struct("!H")
 _CLOSE_S = 5.0
-"""Seconds for the other side to receive the last bytes when a stream is closed."""
+"""Time limit in seconds for sending the last bytes when a stream is closed."""
 _ALIVE_IDLE_S, _ALIVE_EVERY_S, _ALIVE_COUNT = 10, 5, 3
 _UNANSWERED_MS = 20_000
 """Milliseconds that sent bytes may stay unacknowledged (TCP_USER_TIMEOUT).

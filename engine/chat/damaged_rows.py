@@ -41,10 +41,13 @@ class AddedRows:
 
 
 def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRows:
-    """Add the readable rows of a damaged database to an open, undamaged database of the current version.
+    """Add the readable rows of a damaged database to an undamaged database of the current version.
+
+    `damaged`: path of the damaged database.
+    `connection`: open connection to the undamaged one.
 
     Raises:
-        OSError, sqlite3.Error: the database cannot be written.
+        OSError, sqlite3.Error: the undamaged database cannot be written.
     """
     found: dict[str, tuple[Row, ...]] = dict.fromkeys(_TABLES, ())
     listed: set[str] | None = None

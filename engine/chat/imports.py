@@ -410,6 +410,8 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
     """Return an attached image, and add its bytes to `files` by SHA-256.
 
     The image is decoded, which takes a moment, because the JSON lacks its size in pixels.
+
+    `extra`: the web UI's JSON object of the attachment.
     """
     _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
     try:
@@ -424,6 +426,8 @@ def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
     """Return an attached sound, and add its bytes to `files` by SHA-256.
 
     The sound is decoded, which takes a moment, because the JSON lacks its length.
+
+    `extra`: the web UI's JSON object of the attachment.
     """
     try:
         found = as_attachment(

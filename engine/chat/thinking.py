@@ -60,7 +60,7 @@ class Delta(NamedTuple):
 class Splitter:
     """Separates the thought from the answer in the model's text while it is streamed.
 
-    `marks`: tags around the thought; None: there is no thought.
+    `marks`: tags around the thought; None: no thought has begun.
     """
 
     def __init__(self) -> None:

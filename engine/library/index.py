@@ -186,7 +186,9 @@ class LibraryIndex:
         return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def save_document(self, fingerprint: str, document: SavedDocument) -> None:
-        """Save a layout or preset of a model, in place of a saved one with the same kind and name."""
+        """Save a layout or preset of the model with this fingerprint, in place of a saved one with the same kind and
+        name.
+        """
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",
@@ -194,7 +196,7 @@ class LibraryIndex:
             )
 
     def forget_document(self, fingerprint: str, kind: str, name: str) -> None:
-        """Delete the layout or preset with this kind and name."""
+        """Delete the layout or preset with this kind and name of the model with this fingerprint."""
         with self._writing() as connection:
             connection.execute(
                 "DELETE FROM documents WHERE fingerprint = ? AND kind = ? AND name = ?", (fingerprint, kind, name)

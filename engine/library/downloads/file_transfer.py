@@ -380,9 +380,11 @@ class FileTransfer:
             self._require_room(part)
 
     def _require_model(self, start: bytes) -> None:
-        """Raise `DamagedError` if `start`, the first bytes of a `.gguf` file, is not the GGUF magic.
+        """Raise `DamagedError` if a `.gguf` file does not begin with the GGUF magic.
 
         That happens if a server sends a login page instead. A file with a known SHA-256 is not checked here.
+
+        `start`: first bytes of the file.
         """
         if not self._target.name.lower().endswith(".gguf") or self._file.sha256 is not None:
             return

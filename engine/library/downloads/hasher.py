@@ -42,7 +42,7 @@ class Hasher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Notify the thread that the file has new bytes."""
+        """Tell the hashing thread that more bytes of the file have arrived."""
         with self._condition:
             self._condition.notify()
 

@@ -41,7 +41,10 @@ _PART = 8
 """Divisor of the host's free memory: the matrix of the measurement takes at most 1/8 of it."""
 _MEASURED_S = 0.05
 BUSY_SHARE = 0.1
-"""Largest share of processor time for other programs: if one core is busy, all threads wait for the thread on it."""
+"""Largest share of processor time that other programs may use during a measurement.
+
+If another program computes on one core, all threads of the measurement wait for the thread on this core.
+"""
 _TIMEOUT_S = 60.0
 
 Round = Mapping[str, tuple[float, float]]

@@ -36,7 +36,7 @@ MAX_BYTES = 256 * MIB
 TIMEOUT_S = 120.0
 """Time-out in seconds for measuring one device, which takes some seconds on an idle machine."""
 MAX_SILENT = 3
-"""Number of RPC workers that stop answering, after which no further worker is measured."""
+"""After this many RPC workers have stopped answering, no further worker is measured."""
 _ENOUGH_S = 40.0
 """Seconds after which no further types of weights are measured on a device.
 

@@ -189,7 +189,7 @@ class Stream(asyncio.BufferedProtocol):
     async def wait_for_end(self) -> None:
         """Wait until the other side closes the connection.
 
-        Bytes that arrive are discarded unless they are forwarded.
+        Bytes that arrive meanwhile are discarded, except while `relay` forwards them.
         """
         while not self._ended:
             if self._sink is None:

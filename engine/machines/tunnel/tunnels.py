@@ -181,10 +181,11 @@ class Tunnels:
         return Rig(tuple(_with_via(device, vias) for device in rig.devices), rig.host)
 
     def route(self, endpoint: str, fingerprint: str) -> str:
-        """Return the local address (host:port) of the tunnel to a machine; empty if it is not paired.
+        """Return the local address (host:port) of the tunnel to a machine; empty if the machine is not paired.
 
         A missing tunnel is started, which blocks for a moment.
 
+        `endpoint`: address of the machine's listener (host:port), perhaps with the name of a device.
         `fingerprint`: fingerprint of the machine's certificate.
 
         Raises:

@@ -442,10 +442,12 @@ class AnswerRun:
         return (*rest, Finish(self.message, done=event))
 
     def fail(self, sentence: str) -> Effects:
-        """End the answer with an error. The text so far is kept. Times are measured by this run, as the model sent no
-        report.
+        """End the answer with an error. The text so far is kept.
 
-        The message becomes `interrupted` if it has text, else `failed`.
+        The message becomes `interrupted` if it has text, else `failed`. Its times are measured by this run, because the
+        model sent no report.
+
+        `sentence`: the reason for people, stored in the message's note.
         """
         if self.has_ended:
             return ()
@@ -527,16 +529,22 @@ class AnswerRun:
 
 
 def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
-    """Return a message of the role "user". `parent`: id of the message before it; None for a first message."""
+    """Return a message of the role "user".
+
+    `text`: the typed question.
+    `parent`: id of the message before it; None for a first message.
+    """
     return Message(
         id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
     )
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return a run that answers the last shown message of `tree`.
+    """Return a run that answers the last shown message of `tree`. The run's own tree contains the new answer.
 
     If the message has an answer already, the new one becomes another version of it.
+
+    `chat`: id of the conversation.
     """
     message = Message(
         id=new_id(),
@@ -554,8 +562,11 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
-    """Return a run that continues an existing answer of `tree`. `begun`: text of the answer, from which the model
-    continues.
+    """Return a run that continues an existing answer of `tree`.
+
+    `chat`: id of the conversation.
+    `message`: the existing answer.
+    `begun`: text of this answer, from which the model continues.
     """
     # The model goes on after the text, and writes the calls anew.
     writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())

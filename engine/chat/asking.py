@@ -18,7 +18,10 @@ from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.protocol.requests import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TemplateInput
 
 MAX_SENT_BYTES = 96 << 20
-"""Limit in bytes for the images and sounds of one request. It is low because memory holds several copies of them."""
+"""Largest size in bytes of all images and sounds of one request together.
+
+The limit is low because several copies of these bytes are in memory at the same time.
+"""
 SYSTEM = ""
 """Key of the system prompt in mappings by message id."""
 HEAD_CHARACTERS = 32
@@ -28,7 +31,9 @@ HEAD_CHARACTERS = 32
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
     """Return the messages of the prompt in the form that the chat template gets, in their order.
 
+    `system`: the system prompt; empty if there is none.
     `shown`: the messages of the conversation that are in the prompt.
+    `tools`: the tools, whose template determines the form of calls and results.
     """
     return tuple(messages_by_id(system, shown, tools).values())
 
@@ -37,10 +42,11 @@ def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TO
     """Return the messages of the prompt in the form that the chat template gets, by message id.
 
     The system prompt comes first, with the key `SYSTEM`. Messages contain the text of their attachments. They name
-    images and sounds, whose bytes `with_files` adds. Tool calls and results are in the form that `tools` needs.
-    Thoughts are left out. Questions without an answer are left out too, because templates expect alternating questions
-    and answers.
+    images and sounds, whose bytes `with_files` adds. Tool calls and results are in a form that the chat template of
+    `tools` can write. Thoughts are left out. Questions without an answer are left out too, except the last one, because
+    templates expect alternating questions and answers.
 
+    `system`: the system prompt; empty if there is none.
     `shown`: the messages of the conversation that are in the prompt.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
@@ -94,7 +100,7 @@ def media_file(attachment: Attachment) -> MediaFile | None:
 
 
 def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
-    """Return the SHA-256 of each image and sound in the messages."""
+    """Return the keys of all images and sounds in the messages: the SHA-256 of their bytes."""
     return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
 
 
@@ -145,7 +151,11 @@ def answer_request(
     template: str = "",
     tools: ToolUse = NO_TOOLS,
 ) -> Generate:
-    """Return the request for an answer. `begun`: text from which the model continues (`thinking.begun_answer`)."""
+    """Return the request for an answer.
+
+    `begun`: text from which the model continues (`thinking.begun_answer`); empty for a new answer.
+    `template`: chat template; empty for the model's own.
+    """
     return Generate(
         messages=tuple(messages),
         sampling=settings,

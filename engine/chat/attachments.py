@@ -60,7 +60,7 @@ def read_attachment(path: Path) -> ReadFile:
 
 
 def as_attachment(data: bytes, file_name: str) -> ReadFile:
-    """Return the bytes of a file as an attachment. This takes up to a minute.
+    """Return the bytes of a file as an attachment called `file_name`. This takes up to a minute.
 
     Raises:
         ChatError: the file cannot be attached; the sentence names it and a remedy.

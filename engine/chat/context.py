@@ -26,10 +26,12 @@ DEFAULT_RESERVE = 1024
 RESERVE_SHARE = 4
 """Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
-"""Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
+"""Share of the room for messages that is used after turns were left out. The rest is for the next turns, so that the
+prompt keeps its beginning for a while.
+"""
 COUNT_FROM = 0.5
-"""Number of characters, for each token of the context, up to which a prompt is assumed to fit. The tokens of such a
-prompt are not counted.
+"""Factor: a prompt with at most this many characters for each token of the context size is assumed to fit, so its
+tokens are not counted.
 """
 
 
@@ -74,7 +76,10 @@ class Fit:
     over_tokens: int = 0
 
     def sentence(self) -> str:
-        """Return a sentence for people about the decision; empty if no further message is left out."""
+        """Return a sentence for people about the decision.
+
+        Empty if the prompt fits and leaves out no message that was not left out before.
+        """
         if self.decision == "full":
             return tr(
                 "The conversation is {over_tokens} tokens too long for the context. Shorten the last question, "
@@ -142,7 +147,11 @@ def shown_path(path: Sequence[Message], left_out: Collection[str]) -> tuple[Mess
 
 
 def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
-    """Return the number of tokens to reserve for the answer. `max_tokens`: limit of the answer; None: no limit."""
+    """Return the number of tokens to reserve for the answer.
+
+    `n_ctx`: context size in tokens.
+    `max_tokens`: largest length of the answer in tokens; None: no limit.
+    """
     return max(1, min(max_tokens or DEFAULT_RESERVE, n_ctx // RESERVE_SHARE))
 
 

@@ -107,7 +107,8 @@ class DatabaseCopies:
             raise DamageFound(fault)
 
     def confirm(self) -> None:
-        """Set the file time of the newest copy to that of the database, so that `is_current` is true again.
+        """Set the file time of the newest copy to the time of the database's last change, so that `is_current` is true
+        again.
 
         Called if closing the database has changed the time of its file without changing a row.
         """

@@ -41,10 +41,13 @@ class AddedRows:
 
 
 def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRows:
-    """Add the readable rows of a damaged database to an open, undamaged database of the current version.
+    """Add the readable rows of a damaged database to an undamaged database of the current version.
+
+    `damaged`: path of the damaged database.
+    `connection`: open connection to the undamaged one.
 
     Raises:
-        OSError, sqlite3.Error: the database cannot be written.
+        OSError, sqlite3.Error: the undamaged database cannot be written.
     """
     found: dict[str, tuple[Row, ...]] = dict.fromkeys(_TABLES, ())
     listed: set[str] | None = None
@@ -95,7 +98,7 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 
 
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """Yield the rows of a table of the damaged database `source` by row id, except those on unreadable pages.
+    """Yield the readable rows of a table of the damaged database `source`, in the order of their row ids.
 
     A damaged page ends the forward scan. Then a backward scan begins at the last row. The row ids between the ends of
     both scans are tried one by one.
@@ -145,9 +148,9 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
 
 
 def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
-    """Return a row; if `read` cannot parse the JSON in `column`, the row gets the value `empty` there.
+    """Return the row, with the value `empty` in `column` if `read` cannot parse the JSON in that column.
 
-    Otherwise the whole row would be lost.
+    Without this replacement the whole row would be lost.
     """
     return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
 
@@ -156,7 +159,7 @@ def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str =
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool = False) -> int:
-    """Insert a row with a new rowid; return the number of changed rows.
+    """Insert a row into `table` with a new rowid; return the number of changed rows.
 
     `replaces`: whether to update an existing row with the same id; if false, the existing row is unchanged.
     """
@@ -210,7 +213,10 @@ def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None
 
 
 def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> None:
-    """Add the files of attachments that the copy does not have. Files are large, so they are copied one at a time."""
+    """Copy the bytes of attachments from the damaged database `source` if `connection` does not have them.
+
+    Files are large, so they are copied one at a time.
+    """
     with suppress(*FAULTS):
         for (sha256,) in source.execute("SELECT sha256 FROM file ORDER BY sha256").fetchall():
             if connection.execute("SELECT 1 FROM file WHERE sha256 = ?", (sha256,)).fetchone() is None:
@@ -226,7 +232,9 @@ def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256
 
 
 def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
-    """Create a conversation for messages whose conversation is lost. Its title is the first question among them."""
+    """Create a conversation for the messages whose conversation is lost. The title is the first question among these
+    messages.
+    """
     connection.execute(
         "INSERT INTO conversation (id, title, folder, pinned, system, preset, settings, template, draft, created_ms,"
         " updated_ms) SELECT conversation, coalesce((SELECT substr(trim(replace(content, char(10), ' ')), 1, ?)"

@@ -98,10 +98,12 @@ def name_of(pid: int) -> str:
 
 
 def is_alive(writer: str) -> bool:
-    """Return whether the process with this id (process id and start time, from `our_name`) still runs.
+    """Return whether the process that wrote a message still runs.
 
-    A confined child cannot see other processes, so this returns True for them. A later process that can see them
-    completes their unfinished messages.
+    A confined child cannot see other processes, so in such a child the result is True for each of them. A later process
+    that can see them completes their unfinished messages.
+
+    `writer`: id of the process (`our_name`): process id and start time.
     """
     pid, _, start = writer.partition(":")
     try:
@@ -113,7 +115,7 @@ def is_alive(writer: str) -> bool:
 
 
 def _start_of(pid: int) -> str:
-    """Return the start time of a process as text that does not change when the system clock is set."""
+    """Return a text for the start time of a process. It stays the same when the system clock is set."""
     if not sys.platform.startswith("linux"):
         return f"{psutil.Process(pid).create_time():.2f}"
     # psutil's time is that of the boot and these ticks, and the former moves with the clock.
@@ -131,7 +133,9 @@ def _boot() -> str:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return a connection to the database, after upgrading it and completing the messages of ended processes."""
+    """Return a connection to the database. Its schema is upgraded, and unfinished messages of ended processes are
+    marked as interrupted.
+    """
     if not path.exists():
         path.touch(mode=0o600)  # conversations are private
     connection = _connect(path)
@@ -227,7 +231,9 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection for checks of a database. A missing or empty file is replaced by a database in memory."""
+    """Provide a connection for checks of a database; if the file is missing or empty, a connection to an empty database
+    in memory.
+    """
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection

@@ -37,7 +37,9 @@ class ImportFile(Job, frozen=True, tag="import_file", kw_only=True):
 
 
 class FileImported(Message, frozen=True, tag="file_imported", kw_only=True):
-    """The imported conversations. `fault`: a sentence on why there are none; empty if the import succeeded."""
+    """Answer to `ImportFile`: the imported conversations. `fault`: a sentence on why there are none; empty if the
+    import succeeded.
+    """
 
     conversations: tuple[Conversation, ...] = ()
     fault: str = ""

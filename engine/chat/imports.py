@@ -149,7 +149,7 @@ def _from_document(document: object) -> Iterator[Imported]:
 
 
 def _from_openai(request: Mapping[str, Any]) -> Imported:
-    """Return the conversation in a request to OpenAI's API, with its tools."""
+    """Return the conversation in the JSON of a request to OpenAI's API, with the tools of the request."""
     messages: list[Message] = []
     for record in map(_dict, _limited(_list(request["messages"], "messages"), MAX_MESSAGES)):
         role = record.get("role")
@@ -212,10 +212,10 @@ def _role(role: object) -> Role:
 
 
 def _tools(text: str) -> str:
-    """Return the tool definitions of an imported conversation.
+    """Return `text`, the tool definitions of an imported conversation, unchanged.
 
     Raises:
-        ValueError: the text has more than `MAX_CHARACTERS` characters.
+        ValueError: `text` has more than `MAX_CHARACTERS` characters.
     """
     if len(text) > MAX_CHARACTERS:
         _refuse(tr("the tools of a conversation have more than {most} characters", most=MAX_CHARACTERS))
@@ -410,6 +410,8 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
     """Return an attached image, and add its bytes to `files` by SHA-256.
 
     The image is decoded, which takes a moment, because the JSON lacks its size in pixels.
+
+    `extra`: the web UI's JSON object of the attachment.
     """
     _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
     try:
@@ -424,6 +426,8 @@ def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
     """Return an attached sound, and add its bytes to `files` by SHA-256.
 
     The sound is decoded, which takes a moment, because the JSON lacks its length.
+
+    `extra`: the web UI's JSON object of the attachment.
     """
     try:
         found = as_attachment(

@@ -78,7 +78,10 @@ def _lines(
 
 
 def _extra(attachment: Attachment, files: Mapping[str, bytes] | None) -> dict[str, object]:
-    """Return an attachment as the web UI's JSON object; empty if the web UI has no type for this kind of file."""
+    """Return an attachment as the web UI's JSON object.
+
+    Empty if the web UI has no type for this kind of file, or if the bytes are missing in `files` (bytes by SHA-256).
+    """
     if address := data_address(attachment, files):
         return {"type": "IMAGE", "name": attachment.name, "base64Url": address}
     data = (files or {}).get(attachment.sha256)

@@ -117,7 +117,11 @@ def read_markdown(text: str) -> MarkdownConversation:
 def _parts(
     conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None
 ) -> list[tuple[str, dict[str, Any], str]]:
-    """Return heading, fields for the HTML comment, and text of each part: the system prompt, then each message."""
+    """Return the parts of the file as (heading, fields for the HTML comment, text): the system prompt, then each
+    message.
+
+    `files`: bytes of attachments by SHA-256; None: no bytes are written.
+    """
     parts: list[tuple[str, dict[str, Any], str]] = []
     if conversation.system:
         parts.append(("System", dict(_SYSTEM), conversation.system))
@@ -144,7 +148,10 @@ def _parts(
 
 
 def _attached(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
-    """Return an attachment as Markdown: an image, a link for a sound, or a code block for text."""
+    """Return an attachment as Markdown: an image, a link for a sound, or a code block for text.
+
+    `files`: bytes of attachments by SHA-256. Without its bytes, an image or a sound is only named.
+    """
     name = _bracketed(one_line(attachment.name))
     if address := data_address(attachment, files):
         return f"![{name}]({address})"
@@ -226,10 +233,13 @@ def _count(value: object) -> int:
 
 
 def _take_attached(lines: list[str], count: int, sha256: object, files: dict[str, bytes]) -> str:
-    """Remove the block of an attachment from the beginning of `lines`, and return its text.
+    """Remove the Markdown of an attachment from the beginning of `lines`, and return the attachment's text.
 
-    The bytes of an image or a sound are decoded from its data URL and added to `files`.
-    `count`: number of lines of the text. `sha256`: expected checksum of the bytes.
+    The text is empty for an image or a sound. Their bytes are decoded from the data URL and added to `files`. Nothing
+    is removed if a person has deleted the attachment from the file.
+
+    `count`: number of lines of the attachment's text.
+    `sha256`: expected SHA-256 of the decoded bytes.
     """
     if not lines or not re.match(r"!\[|\[?Attached: ", lines[0]):
         return ""  # removed by hand

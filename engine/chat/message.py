@@ -66,10 +66,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return the timings of a whole answer whose last part has these timings.
+        """Return the timings of a whole answer, joined from `earlier` and from these timings of the answer's last part.
 
-        The prompt's values are those of `earlier`; generated tokens and times of both parts are added up.
-        `earlier`: timings of the part that the last part continues; None: the last part is the whole answer.
+        Values of the prompt are those of `earlier`. Generated tokens and times of both parts are added up.
+
+        `earlier`: timings of the part before; None: the last part is the whole answer.
         """
         if earlier is None:
             return self
@@ -109,7 +110,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 class Cut(msgspec.Struct, frozen=True):
     """The turns that were left out of a prompt because the context was full.
 
-    `first`: id of the first message after them. All turns before it are left out, except pinned ones.
+    `first`: id of the first message after the left-out turns. All turns before this message are left out, except pinned
+    ones.
     `n_ctx`: size of the context in tokens.
     """
 

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def pdf_text(data: bytes) -> PdfText:
-    """Return the text of a PDF file. Only the limits of the process bound its time and memory."""
+    """Return the text of a PDF file. This function limits neither time nor memory; the limits of its process do."""
     import pypdf
 
     try:

@@ -51,7 +51,11 @@ def damage_met(path: Path, error: Exception) -> ChatError | None:
 
 
 def finish_recovery(path: Path) -> None:
-    """Move the recovered database into place, if a recovery was killed before its last step."""
+    """Do the last step of a recovery: move the new database to `path`. Does nothing if `path` exists.
+
+    Called at the end of a recovery, and again at the next start, because the program may have been killed before this
+    step.
+    """
     if not path.exists():
         if _new(path).exists():
             _new(path).replace(path)
@@ -63,6 +67,8 @@ def recover(path: Path, reason: str) -> str:
 
     If another process has the database open, nothing is changed and the sentence says so. The sentence is empty if
     another process has already recovered the database. This process must not have the database open.
+
+    `reason`: a sentence on the damage, with which the returned text begins.
 
     Raises:
         OSError, sqlite3.Error: the disk has no room, or a permission is missing; nothing has changed.
@@ -86,10 +92,10 @@ def recover(path: Path, reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
-    """The result of a recovery.
+    """What a recovery put into the new database.
 
-    `copied_at`: local time of the copy; empty: there was no copy.
-    `added`: counts of the messages that were added to the copy or to a new database, and of the lost ones.
+    `copied_at`: local time at which the used copy of the database was made; empty if there was no copy.
+    `added`: number of messages that were added from the damaged file, and number of lost ones.
     """
 
     copied_at: str

@@ -84,8 +84,8 @@ def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = 
 class SavedKvStates:
     """A folder of KV state files with a quota in bytes. Its methods read and write the disk, so they block.
 
-    Call `make_folder` first. To save a state, give the child the path from `place`, and call `keep` after its
-    `SequenceSaved`. To restore a state, give the child the path from `find`.
+    Call `make_folder` first. To save a state, give the child process the path from `place`, and call `keep` when the
+    child has reported `SequenceSaved`. To restore a state, give the child the path from `find`.
     """
 
     def __init__(self, folder: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES) -> None:
@@ -153,7 +153,7 @@ class SavedKvStates:
         return self.keep(self.folder)
 
     def forget(self, path: Path) -> None:
-        """Remove one state file."""
+        """Remove one file with a saved KV state."""
         with suppress(OSError):
             path.unlink()
 
@@ -164,7 +164,7 @@ class SavedKvStates:
                 self.forget(path)
 
     def empty(self) -> None:
-        """Remove all states."""
+        """Remove the saved KV states of all conversations."""
         for path in self._files():
             self.forget(path)
 

@@ -55,8 +55,9 @@ def read_conversation(row: Sequence[Any]) -> Conversation:
 
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
-    """Return the column values of a message.
+    """Return the values of a message's database row by column name.
 
+    `conversation`: id of the conversation.
     `writer`: id of the process that writes the message; stored only while the message is in state `writing`.
     """
     details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
@@ -79,8 +80,10 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
 def read_message(
     row: Sequence[Any], pieces: Sequence[tuple[str, str, str]], attachments: Iterable[Attachment], is_alive: bool
 ) -> Message:
-    """Return a message from its database row and the pieces added to it.
+    """Return a message from its database row, with the text that was appended to it.
 
+    `row`: all columns of the table `message`.
+    `pieces`: (content, reasoning, calls as JSON) of the message's rows in the table `piece`, in order.
     `is_alive`: whether the process that writes the message still runs. If not, state `writing` becomes `interrupted`.
     """
     ident, role, content, parent, reasoning, state, pinned, created_ms, details, calls, _writer = row
@@ -112,7 +115,11 @@ def calls_of(document: str) -> tuple[ToolCall, ...]:
 
 
 def joined_calls(document: str, pieces: Iterable[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of a message, joined from the message's column `calls` and the `calls` columns of its pieces."""
+    """Return all tool calls of a message.
+
+    `document`: the message's column `calls`.
+    `pieces`: the columns `calls` of the message's rows in the table `piece`, whose calls are added.
+    """
     return calls_with(calls_of(document), (delta for piece in pieces for delta in deltas_of(piece)))
 
 
@@ -140,7 +147,7 @@ def _document(value: object) -> str:
 
 
 def settings_of(document: str) -> dict[str, object]:
-    """Return the JSON object in a column, such as the sampling settings of a conversation."""
+    """Return a JSON object from a database column, such as the sampling settings of a conversation."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
 

@@ -21,8 +21,9 @@ BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, ...]:
-    """Return at most `limit` matches of `text` in conversations that are not deleted: titles first, then messages,
-    newest first.
+    """Return at most `limit` matches of `text` in conversations that are not deleted.
+
+    Matches in titles come first, then matches in messages; each newest first.
     """
     wanted = readable(text[:MAX_WANTED_CHARACTERS]).replace("\0", " ").strip(" ")
     if not wanted.strip():

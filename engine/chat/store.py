@@ -152,8 +152,9 @@ class ChatStore:
             return None if row is None else bytes(row[0])
 
     def search(self, text: str, limit: int = DEFAULT_HITS) -> tuple[Hit, ...]:
-        """Return at most `limit` matches of `text` in titles and in messages of all branches, newest first; case is
-        ignored.
+        """Return at most `limit` matches of `text` in conversations that are not deleted; case is ignored.
+
+        Matches in titles come first, then matches in messages of all branches; each newest first.
         """
         with self._reading() as connection:
             return search(connection, text, limit)
@@ -212,7 +213,11 @@ class ChatStore:
     def append(
         self, message: str, content: str = "", reasoning: str = "", calls: Sequence[CallDelta] = ()
     ) -> Future[None]:
-        """Store more text and tool calls of a message in state `writing`. Show the text when the future is done."""
+        """Store more text and tool calls of a message in state `writing`. Show the text when the future is done.
+
+        `message`: id of the message.
+        `content`, `reasoning`: new text of the answer, and of its thought.
+        """
         return self._writer.do(
             lambda connection: _execute(
                 connection,

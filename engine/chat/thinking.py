@@ -60,7 +60,7 @@ class Delta(NamedTuple):
 class Splitter:
     """Separates the thought from the answer in the model's text while it is streamed.
 
-    `marks`: tags around the thought; None: there is no thought.
+    `marks`: tags around the thought; None: no thought has begun.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Splitter:
         return self._lead(thought)
 
     def _lead(self, text: str) -> str:
-        """Return a piece of the thought; white space at the thought's beginning is removed."""
+        """Return `text`, a piece of the thought, without white space at the thought's beginning."""
         # Models write line breaks between the tag and the thought.
         if not self._has_reasoning:
             text = text.lstrip()

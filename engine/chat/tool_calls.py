@@ -214,9 +214,11 @@ class CallReader:
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
-        """Append the next arguments of the current call to `calls`, after its id and name if the call is new.
+        """Append a piece of the current call to `calls`. A new call begins with a piece that has its id and name.
 
         Return False while the call's name is unknown.
+
+        `arguments`: new text of the call's arguments, may be empty.
         """
         assert self._call is not None
         if not self._call.name:

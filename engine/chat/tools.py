@@ -29,7 +29,7 @@ MAX_DEPTH = 64
 MAX_SCHEMA_VALUES = 1 << 15
 """Largest number of values in the schemas of all tools of one request."""
 MAX_CHARACTERS = 1 << 18
-"""Largest number of characters of a conversation's tool definitions."""
+"""Largest number of characters of the text with a conversation's tool definitions."""
 _MAX_DIGITS = 9
 NO_RESULT = "(no result)"
 """Text that is stored, and sent to the model, as the result of a call for which the user typed no result."""
@@ -181,7 +181,9 @@ def calls_of_path(path: Sequence[Message]) -> Message | None:
 
 
 def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """Return the calls of a path's last answer that have no result yet."""
+    """Return the complete tool calls of the last answer in `path` that have no result yet; none while the answer is
+    written.
+    """
     answer = calls_of_path(path)
     if answer is None or answer.state == "writing":
         return ()
@@ -201,7 +203,7 @@ def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> Mess
 
 
 def result_message(call: ToolCall, text: str, parent: str | None) -> Message:
-    """Return the tool's result as a message that follows the message `parent`."""
+    """Return a message with the result `text` of a tool call. It follows the message `parent`."""
     return Message(id=new_id(), role="tool", content=text, parent=parent, call_id=call.id, created_ms=now_ms())
 
 
@@ -399,7 +401,9 @@ def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
 
 
 def target_of(schema: Document, reference: str) -> Any:
-    """Return the part of a schema to which a JSON pointer refers.
+    """Return the part of a schema to which a reference (`$ref`) points.
+
+    `reference`: JSON pointer, such as `#/$defs/town`.
 
     Raises:
         DefinitionError: the pointer has no target.

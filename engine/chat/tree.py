@@ -142,6 +142,8 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
     """Return the tree with a new version of a message, which has the text `content` and is shown.
 
     Messages below the old version stay there.
+
+    `created_ms`: time of the new version in milliseconds since 1970.
     """
     old = tree.messages[message]
     new = Message(
@@ -162,6 +164,8 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
 
     Results of parallel calls that follow `message` on the shown path are copied below the new version. So each call
     keeps its result.
+
+    `created_ms`: time of the new version in milliseconds since 1970.
     """
     path = tree.path
     place = next((place for place, each in enumerate(path) if each.id == message), len(path))
@@ -265,8 +269,9 @@ def difference(before: MessageTree, after: MessageTree) -> TreeChange:
 
 
 def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
-    """Return a tree of `messages` with the last shown message `leaf`. Nothing is taken from `tree`.
+    """Return a tree of `messages` whose last shown message is `leaf`.
 
+    `tree`: not used.
     `messages`: messages by id.
 
     Raises:

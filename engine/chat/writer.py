@@ -31,7 +31,7 @@ The wait is also at least ten times as long as the last attempt took.
 MAX_BEHIND = 50_000
 """Largest number of jobs that wait for room on the disk.
 
-If more jobs wait, pieces of text are dropped, because `finish` later writes the complete message.
+If more jobs wait, jobs with pieces of text are dropped, because `ChatStore.finish` later writes the complete message.
 """
 Job = Callable[[sqlite3.Connection], None]
 

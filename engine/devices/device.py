@@ -28,7 +28,7 @@ _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 class Capabilities:
     """Abilities of a device's backend.
 
-    `row_split`, `tensor_split`: whether it supports this split mode of llama.cpp.
+    `row_split`, `tensor_split`: whether the backend supports llama.cpp's split modes `row` and `tensor`.
     `repeatable`: whether one layout may use the device several times.
     """
 
@@ -413,7 +413,9 @@ def names_of(devices: Iterable[Device]) -> str:
 REMOTE_MARGIN_BYTES = 256 * MIB
 """Default margin of a device on another machine, whose memory other programs may take before the load."""
 _REMOTE_PART = 20
-"""Divisor for small devices: the margin is at most 1/20 of the device's memory."""
+"""Divisor that limits `REMOTE_MARGIN_BYTES` on small devices: the default margin is at most 1/20 of the device's
+memory.
+"""
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 
 
@@ -423,7 +425,7 @@ def is_on_this_machine(device: Device) -> bool:
 
 
 LENT_NAME_SEPARATOR = " \N{MIDDLE DOT} "
-"""Text between the names of machine and device in the name of a lent device."""
+"""Separator in the name of a lent device: it stands between the machine's name and the device's own name."""
 
 
 def machine_name(device: Device) -> str:

@@ -250,10 +250,10 @@ class _Addresses:
 
 _Verdict = tuple[GreetingStatus, str]
 _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
-"""A handshake as a generator.
+"""Type of a generator that conducts one handshake.
 
-It yields (request, number of bytes of the answer), and receives the answer. At the end it returns the status, and a
-text about the server.
+It yields pairs (request, number of bytes of the answer). The answer comes back through `send`. At the end, the
+generator returns the status, and a text about the server.
 """
 
 
@@ -289,9 +289,10 @@ class _Talk:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """Yield the requests of the handshake, in the order in which the engine's RPC client sends them.
+        """Generator of one handshake: yields the requests in the order in which the engine's RPC client sends them.
 
-        The caller passes the server's answer to `send`. Returns the status, and a text about the server.
+        The server's answer to each request comes back through `send`. At the end, the generator returns the status, and
+        a text about the server.
         """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.

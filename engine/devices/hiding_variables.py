@@ -103,5 +103,8 @@ def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, .
 
 
 def hiding_sentences(environment: Mapping[str, str] | None = None) -> str:
-    """Return a sentence on each environment variable that hides devices; empty if none does."""
+    """Return one text with a sentence on each environment variable that can hide devices; empty if there are none.
+
+    `environment`: environment variables; None for those of this process.
+    """
     return " ".join(each.sentence for each in find_hiding(environment))

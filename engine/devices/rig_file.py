@@ -56,7 +56,8 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
 def rig_of(root: JsonObject) -> Rig:
     """Return the rig in a JSON object that has the keys of a rig file.
 
-    For an invalid value, the error is of the class with which `root` was made (`JsonObject.fail`).
+    Raises:
+        The error class that `root` was made with (`JsonObject.fail`): if a value is invalid.
     """
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")

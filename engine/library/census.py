@@ -64,7 +64,10 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
 
 
 def found_file(path: Path, state: os.stat_result, store: Store, name: str, title: str) -> FoundFile:
-    """Return a `FoundFile` for `path` with the given `stat` result."""
+    """Return a `FoundFile` for `path` with its `stat` result.
+
+    `name`, `title`: file name, and name of the repository or folder, as in `FoundFile`.
+    """
     return FoundFile(path, store, name, title, state.st_size, state.st_mtime_ns, state.st_dev, state.st_ino)
 
 

@@ -94,6 +94,7 @@ def plan_models(
 ) -> None:
     """Forecast models in a child process, and call `take` in this thread with each forecast.
 
+    `strategy`: name of the strategy that finds the layouts.
     `take`: called with the fingerprint of the model and the forecast.
 
     Raises:
@@ -128,6 +129,7 @@ def _work_through(
 
     `order`: makes the request for some items.
     `kind`: class of the answers.
+    `argv`: command of the children.
     """
     waiting = [wanted] if wanted else []
     n_broken = 0
@@ -159,10 +161,14 @@ def _work_through(
 def _answers(
     order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]]]:
-    """Send a request to a new child, and yield its results: for each answer, pairs of (index of the model, result).
+    """Send the request `order` to a new child, and yield the content of each answer: pairs (index of the model,
+    result).
 
     If the child finishes the request, an empty tuple is yielded at the end. If it crashes, the generator ends without
     the empty tuple.
+
+    `kind`: class of the answers.
+    `argv`: command of the child.
     """
     child = Questions(
         argv=argv,
@@ -197,9 +203,9 @@ _NICENESS = 5
 
 
 class Answers:
-    """Sends results to the parent process in groups, so that the window is not woken up for each result.
+    """Sends results from the child to the parent process in groups, so that the window is not woken up for each result.
 
-    `send`: called with the pairs of a group.
+    `send`: called with the results of a group: pairs of a model's index in the request, and its result.
     `hold_s`: longest time that a result is held back, in seconds.
     """
 
@@ -209,9 +215,10 @@ class Answers:
         self._sent_s = time.monotonic()
 
     def add(self, number: int, found: Any) -> None:
-        """Add the result for the model with index `number` to the results that are held back.
+        """Hold back one more result. All held results are sent if a group is complete or `hold_s` has passed.
 
-        All of them are sent if they are many enough for a group, or if `hold_s` has passed.
+        `number`: index of the model in the request.
+        `found`: the result for the model.
         """
         # Starts the allowance anew: it is for one model, and not for the request.
         limit_work(WORK_S)

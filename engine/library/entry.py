@@ -120,7 +120,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def facts(self) -> Facts | None:
-        """Values from the first readable header of a quantisation; None if no header was read yet."""
+        """Header values of the first quantisation whose header is readable; None if no such header was read yet."""
         return next(
             (each.facts for each in self.quantisations if each.facts is not None and not each.facts.error), None
         )

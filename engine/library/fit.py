@@ -63,7 +63,9 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_speed_known(self) -> bool:
-        """Whether the predicted speed is based on measurements or on the card's data, and not on usual values."""
+        """Whether the predicted speed is based on measurements or on the card's published data. If not, it is based on
+        guessed values.
+        """
         return self.source != "guess"
 
 

@@ -22,7 +22,7 @@ _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
-    """Return the side files that belong to each entry, in the order of `entries`."""
+    """Return a tuple of side files for each of `entries`: the files of `sides` that belong to its model."""
     found: list[list[SideFile]] = [[] for _ in entries]
     near, opened = _neighbourhoods(entries), _by_path(entries)
     for side in sides:
@@ -191,9 +191,11 @@ def _role(file: FoundFile, facts: FactsOf) -> Role:
 
 
 def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
-    """Group copies of the same model: by name, and by the shape in the header if it is known.
+    """Divide copies into groups of the same model: by name, and by the shape in the header if it is known.
 
-    The shape is architecture, number of layers and width. `facts`: values from headers by path.
+    The shape is architecture, number of layers and width.
+
+    `facts`: header values by path of a copy's first part.
     """
     named: dict[str, list[Copy]] = defaultdict(list)
     for copy in copies:

@@ -186,7 +186,9 @@ class LibraryIndex:
         return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def save_document(self, fingerprint: str, document: SavedDocument) -> None:
-        """Save a layout or preset of a model, in place of a saved one with the same kind and name."""
+        """Save a layout or preset of the model with this fingerprint, in place of a saved one with the same kind and
+        name.
+        """
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",
@@ -194,7 +196,7 @@ class LibraryIndex:
             )
 
     def forget_document(self, fingerprint: str, kind: str, name: str) -> None:
-        """Delete the layout or preset with this kind and name."""
+        """Delete the layout or preset with this kind and name of the model with this fingerprint."""
         with self._writing() as connection:
             connection.execute(
                 "DELETE FROM documents WHERE fingerprint = ? AND kind = ? AND name = ?", (fingerprint, kind, name)
@@ -340,9 +342,11 @@ def _is_text(value: object) -> bool:
 
 
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
-    """Yield keys and decoded documents of the rows.
+    """Yield the key and the decoded value of each row.
 
-    Rows that cannot be decoded are left out; they will be made again. `kind`: class of the documents.
+    `rows`: pairs of a key and MessagePack bytes. Rows that cannot be decoded are left out, and their values are
+    computed again later.
+    `kind`: class of the values.
     """
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:

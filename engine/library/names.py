@@ -40,7 +40,7 @@ class FileName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def says_nothing(self) -> bool:
-        """Whether the base name is a general word that names no model, such as "model.gguf"."""
+        """Whether the base name is a general word such as "model", which does not tell which model the file has."""
         return normal(self.base) in _NOTHING_SAID
 
 

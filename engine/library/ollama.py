@@ -95,7 +95,7 @@ def blobs_of(root: Path, manifest: Path) -> tuple[Path, ...]:
 
     Raises:
         OSError: if the manifest cannot be read.
-        UNREADABLE: if it is not valid JSON.
+        Exceptions of the tuple `UNREADABLE`: if the manifest is not valid JSON.
     """
     document = _read(manifest)
     layers = (*document.layers, *((document.config,) if document.config is not None else ()))

@@ -32,7 +32,8 @@ _SPEED_STEP = 1.2
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
     """Return `rig` with free memory rounded down to coarse steps, so that small changes leave forecasts valid.
 
-    `before`: result of the last call. It is returned again if no device's free memory has changed much since.
+    `before`: result of the last call, None for the first one. It is returned unchanged if free memory has hardly
+    changed since that call.
     """
     first, *others = (
         replace(device, free_bytes=device.available_bytes // _step(device) * _step(device), holdings=())
@@ -75,7 +76,7 @@ def _steps(factor: float) -> float:
 
 
 def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
-    """Yield name and value of all measured speeds and factors that predictions use. All values are above 0."""
+    """Yield name and value of each number in `speeds`: measured speeds and correction factors. All are above 0."""
     for kind in ("bandwidths", "op_seconds", "factors", "ratios"):
         yield from ((f"{kind} {name}", value) for name, value in getattr(speeds, kind).items())
     for device_id, types in speeds.by_type.items():

@@ -75,7 +75,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """The file with the self-test results of engine packs, and the names of the packs that are switched off.
+    """Content of the file with the self-test results of engine packs.
 
     `verdicts`: the results, newest last. `off`: names of packs that the user switched off.
     """
@@ -142,7 +142,7 @@ def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str])
 
 
 def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
-    """Return size, times and inode of these files in `folder`, sorted by name."""
+    """Return size, times and inode of the named files in `folder`, sorted by name. A missing file has the size -1."""
     states = []
     # Sorted, because the states of two checks are compared as a whole.
     for name in sorted(names):

@@ -358,7 +358,10 @@ def read_card_facts(devices: Iterable[Device], *, drm_root: Path = DRM_ROOT) -> 
 
 
 def with_display_margins(rig: Rig, facts: Mapping[str, CardFacts]) -> Rig:
-    """Return `rig` with a margin of at least `DISPLAY_MARGIN_BYTES` on each card that drives a display."""
+    """Return `rig` with a margin of at least `DISPLAY_MARGIN_BYTES` on each card that drives a display.
+
+    `facts`: properties of cards by device id.
+    """
 
     def with_margin(device: Device) -> Device:
         known = facts.get(device.id)
@@ -370,7 +373,7 @@ def with_display_margins(rig: Rig, facts: Mapping[str, CardFacts]) -> Rig:
 
 
 def link_speed(generation: int, lanes: int) -> float | None:
-    """Return the bytes per second that copies reach over a PCIe link, None for an unknown generation."""
+    """Return the bytes per second that copies reach over a PCIe link; None if generation or lanes are unknown."""
     lane = _LANE_BYTES_PER_SECOND.get(generation)
     return None if lane is None or lanes < 1 else lane * lanes * _REACHED
 

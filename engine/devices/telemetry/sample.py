@@ -66,7 +66,11 @@ class Reader(Protocol):
 
 
 def gap(device: str, time_s: float, note: str) -> Sample:
-    """Return a sample without values. `note`: the reason."""
+    """Return a sample of the device with the id `device` that has no values.
+
+    `time_s`: time of the monotonic clock.
+    `note`: why there are no values.
+    """
     return Sample(device, time_s, used_bytes=None, total_bytes=None, note=note)
 
 

@@ -106,7 +106,7 @@ class Trial:
         self.wanted, self._settled = 1, True
 
     def look(self, now_s: float, fetched_bytes: int, left_bytes: int) -> None:
-        """Update `wanted`, the number of connections, from the transfer rate since its last change.
+        """Update `wanted`, the number of connections, by the transfer rate since `wanted` was last changed.
 
         `now_s`: time of a monotonic clock.
         `fetched_bytes`: bytes received in this transfer.

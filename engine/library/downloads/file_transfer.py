@@ -236,6 +236,8 @@ class FileTransfer:
         """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
         Raises the error of a connection if that error is permanent, or if all retries are used up.
+
+        `now_s`: present time of the monotonic clock.
         """
         with self._changed:
             faults, self._faults = self._faults, []
@@ -378,9 +380,11 @@ class FileTransfer:
             self._require_room(part)
 
     def _require_model(self, start: bytes) -> None:
-        """Raise `DamagedError` if the content of a `.gguf` file does not begin with the GGUF magic.
+        """Raise `DamagedError` if a `.gguf` file does not begin with the GGUF magic.
 
         That happens if a server sends a login page instead. A file with a known SHA-256 is not checked here.
+
+        `start`: first bytes of the file.
         """
         if not self._target.name.lower().endswith(".gguf") or self._file.sha256 is not None:
             return

@@ -24,7 +24,7 @@ class Hasher:
     """Hashes a growing file in a thread of its own, from the constructor until `finish` or `close`.
 
     `read`: reads the file; its arguments are an offset and the largest number of bytes to return.
-    `end`: returns the number of bytes at the start of the file that have all arrived.
+    `end`: returns the number of bytes up to which the file has arrived without a gap.
     `hashed_bytes`: number of bytes hashed so far.
     """
 
@@ -42,7 +42,7 @@ class Hasher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Notify the thread that the file has new bytes."""
+        """Tell the hashing thread that more bytes of the file have arrived."""
         with self._condition:
             self._condition.notify()
 

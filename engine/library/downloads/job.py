@@ -118,7 +118,9 @@ def files_of(listing: RepoListing, quantisation: Quantisation) -> tuple[HubFile,
 def hub_job(
     job_id: str, listing: RepoListing, quantisation: Quantisation, hub: HubSettings, folder: Path | None = None
 ) -> Job:
-    """Return the download of a quantisation into `folder`, or into the Hugging Face cache if `folder` is None.
+    """Return a job that downloads a quantisation into `folder`, or into the Hugging Face cache if `folder` is None.
+
+    `job_id`: id for the new job.
 
     Raises:
         ArgumentError: if a file name is not safe.
@@ -137,7 +139,9 @@ def hub_job(
 
 
 def web_job(job_id: str, address: WebAddress, folder: Path) -> Job:
-    """Return the download of a file from any server into `folder`.
+    """Return a job that downloads a file from any server into `folder`.
+
+    `job_id`: id for the new job.
 
     Raises:
         ArgumentError: if the file name is not safe.

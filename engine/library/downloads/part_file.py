@@ -367,7 +367,7 @@ def count_bytes(ranges: Ranges) -> int:
 
 
 def prefix_end(ranges: Ranges) -> int:
-    """Return the number of bytes at the start of the file that are all on the disk."""
+    """Return the number of bytes up to which the file is on the disk without a gap."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
@@ -384,7 +384,9 @@ def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
 LONGEST_BYTES = 1024 * 1024
-"""Length in bytes from which the journal is replaced by a new one with its last lines only."""
+"""Largest length of a journal in bytes. A longer journal is replaced by a short one, which has only the origin and the
+latest lines.
+"""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -442,9 +444,9 @@ class Journal:
             os.fsync(self._descriptor)
 
     def _begin(self, step: _Step) -> int:
-        """Replace the journal by a short one, and return its file descriptor.
+        """Replace the journal by a short one, and return the file descriptor of the new journal.
 
-        It has the origin, the last line that was synced, and the line `step`.
+        The new journal has three lines: the origin, the last line that was synced, and `step`.
         """
         lines = [self._origin, self._synced, step]
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
@@ -453,7 +455,7 @@ class Journal:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def close(self) -> None:
-        """Close the journal's descriptor. The file itself is kept for a resume."""
+        """Close the journal's file descriptor. The file stays on the disk, so that the download can be resumed."""
         os.close(self._descriptor)
 
 

@@ -379,8 +379,8 @@ class Retries:
     def add(self, job_id: str, done_bytes: int) -> None:
         """Schedule a retry of a job whose server was not reached.
 
-        The pauses before retries are those of `PAUSES_S`, one after another. After the last one, no retry is scheduled
-        unless bytes have arrived since.
+        The pauses before its retries are those of `PAUSES_S`, one after another. They begin anew if bytes have arrived
+        since the last failure. After the longest pause, no further retry is scheduled.
 
         `done_bytes`: bytes of the job's files that are on the disk.
         """

@@ -128,14 +128,22 @@ def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision
 
 
 def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:
-    """Return the address of a file on the hub. The hub answers with its bytes or a redirect to a signed link."""
+    """Return the address of a file in the repository `repo` on the hub.
+
+    The hub answers with the file's bytes, or with a redirect to a signed link.
+
+    `revision`: branch, tag or commit.
+    `path`: path of the file in the repository.
+    """
     return f"{hub.endpoint}/{repo}/resolve/{quoted(revision, safe='')}/{quoted(path)}"
 
 
 def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answer]], what: str) -> Iterator[_Answer]:
     """Yield the items of a list of the API, page by page. Count, bytes and time of all pages are bounded.
 
-    `kind`: type of the decoded list. `what`: name of the request in error messages.
+    `url`: address of the first page.
+    `kind`: type of the decoded list.
+    `what`: name of the request in error messages.
     """
     hub.require_online()
     left_bytes, deadline_s = MAX_LIST_BYTES, time.monotonic() + MAX_LIST_S
@@ -166,7 +174,11 @@ def _ask(
     """Send one request to the API and parse its answer.
 
     Return the answer, the address of the next page (None for the last page), and the size of the answer in bytes.
-    `kind`: type of the decoded answer. `what`: name of the request in error messages.
+
+    `url`: address of the requested page.
+    `kind`: type of the decoded answer.
+    `what`: name of the request in error messages.
+    `max_bytes`: largest size of the answer.
     """
     shown = clean(what)
 

@@ -44,8 +44,8 @@ class QuantisationFit:
     `verdict`: where the quantisation fits.
     `grade`: whether tensor sizes are from the quantisation's own header, or scaled from another one.
     `sentence`: the result as a text for people, or the reason why no forecast is possible.
-    `n_layers_on_cpu`: number of layers, of `n_layers`, that are on the CPU.
-    `n_experts_on_cpu`: number of layers that are on a device, with their experts on the CPU.
+    `n_layers_on_cpu`, `n_layers`: number of layers on the CPU, and of all layers.
+    `n_experts_on_cpu`: number of layers that are on a device, but whose experts are on the CPU.
     `n_ctx`: context length in tokens.
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.

@@ -278,7 +278,7 @@ def _on_cpu_words(layers: int, experts: int) -> str:
 
 
 def _experts_on_cpu(layout: Layout) -> int:
-    """Return the number of layers that are on a device, but whose experts an override moves to the CPU."""
+    """Return the number of layers that are on a device, but whose experts an override keeps on the CPU."""
     layers: set[int] = set()
     for override in layout.overrides:
         if override.device == CPU_ID:

@@ -141,7 +141,10 @@ def make_listing(
 ) -> RepoListing:
     """Return the listing of a repository: its files grouped by quantisation.
 
-    Files with unsafe names, and models with missing parts, are left out.
+    Files with unsafe names, and models with missing parts, are left out. The other parameters become fields of the
+    listing.
+
+    `files`: all files of the repository at the commit `commit`.
     """
     everything = tuple(files)
     safe = [file for file in everything if is_safe_path(file.path)]

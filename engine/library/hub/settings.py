@@ -131,7 +131,7 @@ def is_safe_url(url: str) -> bool:
 
 
 def same_origin(url: str, other: str) -> bool:
-    """Return whether both addresses have the same scheme, host and port."""
+    """Return whether the addresses `url` and `other` have the same scheme, host and port."""
     return _origin(url) == _origin(other)
 
 

@@ -96,7 +96,11 @@ class TokenStore:
 
 
 def token_file(environment: Mapping[str, str]) -> Path:
-    """Return the path of the token file that Hugging Face programs share."""
+    """Return the path of the token file that Hugging Face programs share.
+
+    `environment`: environment variables, of which `HF_TOKEN_PATH` and those of the Hugging Face folder can set the
+    path.
+    """
     if named := environment.get("HF_TOKEN_PATH"):
         # Not `Path.expanduser`, which raises for an unknown user; there is then no such file.
         return Path(os.path.expanduser(named))  # noqa: PTH111

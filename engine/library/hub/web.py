@@ -158,7 +158,7 @@ class Response:
 
     @property
     def headers(self) -> Message:
-        """The headers of the response."""
+        """HTTP headers of this response, after all redirects."""
         return self._stream.headers
 
     def __exit__(self, *_: object) -> None:
@@ -215,9 +215,10 @@ class Response:
         return data
 
     def _note(self, n_bytes: int, waited_s: float) -> None:
-        """Count the received bytes and the seconds waited for them, and require the minimum rate.
+        """Count received bytes and the seconds waited for them. The time between two reads is not counted.
 
-        The time between two reads is not counted.
+        Raises:
+            HubError: if the rate since the last check is below `SLOWEST_BYTES_PER_S`.
         """
         self._came_bytes += n_bytes
         self._waited_s += waited_s

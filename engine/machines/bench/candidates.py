@@ -97,7 +97,8 @@ class Predictor:
 
 
 def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tuple[Candidate, ...]:
-    """Return the layouts that the strategies find with the settings of `base`, if they fit and differ from its layout.
+    """Return the layouts that the strategies find with the settings of `base`, if they fit and differ from the layout
+    of `base`.
 
     Raises:
         CancelledError: if `cancel` is cancelled.
@@ -163,6 +164,8 @@ def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
 
     With op offload, a card computes with weights that are stored in the CPU's memory. Empty if no weights are on the
     CPU, or if no backend of the layout supports op offload.
+
+    `name`: name of the layout to change, with which the names of the candidates begin.
     """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)

@@ -61,11 +61,13 @@ def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
 
 
 def _choice(setting: str, base: Measured, rivals: Sequence[Measured], plans: dict[str, Plan]) -> MeasuredChoice | None:
-    """Return the value of the setting with the key `setting` with which prompts were fastest.
+    """Return the measured choice for one setting: the value with which prompts were fastest.
 
     None if other programs were busy, or if there are too few rounds for a comparison.
 
-    `base`: results of the layout to compare with. `rivals`: results of layouts with other values of this setting.
+    `setting`: key of the setting.
+    `base`: results of the layout to compare with.
+    `rivals`: results of layouts with other values of the setting.
     `plans`: plans of the layouts by name.
     """
     plan = plans[base.name]

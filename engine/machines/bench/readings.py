@@ -45,7 +45,7 @@ class Window:
 
 
 class Watch(Protocol):
-    """Interface of an object that reads the state of devices from a call of `begin` to a call of `end`.
+    """Interface of an object that collects readings of devices between a call of `begin` and a call of `end`.
 
     Both are called in the same thread.
     """
@@ -108,13 +108,13 @@ class DeviceWatch:
         self._sampler.stop()
 
     def begin(self) -> None:
-        """Begin a span of time. Earlier readings are discarded."""
+        """Begin a measurement: `end` returns the readings from now on."""
         busy_s, own_s = processor_seconds()
         with self._lock:
             self._begun = _Begun(self._clocks.wall(), self._clocks.monotonic(), busy_s, own_s)
 
     def end(self) -> Window:
-        """End the span of time, and return the readings in it."""
+        """End the measurement that `begin` began, and return its readings."""
         busy_s, own_s = processor_seconds()
         wall_s, monotonic_s = self._clocks.wall(), self._clocks.monotonic()
         with self._lock:
@@ -139,10 +139,12 @@ class DeviceWatch:
 
 
 def load_share(busy_s: float, seconds: float, n_processors: int) -> float | None:
-    """Return the share of the processors' time that was used, 0 to 1; None if the span is too short to measure.
+    """Return the share of the processors' time, 0 to 1, that programs used during a measurement.
 
-    `busy_s`: processor seconds that were used.
-    `seconds`: length of the span.
+    None if the measurement was too short, because the kernel counts processor time in steps.
+
+    `busy_s`: processor seconds that programs used.
+    `seconds`: duration of the measurement.
     `n_processors`: number of logical processors.
     """
     # The kernel counts processor time in ticks of 10 ms.
@@ -167,7 +169,7 @@ def processor_seconds() -> tuple[float, float]:
 def peak_bytes(windows: Iterable[Window], device: str) -> int | None:
     """Return the highest memory in bytes that our processes used on a device; None if there is no reading.
 
-    `windows`: readings of the spans of time to search. `device`: id of the device.
+    `windows`: readings to search. `device`: id of the device.
     """
     sizes = [
         sample.own_bytes

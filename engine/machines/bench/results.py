@@ -22,9 +22,11 @@ FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
 MAX_SAMPLES = 10_000
-"""Largest number of samples of all layouts in a results file, because computing confidence intervals takes time."""
+"""Largest number of samples and loads of all layouts together in a results file. More would make the computation of
+confidence intervals slow.
+"""
 MAX_DEPTHS = 200
-"""Limit for a results file: the number of layouts plus the number of measured depths of each layout.
+"""Largest sum of the number of layouts in a results file and the numbers of measured depths of these layouts.
 
 A depth is a number of tokens in the context before the prompt.
 """
@@ -240,7 +242,10 @@ class AnswerCheck(msgspec.Struct, frozen=True):
 
 
 class MachineDevice(msgspec.Struct, frozen=True):
-    """A device of the benchmark's machine. `name`: empty for RPC workers, because it may contain a computer's name."""
+    """A device of the machine on which the benchmark ran.
+
+    `name`: name of the hardware; empty for RPC workers, because their names may contain a computer's name.
+    """
 
     id: str
     name: str
@@ -346,7 +351,7 @@ def _verdict(ratio: Ratio) -> Literal["faster", "slower", "same", "open"]:
 
 
 def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
-    """Return the comparisons of two layouts by all measures, at all depths that both have."""
+    """Return the comparisons of two layouts: one for each measure and each depth that both layouts have."""
     depths = sorted({*base.depths} & {*other.depths})
     measures: tuple[Measure, ...] = ("prompt", "generation", "first_token", "answer")
     asked = [(measure, depth) for depth in depths for measure in measures]
@@ -355,7 +360,7 @@ def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
 
 
 def check_answers(base: Measured, other: Measured) -> AnswerCheck | None:
-    """Return whether two layouts gave the same greedy answers; None if they had no prompt in common."""
+    """Compare the greedy answers of two layouts to the same prompts; None if they had no prompt in common."""
     common = [key for key in base.answers if key in other.answers]
     if not common:
         return None

@@ -155,8 +155,8 @@ class Bench:
     def search(self, first: Candidate, others: Sequence[Candidate], changes: Sequence[Change] = ()) -> BenchResults:
         """Search for the fastest layout and return the results.
 
-        The best layout so far, initially `first`, is measured in turns with each of `others`. Then it is measured in
-        turns with the candidates that each function of `changes` makes from it.
+        The best layout so far, initially `first`, is measured in turns with each of `others`. Then each function of
+        `changes` makes candidates from the best layout, which is measured in turns with them.
         """
         best = self._add(first, against="")
 
@@ -405,9 +405,10 @@ def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample
 
 
 def _may_win(best: Measured, predicted_s: float | None) -> bool:
-    """Return whether a candidate with the predicted time `predicted_s` is worth measuring.
+    """Return whether a candidate is worth measuring, because it may be faster than the best layout so far.
 
-    It is if this time is at most `WORTH` times the measured time of the best layout, or if one of the two is unknown.
+    True if its predicted time is at most `WORTH` times the measured time of the best layout, or if one of the two times
+    is unknown.
     """
     best_s = best.middle("answer")
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH

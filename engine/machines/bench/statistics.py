@@ -14,19 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_ROUNDS = 5
-"""Smallest number of rounds for an interval.
+"""Smallest number of rounds for which a confidence interval is computed.
 
-With four, it would contain the true median with a probability of only 88 %.
+With four rounds, the interval would contain the true median with a probability of only 88 %.
 """
 WARM_GAIN = 1.05
-"""The warm-up (answers before the first measured one) continues while answers get faster by this factor."""
+"""The warm-up (the answers before the first measured one) ends when an answer is at most this factor times as fast as
+the answer before it.
+"""
 MAX_WARM_UP = 6
 """Largest number of answers in a warm-up, for a machine whose speed keeps growing."""
 _TAIL = 0.01
 """Quantile of the bootstrap at both ends of the interval.
 
-With 0.025 the intervals of few rounds are too narrow: those of 7 rounds contain the true median with a probability of
-87 % only. With 0.01 it is 93 % or more for any number of rounds (simulated in the tests).
+With 0.025 the intervals of few rounds would be too narrow: with 7 rounds, the interval contains the true median with a
+probability of 87 % only. With 0.01 the probability is 93 % or more for any number of rounds (simulated in the tests).
 """
 _RESAMPLES = 2000
 _SEED = 20240229
@@ -87,15 +89,19 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
-    """Return the order in which the layouts are measured in a round.
+    """Return `names` in the order in which they are measured in a round. The order alternates: A B, B A, A B.
 
-    The order is reversed in every second round: A B, B A, A B.
+    `names`: names of the layouts or other things to compare.
+    `round_number`: number of the round, from 0.
     """
     return tuple(names) if round_number % 2 == 0 else tuple(reversed(names))
 
 
 def is_warm(rates: Sequence[float]) -> bool:
-    """Return whether a warm-up is over. `rates`: speeds of its answers so far."""
+    """Return whether no further answer of the warm-up is needed.
+
+    `rates`: speeds of the answers so far.
+    """
     if len(rates) >= MAX_WARM_UP:
         return True
     return len(rates) > 1 and rates[-1] <= WARM_GAIN * rates[-2]

@@ -49,7 +49,7 @@ class Row:
 
 
 def rows_of(results: BenchResults) -> tuple[Row, ...]:
-    """Return the rows of the results, sorted by layout, depth and measure."""
+    """Return the rows of the table: for each layout its measures at each depth, and then its load time."""
     return tuple(row for each in results.layouts for row in _rows(results, each))
 
 

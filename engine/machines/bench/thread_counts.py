@@ -30,20 +30,25 @@ from engine.runtime.protocol.requests import MeasureThreads
 
 ROUNDS = MIN_ROUNDS + 2
 MIN_GAIN = 1.03
-"""A number of threads is preferred to the default one only if it is faster by this factor."""
+"""Least factor by which another number of threads must be faster than the default number to be preferred to it."""
 _MANY_CORES = 16
-"""Least number of cores for which a quarter of them is tried too: these may already use all memory bandwidth."""
+"""Least number of cores for which a quarter of the cores is tried too: so few threads may already use all memory
+bandwidth.
+"""
 _SIZE_BYTES = 128 * MIB
 """Size of the matrix whose product is timed: larger than most caches."""
 _PART = 8
-"""Divisor of the free memory: the matrix takes at most 1/8 of it."""
+"""Divisor of the host's free memory: the matrix of the measurement takes at most 1/8 of it."""
 _MEASURED_S = 0.05
 BUSY_SHARE = 0.1
-"""Largest share of processor time for other programs: if one core is busy, all threads wait for the thread on it."""
+"""Largest share of processor time that other programs may use during a measurement.
+
+If another program computes on one core, all threads of the measurement wait for the thread on this core.
+"""
 _TIMEOUT_S = 60.0
 
 Round = Mapping[str, tuple[float, float]]
-"""Speeds of one round, as pairs (answers, prompts).
+"""Speeds measured in one round: pairs (answers, prompts), each in repetitions of a matrix product per second.
 
 The keys are numbers of threads as text, or "free" and "bound" for threads that are free or bound to cores.
 """
@@ -64,9 +69,10 @@ _KINDS = (Kind("threads", 0), Kind("threads_batch", 1))
 
 
 def thread_counts_to_try(processor: Processor, n_processors: int) -> tuple[int, ...]:
-    """Return the numbers of threads to measure, ascending: the default, all cores, half of them, and all processors.
+    """Return the numbers of threads to measure, ascending: the default, one for each core, half as many, and one for
+    each logical processor.
 
-    With many cores, a quarter of them is added. All numbers are limited by the CPU quota.
+    With many cores, a quarter of the number of cores is added. All numbers are limited by the CPU quota.
 
     `n_processors`: number of logical processors that this process may use.
     """
@@ -78,11 +84,11 @@ def thread_counts_to_try(processor: Processor, n_processors: int) -> tuple[int, 
 
 
 def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, machine: str) -> list[MeasuredChoice]:
-    """Return the fastest number of threads for answers, and for prompts.
+    """Return two choices: the fastest number of threads for answers, and that for prompts.
 
-    `rounds`: speeds by the number of threads as text.
+    `rounds`: measured speeds. The keys of each round are the numbers of threads as text.
     `counts`: the measured numbers of threads.
-    `base`: the default number of threads, returned unless another one is faster by `MIN_GAIN` or more.
+    `base`: the default number of threads, chosen unless another one is faster by `MIN_GAIN` or more.
     `machine`: key of this computer in the speed book.
     """
     found = []
@@ -114,7 +120,8 @@ def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -
 def with_threads(
     book: SpeedBook, host: Device, *, cancel: CancelToken | None = None
 ) -> tuple[SpeedBook, tuple[str, ...]]:
-    """Return `book` with the fastest numbers of threads, measured on this computer, and sentences about them.
+    """Return `book` with the fastest numbers of threads measured on this computer, and sentences for people about the
+    result.
 
     If the measurement fails, the book is unchanged, and one sentence says why. Blocks for some seconds.
     """
@@ -159,10 +166,12 @@ def measured_threads(
 ) -> tuple[MeasuredChoice, ...]:
     """Measure answers and prompts with several numbers of threads, and return the fastest numbers.
 
-    Blocks for some seconds. Empty if only one number of threads is possible.
+    The measurements take some seconds, during which this call blocks. Empty if only one number of threads is possible.
+
+    `argv`: command of the child processes, None for the default one.
 
     Raises:
-        EngineError: the child failed or was cancelled, or other programs were busy meanwhile.
+        EngineError: a child failed or was cancelled, or other programs were busy meanwhile.
     """
     processor = own_processor()
     counts, base = thread_counts_to_try(processor, len(usable_processors())), processor.threads
@@ -201,7 +210,7 @@ def measured_threads(
 
 
 class Quiet:
-    """Checks whether other programs use little of the processors, from the creation of this object until `check`."""
+    """Measures the processor time that other programs use between the creation of this object and `check`."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()

@@ -100,9 +100,10 @@ class LoadCheck:
         return Plan(self._memory, self._rig, Edit(single_device(model.n_layers, device.id), context))
 
     def _free_bytes(self, device: Device) -> int | None:
-        """Return the free bytes of a device that the engine reports now.
+        """Return the free bytes of a device now: the host's by the system, a card's by the engine.
 
-        None for an RPC worker, which reports the memory of its whole machine.
+        None if the engine does not list the device, and for an RPC worker, which reports the memory of its whole
+        machine.
         """
         if device.is_host:
             return host_device().free_bytes

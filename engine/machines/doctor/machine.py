@@ -58,9 +58,9 @@ _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
     True: ("weights", "extra_buffers", "flash_attention"),
     False: ("weights", "flash_attention"),
 }
-"""Features of the engine to check: on the host (CPU) under True, on other devices under False."""
+"""Features of the engine that are checked on a device. The key is whether the device is the host."""
 _SPLIT_NEEDS = 2
-"""Split mode tensor is checked only if the number of devices, host included, is larger than this."""
+"""Split mode tensor is checked only on a machine with more devices than this: the host and at least two others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,8 @@ class Files:
 class Machine:
     """The examination of this machine: makes the steps that examine the devices of a rig.
 
-    A context manager for its temporary files.
-
-    `steps` returns the steps; `report.examine` runs them in a background thread. Each step writes its results into
-    `files`.
+    A context manager, which deletes its temporary files at the end. `report.examine` runs the steps in a background
+    thread. Each step writes its results into `files`.
 
     `packs`: installed engine packs.
     `held`: endpoints of RPC workers in use, which are skipped.
@@ -312,7 +310,11 @@ def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> 
 
 
 def speed_check(device: Device, bytes_per_second: float, link: Link | None) -> Check:
-    """Return a check that states a device's measured bandwidth and, for a remote device, its link."""
+    """Return a check that states a device's measured bandwidth and, for a remote device, its link.
+
+    `bytes_per_second`: the measured bandwidth.
+    `link`: measured link to a remote device; None for a local one.
+    """
     figures: dict[str, Figure] = {"read_bytes_per_second": bytes_per_second}
     detail = f"reads {bytes_per_second / 1e9:.3g} GB/s"
     if link is not None:

@@ -24,7 +24,7 @@ class Step:
 
     `words`: what the step does, for people.
     `look`: does the work and yields checks; may raise `EngineError`.
-    `device`: id of the device that the step is about, None if it is about none.
+    `device`: id of the examined device; None if the step is about the whole machine.
     """
 
     name: str
@@ -79,7 +79,7 @@ Figure = int | float | str | bool | None
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One result of an examination.
 
-    `device`: id of the device that it is about, None if it is about none.
+    `device`: id of the examined device; None if the check is about the whole machine.
     `ok`: whether the check passed, None if that could not be determined.
     `detail`: text for people.
     `figures`: measured values by name, with their unit in the name.
@@ -93,14 +93,16 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All results of an examination, in the order of its steps. `is_whole`: whether all steps ran."""
+    """All results of an examination, in the order of its steps. `is_whole`: False if the examination was cancelled
+    before its end.
+    """
 
     checks: tuple[Check, ...] = ()
     is_whole: bool = True
 
     @property
     def is_sound(self) -> bool:
-        """Whether the report has no check that failed. Checks without a clear result do not count as failed."""
+        """Whether each check either passed or had no clear result."""
         return all(check.ok is not False for check in self.checks)
 
     @property

@@ -37,13 +37,18 @@ class KeptCheck(msgspec.Struct, frozen=True):
 
 
 class CheckResults(msgspec.Struct, frozen=True):
-    """Stored results of the engine's self-check. `devices`: results by engine build, driver and device (`book_key`)."""
+    """Content of the file with the results of the engine's self-check.
+
+    `devices`: results of each device, by a key of engine build, driver and device (`book_key`).
+    """
 
     version: int = VERSION
     devices: dict[str, tuple[KeptCheck, ...]] = {}
 
     def with_results(self, rig: Rig, drivers: Mapping[str, str], results: Iterable[Checked]) -> CheckResults:
         """Return a copy with new results for devices of `rig`. Results of other engine builds are removed.
+
+        New results without a conclusion (`Checked.is_known` is False) are ignored.
 
         `drivers`: driver versions by device id.
         """
@@ -97,7 +102,10 @@ def _fault(kept: KeptCheck) -> Fault:
 
 
 def book_key(device: Device, drivers: Mapping[str, str]) -> str:
-    """Return the key of a device's stored results: engine build, driver version and device."""
+    """Return the key of a device's stored results: engine build, driver version and device.
+
+    `drivers`: driver versions by device id.
+    """
     return f"{engine_build()} | {drivers.get(device.id, '')} | {device_key(device)} {device.name}"
 
 

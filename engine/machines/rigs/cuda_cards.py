@@ -76,9 +76,12 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
 
 
 def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
-    """Yield the devices with the free memory that they will have after the end of the child that listed them.
+    """Yield the devices of `found`, with the memory that the child's own contexts took counted as free.
 
-    `found`: devices that the child has listed. `cards`: cards with their memory by NVML.
+    For cards in `cards`, the free memory is read from NVML. For other cards, the usual size of a context is added.
+
+    `found`: devices that a child process has listed, which has ended since.
+    `cards`: cards with their memory by NVML.
     """
     free = {card.uuid: card.free_bytes for card in cards}
     for device in found:
@@ -120,7 +123,7 @@ def _without(cards: Iterable[NvidiaCard], bad: set[PciId]) -> dict[str, str]:
 
 
 def _works(ask: AskDevices, card: NvidiaCard) -> bool:
-    """Return whether a child for which only this card is visible lists the card with its memory.
+    """Return whether CUDA works on a card: a child process that sees only this card lists it with its memory.
 
     If CUDA fails on the card, the child either crashes or lists no card.
     """

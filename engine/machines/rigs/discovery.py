@@ -152,7 +152,7 @@ LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """Backends for GPUs of several vendors. The vendor's own backend computes faster on the same card."""
 
 MAX_NAMED = 5
-"""Largest number of endpoints that an error names if several endpoints fail, besides the first one."""
+"""Largest number of further endpoints that an error names. The first endpoint that failed has a sentence of its own."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
 """Time-out of a discovery with RPC endpoints. Together with the 2 s for the greeting it takes at most 10 s."""
@@ -204,8 +204,10 @@ def list_local_devices(
 ) -> tuple[GgmlDevice, ...]:
     """Return this machine's devices as ggml lists them, with their current free memory.
 
+    `argv`: command of the child process that lists them, None for the default one.
+
     Raises:
-        EngineError: if the child process that lists them fails, or after the cancel.
+        EngineError: if the child process fails, or after the cancel.
     """
     ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
     return list_all_devices(ask, ListDevices())

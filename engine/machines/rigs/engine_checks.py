@@ -29,7 +29,10 @@ WEIGHT_TYPES = {
     "Q2_K": "Q2_K", "Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS",
 }  # fmt: skip
-"""Types of weights to check, each with the file type of llama.cpp's quantiser that uses it for nearly all matrices."""
+"""Types of weights to check (keys), and the file types for llama.cpp's quantiser (values).
+
+A model that is quantised to the file type has nearly all matrices in the type to check.
+"""
 N_LAYERS = 2
 _SEED = 11
 
@@ -37,7 +40,7 @@ _SEED = 11
 def write_source(path: Path) -> None:
     """Write a small F16 model of random weights to `path`.
 
-    Its row length is a multiple of the block length of all types, and its head size suits all kernels.
+    The row length of its matrices is a multiple of the block length of all types, and its head size suits all kernels.
     """
     import gguf
     import numpy as np
@@ -94,9 +97,15 @@ The error is the mean squared difference divided by the variance of the expected
 gives some thousandths, faults give 1 and more.
 """
 WEIGHT_TOLERANCE = 0.9
-"""Largest error of logits with quantised weights, compared with F16. With random weights, Q2_K has an error of 0.5."""
+"""Largest error of the CPU's logits with quantised weights with which a case passes; F16 weights give the expected
+logits.
+
+It is large because random weights are quantised badly: Q2_K has an error of 0.5.
+"""
 CACHE_TOLERANCE = 0.25
-"""Largest error of logits with a quantised KV cache, compared with an F16 cache."""
+"""Largest error of the CPU's logits with a quantised KV cache with which a case passes; an F16 cache gives the expected
+logits.
+"""
 FELL_SILENT = "It was not tested, because the worker no longer answered; restart the worker."
 TIMEOUT_S = 120.0
 
@@ -349,7 +358,8 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 
 
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return the error of the logits `found`: their mean squared difference from `expected` divided by its variance.
+    """Return the error of the logits `found`: the mean squared difference from `expected`, divided by the variance of
+    `expected`.
 
     None if the two lists differ in length, or if they are empty.
     """

@@ -72,7 +72,9 @@ class ServingChild:
 
     @property
     def serving(self) -> Serving | None:
-        """The worker's message that it accepts connections, which states its port; None before that message."""
+        """The first message of a worker that accepts connections; it states the worker's port. None before this
+        message.
+        """
         return self._serving
 
     def start(self) -> None:
@@ -287,7 +289,7 @@ class LabRig:
             child.wait_for_end(max(0.0, deadline_s - time.monotonic()))
 
     def pid(self, device_id: str) -> int | None:
-        """Return the process id of a worker; None for an unknown device id."""
+        """Return the process id of a worker; None if the rig has no worker with this device id."""
         worker = self._started.workers.get(device_id)
         return None if worker is None else worker.child.pid
 
@@ -301,9 +303,9 @@ class LabRig:
         }
 
     def baseline_bytes(self, device_id: str) -> int:
-        """Return the data size of a worker's process (VmData) before its client allocated memory.
+        """Return the data size of a worker's process (VmData) in bytes, measured before its client allocated memory.
 
-        0 for an unknown device id.
+        0 if the rig has no worker with this device id.
         """
         worker = self._started.workers.get(device_id)
         return 0 if worker is None else worker.baseline_bytes
@@ -323,8 +325,9 @@ class LabRig:
     def _begin(self, index: int, port: int, cap_bytes: int) -> ServingChild:
         """Start the process of a worker and return it.
 
-        `index`: position of its cap and its NUMA node in the rig's lists.
+        `index`: position of the worker in the rig's lists of caps and NUMA nodes.
         `port`: TCP port of the worker; 0: the system chooses one.
+        `cap_bytes`: memory cap of the worker.
         """
         request = Serve(host=_LOCAL_HOST, port=port, cap_bytes=cap_bytes)
         node = self._nodes[index]
@@ -440,9 +443,10 @@ def numa_rig(
     Each worker may use the free memory of its node, less a share for layers on the CPU and for other programs.
 
     `on_worker_ended`: called with a device id and a sentence if a worker ends by itself.
+    `argv`: command of the workers' processes, None for the default one.
 
     Raises:
-        ArgumentError: if there are not two such nodes.
+        ArgumentError: if fewer than two nodes have processors and memory.
     """
     serving = serving_nodes(nodes)
     if not serving:

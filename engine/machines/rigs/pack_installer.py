@@ -37,7 +37,7 @@ NO_DEVICE = "No device for it was found: is the card's driver installed?"
 TIMEOUT_S = 60.0
 """Time-out in seconds for loading a pack: drivers with many cards start slowly."""
 _TYPE = "F16"
-"""Type of weights that the check of a pack computes with.
+"""Type of weights of the small model with which a pack is checked.
 
 Faults of other types are found by the engine's self-check.
 """
@@ -85,9 +85,9 @@ class PackInstaller:
         self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
 
     def check_new(self) -> tuple[Verdict, ...]:
-        """Check the packs that are on and were not checked yet, and return the results.
+        """Check the packs that are switched on and have no result yet, and return the new results.
 
-        A pack is checked again if its files or the engine build have changed since its last check.
+        A result is void if the pack's files or the engine build have changed since.
         """
         book = read_book(self.book)
         packs = (pack for pack in self.store.packs() if pack.name not in book.off)
@@ -185,7 +185,7 @@ class PackInstaller:
 
 @contextmanager
 def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
-    """Yield the environment variables for a child that loads only the pack of `verdict`."""
+    """Context that provides environment variables with which a child loads only the pack of `verdict`."""
     with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
         # A file with this pack alone and a good verdict on it, because a child loads only packs with a good verdict.
         book = Path(scratch, "packs.json")

@@ -89,9 +89,10 @@ class RemoteMachines:
         return ask_offer(machine.endpoint, pairing.der, read_identity(self._identity), timeout_s)
 
     def _see(self, devices: Sequence[Device]) -> dict[str, Device]:
-        """Return the devices, by endpoint, with the memory and capabilities that the engine reports for them.
+        """Return the devices with the memory and capabilities that the engine reports for them, by endpoint.
 
-        A device whose worker does not answer raises an error.
+        Raises:
+            EngineError: if the worker of one device does not answer.
         """
         if not devices:
             return {}
@@ -130,7 +131,7 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
 
 
 def away_words(offered: OfferedDevice) -> str:
-    """Return why a lent device cannot be used now, such as "used by Ann"; empty if it can."""
+    """Return why a lent device cannot be used now, in a few words such as "used by Ann"; empty if it can be used."""
     if offered.refused_s:
         return tr(
             "refused for {minutes} min: models from this computer crashed the device",

@@ -44,11 +44,11 @@ _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
 """Seconds after a worker's start. If the worker ends earlier, its end counts towards `MAX_QUICK_ENDS`."""
 MAX_QUICK_ENDS = 5
-"""A worker that ended this many times in a row, each time within `RESTART_AFTER_S`, is still started again. After one
-more such end it is not.
+"""Largest number of quick ends in a row after which a worker is started again. One more ends it for good.
 
-An end during a session is not counted here but against the borrower (`Refusals`): the borrower's model may have ended
-the worker, and the device must stay available to others.
+An end is quick if it comes within `RESTART_AFTER_S` of the worker's start. An end during a session is counted against
+the borrower instead (`Refusals`): the borrower's model may have ended the worker, and the device must stay available to
+others.
 """
 _log = logging.getLogger("layerdeck.engine")
 
@@ -281,10 +281,10 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """Result of the start of lending, when listener and workers accept connections.
+    """Result of starting to lend: listener and workers accept connections now.
 
     `port`: TCP port of the listener.
-    `servings`: for each device, in order, the message of its worker that it accepts connections.
+    `servings`: first message of each worker (it accepts connections), in the order of the lent devices.
     """
 
     port: int
@@ -397,7 +397,7 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """Count the end of the worker of `device` against the borrower that used the device; return whether one did.
+    """Count the end of the worker of `device` against the borrower that used it; return whether a borrower used it.
 
     `tell`: called with a sentence if the borrower is refused from now on.
     """

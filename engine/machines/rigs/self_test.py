@@ -114,9 +114,9 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return how many layers each entry gets, if `positions` layers are divided as evenly as possible.
+    """Return the number of layers of each entry, if `positions` layers are divided as evenly as possible.
 
-    The output layer counts as a layer.
+    There are at most `MAX_ENTRIES_TRIED` entries. The output layer counts as a layer.
     """
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.
@@ -168,7 +168,8 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
-    """Return `rig` with stored test results: whether a device may be several entries of one layout.
+    """Return `rig` with `Capabilities.repeatable` (one layout may use the device several times) set from stored test
+    results.
 
     `verdicts`: results by `verdict_key`. RPC workers and devices without a result are not changed.
     """

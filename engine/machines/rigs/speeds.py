@@ -32,11 +32,11 @@ from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
 from engine.runtime.session.events import Done
 
 MAX_BYTES = 256 * MIB
-"""Size of the matrix of a speed test: larger than the caches of cards."""
+"""Largest size in bytes of the matrix of a speed test. It is larger than the caches of cards."""
 TIMEOUT_S = 120.0
 """Time-out in seconds for measuring one device, which takes some seconds on an idle machine."""
 MAX_SILENT = 3
-"""Number of RPC workers that stop answering, after which no further worker is measured."""
+"""After this many RPC workers have stopped answering, no further worker is measured."""
 _ENOUGH_S = 40.0
 """Seconds after which no further types of weights are measured on a device.
 
@@ -44,8 +44,9 @@ For a type that was not measured, predictions use the speed of a measured type.
 """
 _MIN_BYTES = 4 * MIB
 _PART = 4
-"""Divisor for the matrix of a speed test: it takes at most 1/4 of the free memory. If it is refused, a matrix of 1/4
-of its size is tried."""
+"""Divisor of the free memory: the matrix of a speed test takes at most 1/4 of it. If the device refuses the matrix, a
+matrix of 1/4 of this size is tried, and so on.
+"""
 _TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
 """Types of weights to measure, with ggml's numbers (`ggml_type`). The kernels of other types resemble one of these."""
 
@@ -128,7 +129,9 @@ def _measure(
 
     The size is found by trying, because a worker's memory cap is not known beforehand.
 
-    `ref`: the device as the child finds it. `n_threads`: number of threads if the device is the CPU.
+    `ref`: the device as the child process finds it.
+    `n_threads`: number of threads if the device is the CPU.
+    `timeout_s`: time-out for each tried size.
     `environment`: additional environment variables of the child.
     """
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
@@ -240,7 +243,7 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """The measured speeds of one answer. Nothing else was running on its devices.
+    """The measured speeds of one answer, while no other request ran on its devices.
 
     `prompt_tokens`: number of all prompt tokens.
     `generated_tokens`, `tokens_per_second`: number of generated tokens, and their speed.

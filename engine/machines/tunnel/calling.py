@@ -98,6 +98,7 @@ async def open_session(
 ) -> Stream:
     """Return a stream to a worker of the machine that has this `certificate` (DER).
 
+    `endpoint`: address of the machine's listener (host:port).
     `device`: id of the device on that machine. Empty: its first device (older releases have only one).
 
     Raises:
@@ -257,7 +258,8 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
 async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
     """Convert errors inside the context into `TunnelError` with a sentence.
 
-    The context has a time-out of `timeout_s` seconds.
+    `endpoint`: address of the called machine, for the error.
+    `timeout_s`: time-out of the whole context in seconds.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -354,9 +356,9 @@ class Forwarder:
 
 
 async def _refuse(caller: Stream, notice: bytes) -> None:
-    """Send `notice`, the reason of a refusal, and wait until the caller has read it.
+    """Send `notice`, the reason of a refusal, and wait until the caller has closed its end of the connection.
 
-    If the connection were closed earlier, the bytes could be discarded.
+    If this side closed first, the caller could lose the notice.
     """
     await caller.send(notice)
     # Half of a close: the caller sees the end of the notice, and its own direction stays open until it closes.

@@ -25,7 +25,7 @@ _CONNECT_S = 2.0
 
 
 class Key:
-    """The source port of connections to a worker, which accepts no others (`engine/runtime/child/rpc_server.py`).
+    """The only source port from which a worker accepts connections (checked in `engine/runtime/child/rpc_server.py`).
 
     This object keeps the port bound until its context ends, so that processes of other users cannot use it.
     """

@@ -32,7 +32,7 @@ from engine.machines.tunnel.streams import (
 
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
-"""Largest number of connections from one address that have no session with a device."""
+"""Largest number of connections without a session that are open from one IP address."""
 HELLO_S = 5.0
 """Time-out in seconds for the preface and the TLS handshake of a session."""
 PAIRING_S = 15.0
@@ -221,9 +221,9 @@ class Listener:
     def _make_room(self, address: str) -> bool:
         """Return whether another connection from `address` may be accepted.
 
-        At the limit, the oldest connection without a session is closed to make room. Otherwise, silent connections from
-        the address of a paired machine could lock that machine out. A paired machine gets its session within
-        milliseconds.
+        At the limit, the oldest connection without a session is closed to make room. Without this, silent connections
+        from the address of a paired machine could lock that machine out. A paired machine is not affected: it gets its
+        session within milliseconds.
         """
         crowd = [each for each in self._callers if each.address == address]
         if self._waiting_of(address) < MAX_OF_ONE_ADDRESS:

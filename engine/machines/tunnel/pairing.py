@@ -27,7 +27,7 @@ from engine.machines.tunnel.pairings import Pairing, PairingError, make_pairing
 from engine.machines.tunnel.streams import BrokenTalkError, Stream
 
 ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"
-"""Letters and digits of a code, without those that look alike: 0 and O, 1, I and L."""
+"""Letters and digits of a pairing code. Those that look alike are left out: 0 and O, 1, I and L."""
 LENGTH = 16
 GROUP_LENGTH = 4
 LIFETIME_S = 600.0
@@ -65,7 +65,7 @@ def read_code(text: str) -> bytes:
 
 
 class OpenCode:
-    """The pairing code that this machine shows now, if any. It counts wrong attempts. Thread-safe.
+    """The pairing code that this machine shows now, if any, and the number of wrong attempts to use it. Thread-safe.
 
     `clock`: returns seconds; for tests.
     """
@@ -150,6 +150,8 @@ async def answer_pairing(
 ) -> Pairing | None:
     """Run the server's side of one attempt to pair; return the pairing, or None if the client did not know the code.
 
+    `name`: name of this machine, which the client stores.
+    `code`: the pairing code that this machine shows.
     `keep`: stores the pairing. It is called before the client gets the result, because the client may connect at once.
 
     Raises:
@@ -179,6 +181,10 @@ async def answer_pairing(
 
 async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, endpoint: str) -> Pairing:
     """Run the client's side of one attempt to pair; return the pairing, which the caller stores.
+
+    `name`: name under which the server lists this machine.
+    `code`: pairing code that the user typed.
+    `endpoint`: address of the server (host:port), stored in the pairing.
 
     Raises:
         PairingError: if the attempt failed. Its text is a predicate without subject, such as "refused the code".

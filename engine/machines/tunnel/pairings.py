@@ -75,6 +75,7 @@ def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", 
 
     `role`: role of that machine.
     `name`: name that the machine gives itself; it is cleaned.
+    `endpoint`: address of a server (host:port), empty for a client.
     `paired_s`: time of the pairing in seconds since 1970.
     """
     cleaned = show(" ".join(name.split()), MAX_NAME) or "unnamed"

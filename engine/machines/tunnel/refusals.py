@@ -30,14 +30,20 @@ class Refusals:
         self._ends_s: dict[str, deque[float]] = {}
 
     def count(self, fingerprint: str) -> bool:
-        """Count the end of a worker against the borrower with this certificate; return whether it is refused now."""
+        """Count the end of a worker against a borrower; return whether the borrower is refused from now on.
+
+        `fingerprint`: fingerprint of the borrower's certificate.
+        """
         with self._lock:
             # One entry for each pairing, and the file of pairings is bounded.
             self._ends_s.setdefault(fingerprint, deque(maxlen=MAX_ENDS)).append(self._clock())
         return self.left_s(fingerprint) > 0
 
     def left_s(self, fingerprint: str) -> int:
-        """Return for how many seconds the borrower with this certificate is refused; 0 if it is not."""
+        """Return the seconds for which a borrower is still refused; 0 if it is not refused.
+
+        `fingerprint`: fingerprint of the borrower's certificate.
+        """
         with self._lock:
             # At most the last `MAX_ENDS` times, so the first and the last one span `MAX_ENDS` ends.
             ends_s = self._ends_s.get(fingerprint)

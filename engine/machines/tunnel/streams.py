@@ -22,7 +22,9 @@ from engine.base.json_file import UNREADABLE
 from engine.machines.tunnel.identity import Identity
 
 PREFACE_BYTES = 8
-"""Length of the preface: the bytes that a client sends before TLS. With other bytes the connection is closed."""
+"""Length of the preface: the bytes that a client sends before TLS. The listener closes a connection that begins with
+other bytes.
+"""
 MAX_FRAME_BYTES = 16 * 1024
 BUFFER_BYTES = 256 * 1024
 """Size in bytes of the buffer for each direction of a stream.
@@ -31,7 +33,7 @@ While the buffer is full, nothing is read from the source.
 """
 _LENGTH = struct.Struct("!H")
 _CLOSE_S = 5.0
-"""Seconds for the other side to receive the last bytes when a stream is closed."""
+"""Time limit in seconds for sending the last bytes when a stream is closed."""
 _ALIVE_IDLE_S, _ALIVE_EVERY_S, _ALIVE_COUNT = 10, 5, 3
 _UNANSWERED_MS = 20_000
 """Milliseconds that sent bytes may stay unacknowledged (TCP_USER_TIMEOUT).
@@ -39,7 +41,7 @@ _UNANSWERED_MS = 20_000
 A machine that was switched off does not acknowledge them, and its connection ends.
 """
 _NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python has no name for."""
+"""OpenSSL's flag X509_V_FLAG_NO_CHECK_TIME, for which Python has no name: certificates do not expire."""
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
@@ -48,9 +50,15 @@ class Purpose(StrEnum):
 
     SESSION = "LDTP1 S\n"
     PAIRING = "LDTP2 P\n"
-    """Version 2 of pairing. Version 1 used codes of 8 letters and another exchange."""
+    """Preface of a connection that pairs two machines, in version 2 of pairing.
+
+    Version 1 used codes of 8 letters and another exchange of messages.
+    """
     ASK = "LDTP3 A\n"
-    """A request (`Ask`) follows, which can name a device. `SESSION` cannot: older releases lend a single device."""
+    """Preface of a connection whose client first sends a request (`Ask`), which can name a device.
+
+    With `SESSION` the client names no device, because older releases lend a single one.
+    """
 
 
 class BrokenTalkError(Exception):
@@ -181,7 +189,7 @@ class Stream(asyncio.BufferedProtocol):
     async def wait_for_end(self) -> None:
         """Wait until the other side closes the connection.
 
-        Bytes that arrive are discarded unless they are forwarded.
+        Bytes that arrive meanwhile are discarded, except while `relay` forwards them.
         """
         while not self._ended:
             if self._sink is None:
@@ -230,6 +238,8 @@ async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, serv
 
     `start_tls` of asyncio is not used: it loses bytes that its reader has already read. A client sends the handshake
     directly after the preface, so both may arrive together.
+
+    `server_side`: whether this machine is the server of the handshake.
 
     Raises:
         OSError: if the handshake fails. The connection is then closed.

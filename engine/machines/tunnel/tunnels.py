@@ -181,10 +181,11 @@ class Tunnels:
         return Rig(tuple(_with_via(device, vias) for device in rig.devices), rig.host)
 
     def route(self, endpoint: str, fingerprint: str) -> str:
-        """Return the local address (host:port) of the tunnel to a machine; empty if it is not paired.
+        """Return the local address (host:port) of the tunnel to a machine; empty if the machine is not paired.
 
         A missing tunnel is started, which blocks for a moment.
 
+        `endpoint`: address of the machine's listener (host:port), perhaps with the name of a device.
         `fingerprint`: fingerprint of the machine's certificate.
 
         Raises:
@@ -247,10 +248,12 @@ def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:
 
 
 class NearbySearch:
-    """The search for machines that announce themselves in the local network, in a child process.
+    """The search for machines that announce themselves in the local network. A child process does the search.
 
-    `on_found`: called with all machines after each change, in a thread of the child.
-    `on_problem`: called with a sentence if the search fails, in a thread of the child.
+    The callbacks run in a thread that reads the messages of the child.
+
+    `on_found`: called with all announced machines, after each change.
+    `on_problem`: called with a sentence if the search fails.
     `interfaces`: addresses of the network interfaces, empty for all.
     """
 

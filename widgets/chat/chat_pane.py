@@ -56,7 +56,7 @@ PARKED = tr("The model is parked. The next question loads it again.")
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
     """Return title, hint and button for the empty chat of a model that cannot answer yet.
 
-    `last_model`: name of the last model, which can be loaded again; empty if there is none.
+    `last_model`: name of the model that was opened last, which can be loaded again; empty if there is none.
     """
     name = status.name
     if not name:
@@ -205,7 +205,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Set the name of the last model, which the empty chat offers to load again; empty if there is none."""
+        """Set the name of the model that was opened last; empty if there is none. The empty chat offers to load it again."""
         self._last_model = name
         self.set_status(self._status)
 
@@ -224,7 +224,7 @@ class ChatPane(QWidget):
     def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
         """Show whether an answer is being generated.
 
-        `is_lost`: whether the engine process ended during the answer, and the cause is being determined.
+        `is_lost`: whether the model child ended during the answer, and the cause is still being determined.
         """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:
@@ -307,7 +307,7 @@ class ChatPane(QWidget):
         return super().eventFilter(watched, event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Handle Escape: stop the answer, or else move the focus from a message to the input.
+        """Handle Escape: stop the running answer. If no answer is running, move the focus from a message to the input.
 
         A child widget that uses Escape, such as the editor of a question, receives the key first.
         """

@@ -42,7 +42,7 @@ EMPTY_HEIGHT_PX = 128
 class DeviceStrip(QWidget):
     """One card for each device; many cards scroll sideways.
 
-    A card and its graph are kept as long as the device's id exists.
+    A device keeps its card, and so the readings of the graph, as long as the list of devices contains its id.
     """
 
     limits_edited = Signal(DeviceLimits)

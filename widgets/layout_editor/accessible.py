@@ -127,7 +127,7 @@ def children_of_lane(shown: Shown, lane: int) -> list[Place]:
 
 
 def is_shown(shown: Shown | None, place: Place) -> bool:
-    """Return whether the current layout has this part."""
+    """Return whether the view shows the part `place`. It may have disappeared since a screen reader asked for it."""
     if shown is None:
         return False
     kind, index = place
@@ -143,7 +143,7 @@ def is_shown(shown: Shown | None, place: Place) -> bool:
 
 
 def name_of(shown: Shown, place: Place) -> str:
-    """Return the accessible name of a part."""
+    """Return the accessible name of the part `place`."""
     preview = shown.preview
     match place:
         case Kind.LANE, lane:

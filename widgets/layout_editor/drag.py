@@ -42,7 +42,7 @@ class BoundaryDrag:
         self.layer = self.layout.runs[self.index + 1].first
 
     def move_to(self, x: float, track: Track) -> BoundaryMove | None:
-        """Return the move to the layer edge nearest to `x`; None if the boundary is already there."""
+        """Return the move of the boundary to the layer edge nearest to `x`; None if the boundary is already there."""
         low, high = boundary_limits(self.layout, self.index)
         # Without `grab` the boundary would jump to the pointer when a handle is pressed beside its line.
         layer = max(low, min(track.boundary_at(x - self.grab), high))
@@ -73,7 +73,7 @@ class LaneDrag:
     part: MovablePart | Literal["embedding", "draft"] | None = None
 
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
-        """Return the move to the lane at `y`.
+        """Return the move that takes the dragged object to the lane at the pointer position (`x`, `y`).
 
         Return None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
         """

@@ -123,7 +123,7 @@ class OverlayItem(QGraphicsItem):
 
 
 class PillItem(QGraphicsItem):
-    """Label near the pointer, above all other items, that shows the effect of the drag."""
+    """Label near the pointer, above all other items, that says what the drag would do if it ended now."""
 
     def __init__(self, fonts: Fonts) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class PillItem(QGraphicsItem):
         return self._rect.adjusted(-1, -1, 1, 1)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the label with text and background colours exchanged."""
+        """Paint the label inverted: its background in the palette's text colour, and the text in the colour of panels."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(self._palette.text))
@@ -232,7 +232,7 @@ class HandleItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the rectangle of the handle's line and its largest dot, in scene coordinates."""
+        """Return the rectangle of the line and of the dot at its largest size, in scene coordinates."""
         if self._place is None:
             return QRectF()
         place = self._place
@@ -269,7 +269,7 @@ def marks_of(
 ) -> Marks:
     """Return the marks for focus, drag, hover and pins.
 
-    The focus ring is included only if the editor `has_keyboard` focus.
+    `has_keyboard`: whether the editor has the keyboard focus. Without it there is no focus ring.
     """
     ring: QRectF | None = None
     if has_keyboard and drag is None:
@@ -376,7 +376,7 @@ def _elsewhere_at(shown: Shown, target: Target | None) -> tuple[PlaceDifference,
 
 
 def elsewhere_of(shown: Shown, layer: int) -> tuple[PlaceDifference, ...]:
-    """Return the parts of a layer that the engine placed on another device.
+    """Return the parts of a layer that the engine placed on another device than the layout asks for.
 
     `layer` is `n_layers` for the output layer.
     """

@@ -77,7 +77,7 @@ class EmptyTarget:
 
 @dataclass(frozen=True, slots=True)
 class BarTarget:
-    """Pointer target: the memory bar of `lane`, or its label."""
+    """Pointer target: the memory bar or the label of `lane`."""
 
     lane: int
 
@@ -145,7 +145,7 @@ class Shown:
         Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
 
         `lane`: the lane in which the drag begins.
-        `home`: the device of the dragged object. A drop on the head lane where the drag began leaves it there.
+        `home`: the device of the dragged object. If `lane` is a head lane, a drop there leaves the object on `home`.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.
@@ -154,7 +154,7 @@ class Shown:
         return tuple(found)
 
     def destinations(self) -> tuple[str, ...]:
-        """Return all devices that accept layers, those of folded machines too, from top to bottom."""
+        """Return the ids of all devices that accept layers, from top to bottom, with those of folded machines."""
         found: list[str] = []
         for content in self.contents:
             if content.group is not None:

@@ -160,7 +160,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
 
 
 def boundary_cost(preview: Preview, index: int) -> str:
-    """Return a sentence on the bytes that each token sends over a boundary, with the time; empty if unknown."""
+    """Return a sentence on the data that each token sends over a boundary: bytes and time. Empty if they are unknown."""
     if preview.hops is None:
         return ""
     left, right = preview.layout.runs[index : index + 2]
@@ -174,7 +174,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return a sentence on prompt speed lost because overrides turn off pipeline parallelism; empty if none is lost."""
+    """Return a sentence on the prompt speed that is lost without pipeline parallelism, if overrides turn it off; else ""."""
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""
@@ -379,14 +379,15 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the device lacks memory. A device on which the layout places nothing never lacks memory.
 
-    `room`: the row of the device with its latest reading, whose free memory counts; None if that is `row`.
+    `room`: row of the same device with its latest reading, from which free memory and cap are taken; None if they are
+    taken from `row`.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 
 
 _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
-"""If a load sends weights to a worker for at least this many seconds, the tooltip of the speed mentions it (first
-number), and a note below the lanes as well (second number).
+"""Durations in seconds for which a load sends weights to a worker. From the first on, the tooltip of the speed mentions
+the sending; from the second on, a note below the lanes mentions it too.
 """
 _ALIKE = 1.1
 """If predicted and measured speed differ by at most this ratio, only the measured speed is shown."""
@@ -394,10 +395,11 @@ REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so d
 
 
 def speed_text(preview: Preview) -> str:
-    """Return the speed of the edited layout as text: measured in its last answer, or else predicted.
+    """Return the speed of the edited layout as text: measured in the last answer with this layout, or else predicted.
 
-    If the predicted speed at the usual number of tokens in the context differs from the measured one, it is added. A
-    prediction is marked as rough if a device was not measured, so that values of typical devices were used.
+    If both are known and differ by more than the factor `_ALIKE`, the text has both, with the number of tokens in the
+    context that is predicted for. A prediction is marked as rough if a device was not measured, so that values of typical
+    devices were used.
     """
     speed = preview.speed
     measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)
@@ -427,7 +429,10 @@ def _prompt_text(prompt: SpeedForecast) -> str:
 
 
 def speed_tool_tip(preview: Preview) -> str:
-    """Return the tooltip of the speed: the predicted speed, then the time for a token on each device and its source."""
+    """Return the tooltip of the speed: the predicted speed, and for each device the time for a token.
+
+    Each time is followed by its source, such as a measurement of the device or a guess.
+    """
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
@@ -482,7 +487,7 @@ def _sending_lines(preview: Preview, least_s: float = _TOOLTIP_FROM_S) -> list[s
 
 
 def sending_notes(preview: Preview) -> list[str]:
-    """Return the notes on sending weights: a line for each worker to which a load would send them for 5 s or more."""
+    """Return a line for each worker to which a load would send weights for at least `_NOTE_FROM_S` seconds."""
     return _sending_lines(preview, _NOTE_FROM_S)
 
 

@@ -74,11 +74,13 @@ class EditorView(QGraphicsView):
     """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device. The argument names them for people."""
+    """Requests the reason why the focused layers or the output are on their device. The argument names them for people.
+    """
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
+    """Requests texts on the effects of the menu's actions that move experts. The receiver calls `show_expert_outcomes`.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -290,7 +292,7 @@ class EditorView(QGraphicsView):
         return menu
 
     def _add_parts(self, menu: QMenu, shown: Shown) -> None:
-        """Add the actions that move or pin parts of the focused layers."""
+        """Add the actions that move or pin parts of the focused layers, or that move the experts of all layers."""
         state = self.interaction
         assert isinstance(state.focus, LayerFocus)
         has_experts = shown.has_part("experts", *state.focus.span)
@@ -324,9 +326,9 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu what each move of experts would change.
+        """Show the effects of the actions that move experts in the open menu.
 
-        `texts`: the change as text, by the key of the move in `EXPERT_TITLES`. A move without a text is disabled.
+        `texts`: the effect as text, by the key of the action in `EXPERT_TITLES`. An action without a text is disabled.
         """
         for kind, action in self.expert_actions.items():
             text = texts.get(kind, "")
@@ -356,7 +358,10 @@ class EditorView(QGraphicsView):
         self._show_focus()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Move the focus through boundaries, output and embedding on Tab; leave the editor after the last."""
+        """Handle Tab and Shift+Tab: move the focus to the next or previous boundary, output, embedding or draft.
+
+        After the last of these stops, the focus goes to the next widget, as Qt does it.
+        """
         # `QWidget.event` calls this for Tab before `keyPressEvent`, which gets the key only if this returns False.
         if self.interaction.step_stop(1 if forward else -1):
             self._update_marks()

@@ -73,7 +73,7 @@ class KeepAliveChoice:
 
 
 class LoadedRow(QPushButton):
-    """The row of a loaded model: title, button to unload, memory, state and keep-alive time."""
+    """The row of a loaded model, a button with labels: title, memory, state, keep-alive time and a button to unload it."""
 
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
@@ -134,7 +134,7 @@ class LoadedRow(QPushButton):
         return menu
 
     def sizeHint(self) -> QSize:
-        """Return the size of the labels: a button's own size hint ignores the widgets on it."""
+        """Return the size that the labels on the row need. A row is a button, whose own size hint ignores its labels."""
         return self._grid.sizeHint()
 
     def minimumSizeHint(self) -> QSize:

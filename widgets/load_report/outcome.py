@@ -61,7 +61,7 @@ class Outcome:
 
 
 def loaded_outcome(event: Loaded) -> Outcome:
-    """Return the outcome of a successful load. Its sentence includes the error of the forecast."""
+    """Return the outcome of a successful load. Its sentence says how much measured and forecast memory differ."""
     rows = used_rows(event.devices)
     # llama.cpp reports its buffers only, so the overhead of the process is left out of what they are compared with.
     forecast = tuple(row.without_overhead() for row in event.forecast)
@@ -96,13 +96,11 @@ def loaded_outcome(event: Loaded) -> Outcome:
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
-    """Return the outcome of a load that ran out of memory.
+    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says in which stage.
 
     names: names of devices by id.
     proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.
     short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
-
-    Memory can also run out during an answer. The message of the event says when it did.
     """
     sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)

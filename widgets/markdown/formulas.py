@@ -45,7 +45,7 @@ class Formula:
 
 
 DrawFormula = Callable[[FormulaKey], Formula | None]
-"""Function that renders a formula, in a thread of its own since that takes time; returns None for invalid source."""
+"""Function that renders a formula; it returns None for invalid source. It is called in a thread of its own."""
 
 
 class Formulas(QObject):

@@ -152,7 +152,10 @@ class Styles:
         return result
 
     def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
-        """Return the format of the empty line above the code in its frame (`is_head`), or of the one below."""
+        """Return the format of an empty line in the frame of a code block: the line above the code, or the one below.
+
+        `line`: a line of the code, which has the same indentation. `is_head`: whether the empty line is above the code.
+        """
         result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
         result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
         result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)

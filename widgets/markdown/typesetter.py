@@ -43,7 +43,7 @@ class Typesetter(QObject):
         self._palette = DARK
 
     def warm_up(self) -> None:
-        """Import the Markdown parser in its thread, before the first message needs it."""
+        """Import the Markdown parser in the thread that will use it, before the first message needs it."""
         self._submit(_parse_something)
 
     def parse(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:

@@ -205,7 +205,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Set the name of the model that was opened last; empty if there is none. The empty chat offers to load it again."""
+        """Set the name of the model that was opened last, which the empty chat offers to load again; empty if none was."""
         self._last_model = name
         self.set_status(self._status)
 

@@ -67,8 +67,8 @@ class ShownMessage:
     `is_left_out`: whether the prompt omits the message, because the context is full.
     `calls`: the tools that the model called after the text.
     `source`: the text that Copy and Edit use; empty if they use `text`.
-    `can_answer`: whether a button lets the model answer. The last message has it if it is a tool's result, and if all calls
-    have their results.
+    `can_answer`: whether a button lets the model answer. The last message has it if it is a tool's result, and if all
+    calls have their results.
     """
 
     id: str

@@ -159,7 +159,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
 
 def room_text(bar: MemoryBar) -> str:
-    """Return as text the memory that is free besides the margin ("free 4.10 GiB"), or that is missing ("short 312.0 MiB").
+    """Return the memory that is free besides the margin, or that is missing: "free 4.10 GiB" or "short 312.0 MiB".
 
     A device on which the layout places nothing is never short.
     """

@@ -44,8 +44,8 @@ class ComparedLane:
     `contents`: content in the first and the second layout; None if the rig of a side lacks the device.
     `only`: for each layout, the parts of layers that it places on the device and the other layout does not. Each value
     maps a part (dense, experts, KV cache) to the indices of the layers.
-    `ends`: for each layout, two flags: whether only this layout places the token embedding on the device, and whether only
-    this layout places the output there.
+    `ends`: for each layout, two flags: whether only this layout places the token embedding on the device, and whether
+    only this layout places the output there.
     """
 
     id: str

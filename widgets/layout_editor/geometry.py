@@ -102,7 +102,7 @@ class Track:
         return int(_clamp(bisect_right(self.edges, x) - 1, 0, self.n_layers - 1))
 
     def boundary_at(self, x: float) -> int:
-        """Return the index of the layer whose left edge is nearest to `x`; `n_layers` if the track's right end is nearest."""
+        """Return the index of the layer whose left edge is nearest to `x`; `n_layers` if the right end is nearest."""
         right = min(bisect_right(self.edges, x), self.n_layers)
         left = max(right - 1, 0)
         return right if abs(self.edges[right] - x) < abs(x - self.edges[left]) else left

@@ -212,7 +212,7 @@ class Interaction(QObject):
         self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
-        """End the drag, emit `move_cancelled`, and restore the focus from before the drag; return whether there was a drag."""
+        """End the drag, emit `move_cancelled`, and restore the focus from before; return whether there was a drag."""
         if self.drag is None:
             return False
         self.end_drag()
@@ -278,7 +278,7 @@ class Interaction(QObject):
             self.move_finished.emit()
 
     def part_destinations(self, part: MovablePart) -> tuple[str, ...]:
-        """Return the ids of the devices to which a part of the focused layers can be moved; empty if they lack the part."""
+        """Return the ids of the devices to which a part of the focused layers can be moved; empty if there is no such part."""
         shown, focus = self._shown, self.focus
         if shown is None or not isinstance(focus, LayerFocus) or not shown.has_part(part, *focus.span):
             return ()

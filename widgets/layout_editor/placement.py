@@ -54,8 +54,8 @@ class MachineGroup:
 
     key: fingerprint of the machine's certificate.
     devices: ids of the machine's devices.
-    roomiest: id of the device that has the most memory to spare in this layout; None if no device can be used. It gets the
-    layers that are dropped on the folded machine.
+    roomiest: id of the device that has the most memory to spare in this layout; None if no device can be used. It gets
+    the layers that are dropped on the folded machine.
     is_folded: whether the lanes of the devices are hidden.
     """
 
@@ -236,9 +236,10 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
     `row`: memory that the layout needs on the device; None if it is unknown.
 
-    In split modes tensor and row the bytes of experts on a device are estimated: experts are the same share of the weights
-    in `row` as of all weights of the model. The total is then unknown, except on the host, which has all weights that no
-    other device has. An override whose pattern matches no known part makes the total unknown in the same way.
+    In split modes tensor and row the bytes of experts on a device are estimated: experts are the same share of the
+    weights in `row` as of all weights of the model. The total is then unknown, except on the host, which has all
+    weights that no other device has. An override whose pattern matches no known part makes the total unknown in the
+    same way.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")

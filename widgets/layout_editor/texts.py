@@ -174,7 +174,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return a sentence on the prompt speed that is lost without pipeline parallelism, if overrides turn it off; else ""."""
+    """Return a sentence on the prompt speed that overrides cost by turning off pipeline parallelism; empty if none."""
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""
@@ -398,8 +398,8 @@ def speed_text(preview: Preview) -> str:
     """Return the speed of the edited layout as text: measured in the last answer with this layout, or else predicted.
 
     If both are known and differ by more than the factor `_ALIKE`, the text has both, with the number of tokens in the
-    context that is predicted for. A prediction is marked as rough if a device was not measured, so that values of typical
-    devices were used.
+    context that is predicted for. A prediction is marked as rough if a device was not measured, so that values of
+    typical devices were used.
     """
     speed = preview.speed
     measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)

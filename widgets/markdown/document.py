@@ -24,8 +24,8 @@ DOCUMENT_MARGIN = 2.0
 class CodePlace:
     """The place of a code block in the document.
 
-    `first`, `last`: numbers, counted from 0, of the empty text blocks above and below the code. The code's frame is drawn
-    around both.
+    `first`, `last`: numbers, counted from 0, of the empty text blocks above and below the code. The code's frame is
+    drawn around both.
     `lines`: the lines of the code.
     """
 

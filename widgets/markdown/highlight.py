@@ -14,17 +14,17 @@ from pygments.util import ClassNotFound
 from widgets.markdown.blocks import Run
 
 SEGMENT_LINES = 80
-"""Number of lines in a segment. The lines of a segment are highlighted together and only once, so the end of long streamed
-code costs as little as its beginning. A token that spans two segments may get a wrong colour.
+"""Number of lines in a segment. The lines of a segment are highlighted together and only once, so the end of long
+streamed code costs as little as its beginning. A token that spans two segments may get a wrong colour.
 """
 MAX_CODE_CHARACTERS = 200_000
 """Maximum length of highlighted code in characters. Longer code has no colours."""
 MAX_LINE_CHARACTERS = 2_000
 """Maximum length of a line of code in characters. A longer line is cut into several lines."""
 MAX_COLOURED_CHARACTERS = 400
-"""Maximum length of a highlighted line in characters. A segment (`SEGMENT_LINES` lines) with a longer line has no colours:
-lexers are regular expressions with backtracking. Their time may grow with the square of a line's length or faster, and
-nothing can interrupt them.
+"""Maximum length of a highlighted line in characters. A segment (`SEGMENT_LINES` lines) with a longer line has no
+colours: lexers are regular expressions with backtracking. Their time may grow with the square of a line's length or
+faster, and nothing can interrupt them.
 """
 MAX_SEGMENT_S = 0.5
 """Maximum processor time in seconds for highlighting a segment (`SEGMENT_LINES` lines).

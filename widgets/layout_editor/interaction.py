@@ -278,7 +278,10 @@ class Interaction(QObject):
             self.move_finished.emit()
 
     def part_destinations(self, part: MovablePart) -> tuple[str, ...]:
-        """Return the ids of the devices to which a part of the focused layers can be moved; empty if there is no such part."""
+        """Return the ids of the devices to which a part of the focused layers can be moved.
+
+        The result is empty if the layers lack the part.
+        """
         shown, focus = self._shown, self.focus
         if shown is None or not isinstance(focus, LayerFocus) or not shown.has_part(part, *focus.span):
             return ()

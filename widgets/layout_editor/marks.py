@@ -157,7 +157,7 @@ class PillItem(QGraphicsItem):
         return self._rect.adjusted(-1, -1, 1, 1)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the label inverted: its background in the palette's text colour, and the text in the colour of panels."""
+        """Paint the label inverted: on the palette's text colour, in the colour of panels."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(self._palette.text))

@@ -160,7 +160,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
 
 
 def boundary_cost(preview: Preview, index: int) -> str:
-    """Return a sentence on the data that each token sends over a boundary: bytes and time. Empty if they are unknown."""
+    """Return a sentence on the data that each token sends over a boundary: bytes and time. Empty if unknown."""
     if preview.hops is None:
         return ""
     left, right = preview.layout.runs[index : index + 2]

@@ -73,7 +73,7 @@ class KeepAliveChoice:
 
 
 class LoadedRow(QPushButton):
-    """The row of a loaded model, a button with labels: title, memory, state, keep-alive time and a button to unload it."""
+    """The row of a loaded model: a button that shows title, memory, state and keep-alive time, and can unload the model."""
 
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
@@ -134,7 +134,7 @@ class LoadedRow(QPushButton):
         return menu
 
     def sizeHint(self) -> QSize:
-        """Return the size that the labels on the row need. A row is a button, whose own size hint ignores its labels."""
+        """Return the size that the row's labels need. The row is a button, whose own size hint ignores its labels."""
         return self._grid.sizeHint()
 
     def minimumSizeHint(self) -> QSize:

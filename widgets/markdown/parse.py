@@ -136,7 +136,7 @@ def cut_line(line: str, size: int) -> Iterator[str]:
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse inline Markdown as markdown-it's own rule does. Paragraphs above `MAX_INLINE_CHARACTERS` stay plain text."""
+    """Parse inline Markdown by markdown-it's own rule. Paragraphs above `MAX_INLINE_CHARACTERS` stay plain text."""
     for token in state.tokens:
         if token.type != "inline":
             continue

@@ -205,7 +205,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Set the name of the model that was opened last, which the empty chat offers to load again; empty if none was."""
+        """Set the name of the model that was opened last, which the empty chat offers to load again; empty if none."""
         self._last_model = name
         self.set_status(self._status)
 
@@ -257,7 +257,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
-        """Show or hide the banner with which a deletion of a question and its answers can be undone."""
+        """Show or hide a banner with a button that restores a deleted question with its answers."""
         self._undo_banner.setVisible(offered)
 
     def apply_palette(self, palette: Palette) -> None:
@@ -365,7 +365,7 @@ class ChatPane(QWidget):
         self.send_requested.emit(text)
 
     def _on_acted(self, action: MessageAction) -> None:
-        """Emit `acted`, and move the focus, since the message that had the focus may be removed."""
+        """Emit `acted`. Then move the focus, because the message that had it may be removed or replaced."""
         place = self.message_list.place_of(action.message)
         self.acted.emit(action)
         if action.kind in _NEXT_IS_TYPED or (action.kind == "result" and not self.message_list.focus_result()):
@@ -399,7 +399,7 @@ class ChatPane(QWidget):
         self._search.start(text, self.message_list.messages)
 
     def _search_again(self) -> None:
-        """Search again after the messages have changed; the current match stays if it still exists."""
+        """Repeat the search in the changed messages. The current match stays current if it still exists."""
         if not self.find_bar.isHidden():
             self._search.start(self._search.query, self.message_list.messages)
 

@@ -21,7 +21,7 @@ from widgets.markdown.typesetter import Typesetter
 BATCH_S = 0.02
 """Duration of a batch in seconds. It is short, because the thread also parses the answer that is being generated."""
 _MARKUP = re.compile(r"[*_`~\\\[\]]")
-"""Characters of Markdown that may stand inside a word."""
+"""Markdown characters that can stand inside a word. A search ignores them: "in**side**" is drawn as "inside"."""
 _WORD = re.compile(r"[^\W_]+")
 
 

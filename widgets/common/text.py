@@ -18,7 +18,7 @@ class _Zoom:
 
 
 def set_zoom(factor: float) -> None:
-    """Set the zoom factor of the interface, which fonts and lengths have that are computed from now on."""
+    """Set the zoom factor of the interface. It applies to fonts and lengths that are computed after this call."""
     _Zoom.factor = factor
 
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""Height in pixels of the strip before it shows a device: about that of a device, so that the editor does not move."""
+"""Height of the strip in pixels while it has no cards. It is about the height of a card, so that the editor does not
+move.
+"""
 
 
 class DeviceStrip(QWidget):

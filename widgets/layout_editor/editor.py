@@ -44,13 +44,12 @@ class LayoutEditor(QFrame):
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
-    """Requests the reason why the focused layers or the output are on their device. The argument names them for people.
+    """Requests the reason why layers or the output are on their device. The argument names them, such as "layers 3–5".
     """
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests texts on the effects of the menu's actions that move experts. The receiver calls `show_expert_outcomes`.
-    """
+    """Requests the effects of the menu actions that move experts. The receiver calls `show_expert_outcomes`."""
     overrides_drop_requested = Signal()
     """Requests to drop the overrides that the split mode does not allow."""
 

@@ -35,8 +35,7 @@ _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
 """Least height in pixels that the number fields get in a low editor: one line of fields."""
 _OTHER_PARTS_PX = 270
-"""Height in pixels that the editor needs without the number fields, for heading, input line, ruler, one lane and notes.
-"""
+"""Height in pixels of the editor without its number fields: heading, input line, ruler, one lane and notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 

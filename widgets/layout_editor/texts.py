@@ -429,9 +429,9 @@ def _prompt_text(prompt: SpeedForecast) -> str:
 
 
 def speed_tool_tip(preview: Preview) -> str:
-    """Return the tooltip of the speed: the predicted speed, and for each device the time for a token.
+    """Return the tooltip of the speed: the predicted speed, and for each device the time for a token with its source.
 
-    Each time is followed by its source, such as a measurement of the device or a guess.
+    The source says how the time is known, such as by a measurement of the device or as a guess.
     """
     speed = preview.speed
     if speed is None:

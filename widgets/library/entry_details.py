@@ -44,7 +44,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRequest:
-    """A request to move one copy of a quantisation to the trash. `entry`: the entry that has the quantisation."""
+    """A request to move one copy of a quantisation to the trash. `entry`: the model of the library."""
 
     entry: Entry
     quantisation: Quantisation

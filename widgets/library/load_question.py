@@ -48,7 +48,7 @@ class LoadQuestion:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """The user's answer in the question bar. `remember`: whether later loads use it and do not ask."""
+    """The user's answer in the question bar. `remember`: whether later loads use the same answer without asking."""
 
     answer: LoadAnswer
     remember: bool = False

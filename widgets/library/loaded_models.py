@@ -73,7 +73,10 @@ class KeepAliveChoice:
 
 
 class LoadedRow(QPushButton):
-    """The row of a loaded model: a button that shows title, memory, state and keep-alive time, and can unload the model."""
+    """The row of a loaded model: a button that shows title, memory, state and keep-alive time.
+
+    A button on the row unloads the model, or cancels its load.
+    """
 
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)

@@ -96,7 +96,7 @@ def loaded_outcome(event: Loaded) -> Outcome:
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
-    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says in which stage.
+    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says when it did.
 
     names: names of devices by id.
     proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.

@@ -121,7 +121,7 @@ class MessageHead(QWidget):
         self._refresh()
 
     def set_active(self, active: bool) -> None:
-        """Set whether the buttons of the bar are visible."""
+        """Show the buttons of the bar if `active`, else hide them."""
         self._is_active = active
         self._refresh()
 

@@ -70,7 +70,7 @@ class MessageSearch(QObject):
         self.is_done = True
 
     def start(self, query: str, messages: Sequence[ShownMessage]) -> None:
-        """Start a search for `query`, ignoring case. An empty query has no matches."""
+        """Start a search for `query` in `messages`, ignoring case. An empty query has no matches."""
         if query != self.query:
             self._counts.clear()
         self.query, self._messages = query, tuple(messages)

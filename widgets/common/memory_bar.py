@@ -122,6 +122,8 @@ def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
 
     llama.cpp maps the range from the first to the last tensor on the CPU (`llama_model_loader::get_mapping_range`), so
     the experts of three layers can count as almost the whole file. Pages of other tensors in the range are never read.
+
+    `placed`: bytes of the weights that the layout places on the device.
     """
     if placed.total_bytes is None:
         return row.mapped_bytes

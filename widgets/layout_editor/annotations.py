@@ -177,7 +177,7 @@ _GAP = 20.0
 class LegendEntry:
     """An entry of the legend.
 
-    role: the part of memory whose colour the swatch has; None for the limit, whose swatch is a dashed line.
+    role: the part of memory whose colour the swatch has. None for the dashed line that marks the limit in memory bars.
     """
 
     text: str

@@ -230,7 +230,7 @@ _DOT_REACH = 9.0
 
 
 def handle_at(handles: Sequence[HandlePlace], x: float, y: float) -> int | None:
-    """Return the index of the handle at a point; None if none is near.
+    """Return the index of the handle at the point (`x`, `y`); None if no handle is within reach.
 
     The nearest dot within reach wins, else the nearest line within reach.
     """

@@ -355,7 +355,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the tooltip of the part under the pointer as plain text: its sizes, and its pin if any.
+    """Return as plain text the tooltip of `target`, the part under the pointer: its sizes, and its pin if it has one.
 
     If the engine placed the part on another device than the layout asks for, the tooltip says so.
     """
@@ -413,7 +413,10 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
 
 
 def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
-    """Return a rectangle in scene coordinates for each pinned range, in the lane of the device it is pinned to."""
+    """Return the rectangles of all pinned layers, parts and output, in scene coordinates.
+
+    The rectangle of a pin is in the lane of the device to which it pins.
+    """
     lane_of = shown.lane_of
     last = len(shown.preview.layers) - 1
     # A pin may name a device that the rig no longer has: it is kept, but there is no lane to paint it in.
@@ -442,7 +445,7 @@ def focus_device(pins: Pins, focus: Focus | None) -> str | None:
 
 
 def pin_text(pins: Pins, target: Target | None) -> str:
-    """Return a sentence on the pin of the part under the pointer; empty if it is not pinned."""
+    """Return a sentence on the pin of `target`, the part under the pointer; empty if it is not pinned."""
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)

@@ -90,6 +90,8 @@ Target = (
 def lanes_of(contents: Sequence[LaneContent]) -> dict[str, int]:
     """Return the index of the lane of each device, by device id.
 
+    `contents`: contents of all lanes, from top to bottom.
+
     The devices of a folded machine have no lanes of their own: their index is that of the machine's head lane.
     """
     found: dict[str, int] = {}

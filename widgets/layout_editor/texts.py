@@ -354,7 +354,10 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
 
 
 def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
-    """Return the summary for screen readers: model, lanes, output and notes as sentences."""
+    """Return the summary for screen readers: model, lanes, output and notes as sentences.
+
+    `state`: whether the layout is loaded, as text.
+    """
     rows = {row.id: row for row in preview.report.rows}
     sentences = [
         tr(

@@ -86,9 +86,9 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
 
 
 def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
-    """For each searched word, find a text of `model` that contains it, such as a file name or an excerpt of the notes.
+    """Return for each searched word a text of `model` that contains it, such as a file name or an excerpt of the notes.
 
-    `searched`: words in lower case that do not occur in the row of the model.
+    `searched`: words in lower case that do not occur in the row of the model. Words without such a text are left out.
     """
     entry, facts = model.entry, model.entry.facts
     copies = [copy.first for each in entry.quantisations for copy in each.copies]
@@ -120,7 +120,7 @@ def _excerpt(text: str, word: str) -> str:
 
 
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return short names of the programs or folders that have copies of a model. Of a path only the last part is kept."""
+    """Return short names of the programs or folders that have copies of a model. A path is cut to its last part."""
     # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 

@@ -80,7 +80,7 @@ class WelcomePanel(QScrollArea):
         return "\n".join(label.text() for label in (self._machine, self._demo, self._places))
 
     def show_machine(self, lines: Sequence[str]) -> None:
-        """Show the lines about this computer."""
+        """Show `lines` of text about this computer, such as its devices."""
         self._machine.setText("\n".join(lines))
 
     def show_demo(self, *, speaks: bool) -> None:

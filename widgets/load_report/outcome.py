@@ -197,7 +197,10 @@ def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
 
 
 def device_words(device_id: str, names: Mapping[str, str]) -> str:
-    """Return a device's id with its name, such as `RPC0 (attic)`; only the id if it has no other name."""
+    """Return a device's id with its name, such as `RPC0 (attic)`; only the id if it has no other name.
+
+    `names`: names of devices by id.
+    """
     name = names.get(device_id, "")
     return f"{device_id} ({name})" if name and name != device_id else device_id
 
@@ -231,7 +234,10 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
 
 
 def time_words(seconds: Mapping[Stage, float]) -> str:
-    """Return a sentence on the duration of a load, in all and by stage; empty if no stage was timed."""
+    """Return a sentence on the duration of a load, in all and by stage; empty if no stage was timed.
+
+    `seconds`: duration of each timed stage.
+    """
     whole_s = sum(seconds.values())
     if not seconds:
         return ""
@@ -246,7 +252,11 @@ def time_words(seconds: Mapping[Stage, float]) -> str:
 
 
 def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:
-    """Return the progress of a load as text, such as "Reading the weights on RPC0 45 %"."""
+    """Return the progress of a load as text, such as "Reading the weights on RPC0 45 %".
+
+    `device`: id of the device that is being filled; None if unknown.
+    `fraction`: progress of the stage, 0 to 1; None if unknown.
+    """
     words = STAGE_WORDS[stage]
     place = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"

@@ -16,7 +16,9 @@ from widgets.markdown.styles import EDGE, Styles
 OBJECT = "\N{OBJECT REPLACEMENT CHARACTER}"
 LINE_BREAK = "\N{LINE SEPARATOR}"
 EDGE_TEXT = "\N{NO-BREAK SPACE}"
-"""Text of the empty lines in a code frame: Qt gives an empty line after a table no height."""
+"""Text of the empty lines above and below code in its frame: a no-break space. Qt gives a line without text no height
+if it follows a table.
+"""
 DOCUMENT_MARGIN = 2.0
 
 

@@ -11,7 +11,8 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument,
 from PySide6.QtSvg import QSvgRenderer
 
 Submit = Callable[[Callable[[], None]], None]
-"""Runs a function in another thread. Functions run one after the other, in the order of the calls."""
+"""Function that runs a given function in another thread. Functions run one after the other, in the order of the calls.
+"""
 
 FORMULA_TYPE = QTextFormat.ObjectTypes.UserObject.value + 1
 SOURCE = QTextFormat.Property.UserProperty.value + 1

@@ -45,7 +45,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
     r"""Parse a formula between a line that begins with `\[` and one that ends with `\]`; return whether there is one.
 
-    A formula contains no blank lines. This function is a block rule of markdown-it.
+    A formula contains no blank lines. This function is a block rule of markdown-it: if `silent`, it only checks.
     """
     begin = state.bMarks[start_line] + state.tShift[start_line]
     if state.is_code_block(start_line) or not state.src.startswith("\\[", begin):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["user", "assistant", "tool", "note"]
-"""The author of a message. `tool`: the result of a call. `note`: a sentence of the program between messages."""
+"""The author of a message. `tool`: the result of a call. `note`: a sentence of Layerdeck between messages."""
 ActionKind = Literal[
     "edit",
     "regenerate",

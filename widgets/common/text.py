@@ -28,7 +28,7 @@ def zoom() -> float:
 
 
 def zoomed(length_px: float) -> int:
-    """Return a length, given in pixels at a zoom of 1, in pixels at the present zoom."""
+    """Return `length_px`, a length at a zoom of 1, in pixels at the present zoom."""
     return round(length_px * _Zoom.factor)
 
 

@@ -131,7 +131,7 @@ class AutoLayoutDialog(Dialog):
         return self._wishes
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Show these options, without emitting `wishes_changed`."""
+        """Show `wishes` as the chosen options, without emitting `wishes_changed`."""
         if wishes != self._wishes:
             self._wishes = wishes
             self._fill()

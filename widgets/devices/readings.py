@@ -163,7 +163,10 @@ def link_words(link: Link | None) -> str:
 
 
 def link_text(device: Device, link: Link | None) -> str:
-    """Return a sentence on round trip and throughput of a worker, or how to measure them; empty for other devices."""
+    """Return a sentence on round trip and throughput of a worker, or on how to measure them if they are unknown.
+
+    The result is empty for devices that are no workers.
+    """
     if not device.is_rpc:
         return ""
     if link is None:

@@ -63,7 +63,7 @@ class ComparedLane:
 def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[ComparedLane, ...]:
     """Return a lane for each device of the two rigs; devices that neither layout uses come last.
 
-    `one`, `other`: the previews of the two layouts. If one is None, no differences are marked.
+    `one`, `other`: the previews of the two layouts. If a preview is None, no differences are marked.
     """
     sides = [{} if each is None else {lane.device.id: lane for lane in lane_contents(each)} for each in (one, other)]
     # A dict and not a set, because it keeps the order of the lanes.

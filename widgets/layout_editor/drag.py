@@ -17,7 +17,7 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the lowest and the highest layer that can be the first one at the right of boundary `index`.
+    """Return the range in which boundary `index` can be moved: the lowest and highest first layer at its right.
 
     At least one layer stays on each side of the boundary.
     """

@@ -427,7 +427,7 @@ def _has_no_handle(shown: Shown, focus: Focus | None) -> bool:
 
 
 def _next_device(shown: Shown, lane: int, step: int) -> str | None:
-    """Return the device of the next lane above (`step` -1) or below (1) that accepts layers; None if there is none."""
+    """Return the nearest device above (`step` -1) or below (1) `lane` that accepts layers; None if none does."""
     devices = shown.drop_devices()
     lane += step
     # Lanes of devices that the rig does not have are passed over; they show only where a layout wants them.

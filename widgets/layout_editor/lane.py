@@ -264,7 +264,7 @@ class LaneItem(QGraphicsItem):
     def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
         """Paint the block of embedding, output or draft into `rect`.
 
-        `name`: colour of the block. `word`: its label, painted upwards if there is room.
+        `name`: name of the block's colour. `word`: label of the block, painted upwards if there is room.
         """
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(name))

@@ -319,7 +319,7 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
 
 
 def pill_text(drag: Drag | None) -> str:
-    """Return a text for what the drag would do if it ended now; empty if there is no drag."""
+    """Return text that says what the drag would do if it ended now; empty if there is no drag."""
     if isinstance(drag, BoundaryDrag):
         # The layout at the start of the drag, cut at the layer where the boundary is now. The preview may be a frame
         # late.

@@ -1,4 +1,4 @@
-"""Content of the lanes: which parts of layers the layout and its overrides place on each device. Also the pins."""
+"""Content of the lanes: the parts of layers that layout and overrides place on each device. Also the pins of layers."""
 
 from __future__ import annotations
 

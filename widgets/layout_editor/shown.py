@@ -36,7 +36,8 @@ class LayerTarget:
 class PartTarget:
     """Pointer target: a part of a layer that can be moved alone.
 
-    The part is the layer's experts, or its dense part if an override puts that on another device than the layer.
+    The part is the layer's experts. It is the dense part if an override puts the dense part on another device than the
+    layer.
     """
 
     layer: int
@@ -114,7 +115,7 @@ class Shown:
     """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
 
     `state`: whether the layout is loaded, as text.
-    `contents`, `values`: for each lane, its layers, and all values that it shows.
+    `contents`: the layers of each lane. `values`: all values that each lane shows.
     `elsewhere`: layers, KV caches and output that are on another device than the layout asks for, if the preview is
     loaded.
     """
@@ -203,7 +204,7 @@ class Shown:
         return any(layer.attention_bytes + layer.ffn_bytes for layer in layers)
 
     def part_lane(self, part: MovablePart, layer: int) -> int:
-        """Return the index of the lane in which a part of a layer is drawn; the layer's lane if it lacks the part."""
+        """Return the index of the lane in which a part of a layer is drawn; if the layer has no such part, the layer's lane."""
         keys = _KEYS[part]
         return next(
             (

@@ -393,7 +393,7 @@ _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
 the sending; from the second on, a note below the lanes mentions it too.
 """
 _ALIKE = 1.1
-"""If predicted and measured speed differ by at most this ratio, only the measured speed is shown."""
+"""Ratio up to which predicted and measured speed count as equal, so that only the measured speed is shown."""
 REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so does each answer.")
 
 

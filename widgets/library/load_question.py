@@ -33,7 +33,6 @@ class LoadQuestion:
 
     `text`: the question.
     `unload_text`, `beside_text`, `proposal_text`: labels of the buttons for these answers (`LoadAnswer`).
-
     `can_remember`: whether "Do not ask again" is offered.
     """
 

@@ -66,7 +66,7 @@ class LoadedEntry:
 
 @dataclass(frozen=True, slots=True)
 class KeepAliveChoice:
-    """A request to set the keep-alive time, in seconds, of the model with this number."""
+    """A request to change the keep-alive time of the loaded model with the number `number` (`LoadedEntry.number`)."""
 
     number: int
     keep_alive_s: float

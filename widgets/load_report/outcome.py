@@ -156,9 +156,10 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return an attempt as two lines of text. The second line is the reason why this layout is tried.
+    """Return an attempt as two lines of text.
 
-    The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0".
+    The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0". The second line
+    has the reason why this layout is tried.
     """
     return f"{event.number}. {event.layout}\n    {event.reason}"
 

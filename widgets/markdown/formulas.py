@@ -100,7 +100,7 @@ class Formulas(QObject):
 
 
 def key_of(character_format: QTextFormat) -> FormulaKey:
-    """Return the cache key of a formula, which its character format in the document contains."""
+    """Return the cache key of the formula that has this character format in a document."""
     return FormulaKey(
         str(character_format.property(SOURCE)),
         character_format.property(SHOWN) == "display",

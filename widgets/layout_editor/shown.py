@@ -204,7 +204,10 @@ class Shown:
         return any(layer.attention_bytes + layer.ffn_bytes for layer in layers)
 
     def part_lane(self, part: MovablePart, layer: int) -> int:
-        """Return the index of the lane in which a part of a layer is drawn; if the layer has no such part, the layer's lane."""
+        """Return the index of the lane in which a part of a layer is drawn.
+
+        If the layer has no such part, it is the lane of the layer.
+        """
         keys = _KEYS[part]
         return next(
             (

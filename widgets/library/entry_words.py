@@ -242,7 +242,7 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
 
 
 def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
-    """Return one line for each copy of a quantisation: owner and path, and if the file is split, the number of other parts."""
+    """Return one line for each copy of a quantisation: owner, path, and for a split file the number of other parts."""
     lines = []
     for copy in quantisation.copies:
         owner = f"{copy.first.store.label}: " if copy.first.store.label else ""

@@ -30,7 +30,7 @@ class Match:
     """A match of the search in a message.
 
     message: id of the message.
-    place: index of the message.
+    place: index of the message in the conversation.
     number: number of the match in the message, counted from 0.
     """
 

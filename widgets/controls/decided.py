@@ -13,7 +13,7 @@ from widgets.common.boxes import h_box
 from widgets.common.roles import plain_label, plain_tool_tip
 
 MIN_COUNT = 10_000
-"""Smallest number that is shown with separators for thousands."""
+"""Least number that a decision shows with separators for thousands."""
 
 
 def decided_text(decision: Decision) -> str:

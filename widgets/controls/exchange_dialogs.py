@@ -1,4 +1,4 @@
-"""Dialogs to exchange layouts with other programs: export as a command or file, and import of such a text."""
+"""Dialogs to exchange layouts with other programs: export as a command or file, and import of a command or file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shares of devices in split mode tensor or row: a slider and a number for each device."""
+"""The editor for the shares of devices in split modes tensor and row: a slider and a number for each device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ShareEditor(QFrame):
 
     @property
     def shares(self) -> tuple[tuple[str, float], ...]:
-        """The shown shares as (device, percent)."""
+        """The shown shares as pairs (device id, percent)."""
         return self._shares
 
     def set_shares(self, shares: Sequence[tuple[str, float]]) -> None:

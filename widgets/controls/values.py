@@ -1,4 +1,4 @@
-"""Values that the settings bar, the dialog with all settings and automatic layouts show and emit."""
+"""Values that are shown and emitted by the settings bar and by the dialogs for settings and automatic layouts."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class _Canvas(QWidget):
         return make_track(sizes, preview.token_embedding_bytes, preview.output_weights_bytes, left, width)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the lanes that the event covers."""
+        """Paint those lanes that overlap the rectangle of the event."""
         track = self._track()
         if track is None:
             return

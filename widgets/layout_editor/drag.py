@@ -108,7 +108,10 @@ class SelectDrag:
     begun: bool = False
 
     def span_to(self, x: float, track: Track) -> tuple[int, int] | None:
-        """Return the first and last layer between anchor and `x`; None until the pointer moved `threshold` pixels."""
+        """Return the first and last layer of the range from `anchor` to the layer at `x`.
+
+        Return None until the pointer has moved `threshold` pixels.
+        """
         self.begun = self.begun or abs(x - self.start[0]) >= self.threshold
         if not self.begun:
             return None

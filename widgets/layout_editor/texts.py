@@ -313,7 +313,10 @@ def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
 
 
 def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
-    """Return the lines below the lanes as (text, is a warning): violations with their remedies, notes, advice."""
+    """Return the lines below the lanes as pairs of a text and whether it is a warning.
+
+    The lines are violations with their remedies, notes, and advice.
+    """
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
         lines.append(

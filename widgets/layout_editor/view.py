@@ -265,7 +265,7 @@ class EditorView(QGraphicsView):
             menu.popup(event.globalPos())
 
     def context_menu(self) -> QMenu:
-        """Return the menu of the focused layers, output or embedding. The caller shows it."""
+        """Return the menu of the focused layers, output, embedding or draft. The caller shows it."""
         shown, state = self._scene.shown, self.interaction
         assert shown is not None
         words = focus_text(shown.preview, state.focus)
@@ -359,7 +359,7 @@ class EditorView(QGraphicsView):
     def focusNextPrevChild(self, forward: bool) -> bool:
         """Handle Tab and Shift+Tab: move the focus to the next or previous boundary, output, embedding or draft.
 
-        After the last of these stops, the focus goes to the next widget, as Qt does it.
+        Past the last or first of them, the focus leaves the editor.
         """
         # `QWidget.event` calls this for Tab before `keyPressEvent`, which gets the key only if this returns False.
         if self.interaction.step_stop(1 if forward else -1):

@@ -1,4 +1,4 @@
-"""Texts of the list and the details of a model."""
+"""Texts about the models of the library, for the list of models and for the details of one model."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from engine.machines.bench.tables import MEASURE_WORDS, Row
 from widgets.common.palette import DARK, Palette
 
 _BAR = 0.6
-"""Width of a bar, in units of the distance between two bars."""
+"""Width of a bar, as a share of the distance from one bar to the next."""
 _MAX_LABEL = 22
 """Maximum number of characters of a layout's name below its bar."""
 
 
 class BenchChart(pg.PlotWidget):  # type: ignore[misc]
-    """Chart of one measured quantity, such as the speed of generation, of all layouts.
+    """Chart that compares layouts by one measured quantity, such as the speed of generation.
 
     It ignores the mouse, since the table beside it has the numbers.
     """

@@ -128,7 +128,7 @@ class CompareDialog(Dialog):
 
     @property
     def is_automatic(self) -> bool:
-        """Whether automatic layouts and settings are tried too."""
+        """Whether the user has chosen to measure automatic layouts and settings too."""
         return self.automatic_box.isChecked()
 
     # ------------------------------------------------------------------ what is shown

@@ -21,12 +21,12 @@ from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 
 LEAST_SENTENCE_PX = 220
-"""Least width of the sentence in pixels beside the buttons; with less room the buttons are placed below it."""
+"""Least width in pixels of a sentence with buttons at its side. With less room the buttons are below the sentence."""
 LEAST_BAR_PX = 40
 
 
 class Banner(QFrame):
-    """Row with a sentence and a button; hidden at first.
+    """Row with a sentence and one or more buttons; hidden at first.
 
     In a narrow panel the buttons are below the sentence, because one line with both would widen the panel.
     """

@@ -20,7 +20,8 @@ from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
 Fold = str
-"""Name of a part of a message that the reader can open: "details", "thinking", "result", or such as "call 0"."""
+"""Name of a part of a message that the reader can open: "details", "thinking", "result", or "call 0" (the first call).
+"""
 INSET_PX = 10
 GAP_PX = 6
 LEAST_SPEAKER_PX = 84

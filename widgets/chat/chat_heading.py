@@ -112,7 +112,7 @@ class ContextMeter(QWidget):
         return QSize(max(math.ceil(text_width(self._text, self._font)) + 2, MIN_WIDTH_PX), 26)
 
     def minimumSizeHint(self) -> QSize:
-        """Return a size that has room for the text of a short conversation."""
+        """Return the size that the meter needs to show the tokens of a short conversation."""
         return QSize(MIN_WIDTH_PX, 26)
 
     def paintEvent(self, _event: QPaintEvent) -> None:

@@ -65,7 +65,7 @@ def folders_of(chats: tuple[ListedChat, ...]) -> list[str]:
 
 
 HIT_ROLE = Qt.ItemDataRole.UserRole
-"""Data role for the `ListedHit` of a row; None for other rows."""
+"""Data role of the `ListedHit` that a row shows. It is None for rows that are no search matches."""
 AnyIndex = QModelIndex | QPersistentModelIndex
 Row = ListedChat | ListedHit | str
 """A row of the list; a plain string is a heading."""

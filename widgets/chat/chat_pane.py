@@ -56,7 +56,7 @@ PARKED = tr("The model is parked. The next question loads it again.")
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
     """Return title, hint and button for the empty chat of a model that cannot answer yet.
 
-    `last_model`: name of the last model, which can be loaded again; empty if there is none.
+    `last_model`: name of the model that was opened last, which can be loaded again; empty if there is none.
     """
     name = status.name
     if not name:
@@ -205,7 +205,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Set the name of the last model, which the empty chat offers to load again; empty if there is none."""
+        """Set the name of the model that was opened last, which the empty chat offers to load again; empty if none."""
         self._last_model = name
         self.set_status(self._status)
 
@@ -224,7 +224,7 @@ class ChatPane(QWidget):
     def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
         """Show whether an answer is being generated.
 
-        `is_lost`: whether the engine process ended during the answer, and the cause is being determined.
+        `is_lost`: whether the model child ended during the answer, and the cause is still being determined.
         """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:
@@ -257,7 +257,7 @@ class ChatPane(QWidget):
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
-        """Show or hide the banner with which a deletion of a question and its answers can be undone."""
+        """Show or hide a banner with a button that restores a deleted question with its answers."""
         self._undo_banner.setVisible(offered)
 
     def apply_palette(self, palette: Palette) -> None:
@@ -307,7 +307,7 @@ class ChatPane(QWidget):
         return super().eventFilter(watched, event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Handle Escape: stop the answer, or else move the focus from a message to the input.
+        """Handle Escape: stop the running answer. If no answer is running, move the focus from a message to the input.
 
         A child widget that uses Escape, such as the editor of a question, receives the key first.
         """
@@ -365,7 +365,7 @@ class ChatPane(QWidget):
         self.send_requested.emit(text)
 
     def _on_acted(self, action: MessageAction) -> None:
-        """Emit `acted`, and move the focus, since the message that had the focus may be removed."""
+        """Emit `acted`. Then move the focus, because the message that had it may be removed or replaced."""
         place = self.message_list.place_of(action.message)
         self.acted.emit(action)
         if action.kind in _NEXT_IS_TYPED or (action.kind == "result" and not self.message_list.focus_result()):
@@ -399,7 +399,7 @@ class ChatPane(QWidget):
         self._search.start(text, self.message_list.messages)
 
     def _search_again(self) -> None:
-        """Search again after the messages have changed; the current match stays if it still exists."""
+        """Repeat the search in the changed messages. The current match stays current if it still exists."""
         if not self.find_bar.isHidden():
             self._search.start(self._search.query, self.message_list.messages)
 

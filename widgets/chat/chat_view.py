@@ -87,7 +87,7 @@ class ChatView(QWidget):
             self._splitter.setSizes([list_px or LIST_WIDTH_PX, sum(rest) // 2, sum(rest) // 2])
 
     def hide_beside(self) -> None:
-        """Show only one pane."""
+        """Hide the pane at the right."""
         self._left_label.hide()
         self._right.hide()
 

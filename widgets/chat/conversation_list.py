@@ -252,19 +252,19 @@ class ConversationList(QWidget):
 
 SIGN = "⋯"
 SIGN_PX = 28
-"""Width in pixels of the area at the end of a row that opens its menu."""
+"""Width in pixels of the sign "⋯" at the end of a row. A click on it opens the row's menu."""
 _PADDING_PX = 8
 """Padding of `QListView::item` in the stylesheet, on each side."""
 _IDLE_OPACITY = 0.55
-"""Opacity of the menu sign on rows that are neither current nor under the pointer."""
+"""Opacity of the sign "⋯" on rows that are neither current nor under the pointer."""
 _LINE_PX = 2
 """Gap between the title of a search match and its snippet, in pixels."""
 LEAD_SHARE = 3
-"""A match begins within the first 1 / LEAD_SHARE of the line, so that the text after it can be read."""
+"""Divisor for the place of a match in its line: it begins within the first third, so that text after it can be read."""
 
 
 def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
-    """Return the rectangle of the menu sign in a row: at its right end, or its left end in a right-to-left layout."""
+    """Return the rectangle of the sign "⋯" in a row: at the right end, in a right-to-left layout at the left end."""
     place = QRect(row.right() - SIGN_PX + 1, row.top(), SIGN_PX, row.height())
     return QStyle.visualRect(direction, row, place)
 
@@ -279,9 +279,9 @@ class FittedSnippet:
 
 
 def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnippet:
-    """Return the snippet of a search match without its first words, so that the match is at the start of the line.
+    """Return the snippet of a search match, shortened at its begin so that the match is in the first third of the line.
 
-    The match then begins in the first third of `width`, which is the available width in pixels.
+    `metrics`: metrics of the font of the line. `width`: width of the line in pixels.
     """
     begin = hit.begin
     # Text after the match is elided at the right, as usual.
@@ -298,7 +298,7 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
 
 
 class ChatRows(QStyledItemDelegate):
-    """Item delegate of the list. It draws a menu sign on conversations, and the matching text on search results."""
+    """Item delegate of the list. It draws the sign "⋯" on conversations, and the matching text on search results."""
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex

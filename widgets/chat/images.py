@@ -105,9 +105,9 @@ class ImageStrip(QWidget):
         return boxes
 
     def _size(self, image: ShownImage) -> QSize:
-        """Return the size of an image's box.
+        """Return the size of the box of `image`, computed only from the image's own size.
 
-        The box depends only on the size of the image, so nothing moves when the thumbnail arrives.
+        So nothing moves when the thumbnail arrives.
         """
         size = QSize(max(image.width_px, 1), max(image.height_px, 1))
         return size.scaled(QSize(2 * PICTURE_PX, PICTURE_PX), Qt.AspectRatioMode.KeepAspectRatio)

@@ -31,7 +31,7 @@ MARGIN_PX = 4
 LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 68
 """Line height, mean character width and remaining height of a message in pixels, to estimate its height."""
 KEPT_SCREENS = 1.0
-"""Distance from the visible area at which bubbles are deleted, as a multiple of the height of that area."""
+"""Distance from the visible area beyond which bubbles are deleted. Its unit is the height of the visible area."""
 
 
 class MessageList(QAbstractScrollArea):
@@ -55,7 +55,7 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """Streamed pieces of text and thought that are not yet in the stored message, by the id of the message."""
+        """By the id of a message, the streamed pieces (text, thought) that its `ShownMessage` does not contain yet."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
         """Parts that the reader has opened in messages that have no bubble now, by the id of the message."""
@@ -67,7 +67,6 @@ class MessageList(QAbstractScrollArea):
         self._pattern: re.Pattern[str] | None = None
         """Pattern of the search, whose matches are highlighted; None if there is no search."""
         self._match: Match | None = None
-        """The current match of the search."""
         self._reveals_match = False
         """Whether the list still has to scroll to the current match, once the bubble of its message is laid out."""
         # Started with 0 ms: several bubbles that change their height in one event are laid out once.
@@ -95,7 +94,7 @@ class MessageList(QAbstractScrollArea):
         return tuple(self._bubbles[each.id] for each in self._messages if each.id in self._bubbles)
 
     def bubble(self, message: str) -> Bubble | None:
-        """Return the bubble of the message with this id; None if it is too far away to have one, or unknown."""
+        """Return the bubble of a message; None if the message is unknown, or too far away to have a bubble."""
         return self._bubbles.get(message)
 
     def set_messages(self, messages: Sequence[ShownMessage]) -> None:

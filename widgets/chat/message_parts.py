@@ -121,7 +121,7 @@ class MessageHead(QWidget):
         self._refresh()
 
     def set_active(self, active: bool) -> None:
-        """Set whether the buttons of the bar are visible."""
+        """Show the buttons of the bar if `active`, else hide them."""
         self._is_active = active
         self._refresh()
 
@@ -153,7 +153,7 @@ class MessageHead(QWidget):
         return self._width_with([self.buttons[kind] for kind in self._offered])
 
     def least_width(self) -> int:
-        """Return the width of the bar in pixels if all actions are in the menu."""
+        """Return the width in pixels that the bar needs if all actions are in the menu and none has a button."""
         return self._width_with([self.more_button])
 
     def _width_with(self, buttons: Sequence[QWidget]) -> int:
@@ -176,7 +176,7 @@ class MessageHead(QWidget):
         self.more_button.setVisible(bool(self._rest))
 
     def _fitting(self, offered: list[str]) -> list[str]:
-        """Return the first actions of `offered` that fit as buttons, beside a menu button if some do not fit."""
+        """Return the first actions of `offered` that fit as buttons. A menu button for the others fits beside them."""
         others = (self.older_button, self._versions, self.newer_button)
         around = [widget.sizeHint().width() + SPACING_PX for widget in others if not widget.isHidden()]
         room = self.width() - sum(around) - SPACING_PX

@@ -21,7 +21,7 @@ from widgets.markdown.typesetter import Typesetter
 BATCH_S = 0.02
 """Duration of a batch in seconds. It is short, because the thread also parses the answer that is being generated."""
 _MARKUP = re.compile(r"[*_`~\\\[\]]")
-"""Characters of Markdown that may stand inside a word."""
+"""Markdown characters that can stand inside a word. A search ignores them: "in**side**" is drawn as "inside"."""
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -30,7 +30,7 @@ class Match:
     """A match of the search in a message.
 
     message: id of the message.
-    place: index of the message.
+    place: index of the message in the conversation.
     number: number of the match in the message, counted from 0.
     """
 
@@ -70,7 +70,7 @@ class MessageSearch(QObject):
         self.is_done = True
 
     def start(self, query: str, messages: Sequence[ShownMessage]) -> None:
-        """Start a search for `query`, ignoring case. An empty query has no matches."""
+        """Start a search for `query` in `messages`, ignoring case. An empty query has no matches."""
         if query != self.query:
             self._counts.clear()
         self.query, self._messages = query, tuple(messages)

@@ -70,7 +70,7 @@ class SavedKvStatesDialog(Dialog):
         self.empty_button.setEnabled(n_conversations > 0)
 
     def show_limit(self, limit_bytes: int) -> None:
-        """Show the limit of the total size."""
+        """Show `limit_bytes` as the limit of the total size of all saved KV states."""
         # `valueChanged` is emitted for `setValue` too, and would be stored as a new limit, rounded to 0.1 GiB.
         blocked = self.limit_box.blockSignals(True)
         self.limit_box.setValue(limit_bytes / GIB)

@@ -100,7 +100,7 @@ class SamplingField(QWidget):
 
 
 def lines_height(widget: QWidget, lines: int) -> int:
-    """Return the height in pixels of a widget around an editor that shows this number of lines.
+    """Return the height in pixels that `widget` needs if the editor in it shows `lines` lines.
 
     The height is computed because the stylesheet gives editors a minimum height, which layouts use instead of the size
     hint.
@@ -288,7 +288,7 @@ FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def _panel_place(setting: SamplingSetting) -> int:
-    """Return a number by which the settings of a group are sorted. Equal ones stay in the order of `SAMPLING`."""
+    """Return a sort key of a setting inside its group. Settings with the same key stay in the order of `SAMPLING`."""
     return FIRST_KEYS.index(setting.key) if setting.key in FIRST_KEYS else len(FIRST_KEYS)
 
 

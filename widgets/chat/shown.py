@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["user", "assistant", "tool", "note"]
-"""The author of a message. `tool`: the result of a call. `note`: a sentence of the program between messages."""
+"""The author of a message. `tool`: the result of a call. `note`: a sentence of Layerdeck between messages."""
 ActionKind = Literal[
     "edit",
     "regenerate",
@@ -67,8 +67,8 @@ class ShownMessage:
     `is_left_out`: whether the prompt omits the message, because the context is full.
     `calls`: the tools that the model called after the text.
     `source`: the text that Copy and Edit use; empty if they use `text`.
-    `can_answer`: whether the model can be asked to answer: the message is the last one and a tool's result, and no call
-    lacks a result.
+    `can_answer`: whether a button lets the model answer. The last message has it if it is a tool's result, and if all
+    calls have their results.
     """
 
     id: str

@@ -172,7 +172,6 @@ class TokenDialog(Dialog):
         self._show_tokens()
 
     def _pieces(self) -> Sequence[str]:
-        """Return the text of each token."""
         raise NotImplementedError
 
     def _choice(self, place: int) -> ShownChoice | None:

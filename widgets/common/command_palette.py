@@ -49,8 +49,8 @@ class PaletteEntry:
 def matching(entries: Iterable[PaletteEntry], text: str) -> list[PaletteEntry]:
     """Return the entries that contain every word of `text`, ignoring case, best first.
 
-    The order is: the title begins with the text; each word begins a word of the title; the title contains the words;
-    title and group together contain them. Entries of the same rank stay in their order.
+    Ranks, from best to last: the title begins with the text; each word begins a word of the title; the title contains
+    the words; title and group together contain them. Entries of the same rank stay in their order.
     """
     wanted = text.casefold().split()
     ranked = ((rank, entry) for entry in entries if (rank := _rank(entry, wanted)) is not None)

@@ -10,8 +10,9 @@ from PySide6.QtCore import QObject, QTimer
 class DelayedCall(QTimer):
     """A single-shot timer that calls `call` when it expires.
 
-    If each change calls `start`, which restarts the delay, the function is called after a pause in the changes. If each
-    change calls `begin`, which does not, the function is called at most once per interval while changes go on.
+    `start` restarts a running timer. If each of many changes calls `start`, `call` runs once, after a pause in the
+    changes.
+    `begin` does not restart it. If each change calls `begin`, `call` runs at most once per interval.
     """
 
     def __init__(self, parent: QObject, call: Callable[[], object], interval_ms: int = 0) -> None:

@@ -63,7 +63,8 @@ class MemoryBar:
     parts: memory that the layout needs, by part.
     mapped_bytes: weights that are read from the mapped file. The system can drop their pages, so they always fit.
     mapped_expert_bytes: the experts among the mapped weights.
-    line_bytes: place of the dashed line: memory of other programs, plus what the layout may use without the margin.
+    line_bytes: position of the dashed line that marks the limit of the layout. It is the memory of other
+    programs plus the memory that the layout may use, minus the margin.
     shortfall_bytes: missing memory; negative if everything fits.
     """
 
@@ -111,16 +112,18 @@ def available_bytes(row: DeviceRow) -> int:
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
     """Return how many bytes `row` needs beyond the free memory of `room`; negative if it fits.
 
-    `room`: row of the same device from another moment; only its free memory and cap are used.
+    `room`: row of the same device, of which only free memory and cap are used.
     """
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
 
 def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
-    """Return how many bytes of the mapped file the layout reads on this device.
+    """Return how many bytes of the mapped model file are weights that the layout reads on the device of `row`.
 
     llama.cpp maps the range from the first to the last tensor on the CPU (`llama_model_loader::get_mapping_range`), so
     the experts of three layers can count as almost the whole file. Pages of other tensors in the range are never read.
+
+    `placed`: bytes of the weights that the layout places on the device.
     """
     if placed.total_bytes is None:
         return row.mapped_bytes
@@ -131,8 +134,8 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
     """Return the memory bar of a device.
 
     `row`: memory that the layout needs on the device.
-    `room`: row of the same device from another moment, from which free memory and cap are taken. It is given for
-    a `row` that was measured by a load, because it has the free memory at the load. None: they are taken from `row`.
+    `room`: row of the same device from which free memory and cap are taken; None if they are taken from `row`.
+    It is given if `row` was measured by a load, because such a row has the free memory before the load.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
@@ -158,7 +161,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
 
 def room_text(bar: MemoryBar) -> str:
-    """Return the memory that stays free beside the margin, or is missing: "free 4.10 GiB" or "short 312.0 MiB".
+    """Return the memory that is free besides the margin, or that is missing: "free 4.10 GiB" or "short 312.0 MiB".
 
     A device on which the layout places nothing is never short.
     """
@@ -190,7 +193,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
     """Return the text of a tooltip: the memory that a layout needs on a device, with one number on each line.
 
     `row`: memory that the layout needs.
-    `room`: row of the same device from another moment, from which free memory and cap are taken; None: from `row`.
+    `room`: row of the same device from which free memory and cap are taken; None if they are taken from `row`.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
@@ -238,7 +241,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
 
 
 def part_colour(palette: Palette, role: PartRole) -> str:
-    """Return the colour of a part as `#rrggbb`."""
+    """Return the colour that stands for a part of memory, as `#rrggbb`."""
     name: str = getattr(palette, role)
     return name
 

@@ -26,7 +26,7 @@ def colour(name: str, opacity: float = 1.0) -> QColor:
 
 
 def mix(below: str, above: str, share: float) -> QColor:
-    """Return the colour of `above` painted over `below` with opacity `share`."""
+    """Return the colour that results if `above` is painted over `below` with the opacity `share`, 0 to 1."""
     first, second = colour(below), colour(above)
     return QColor.fromRgbF(
         first.redF() * (1 - share) + second.redF() * share,

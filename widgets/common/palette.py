@@ -36,12 +36,14 @@ class Palette:
 
 
 SURFACES = ("background", "panel", "card", "line")
-"""Names of the colours of backgrounds of text. `line` is also the background of selected rows and pressed buttons."""
+"""Names of the colours on which text is drawn. `line` is also the background of selected rows and pressed buttons."""
 # `tests/app/test_contrast.py` computes the contrasts from these names, and reads the stylesheets too.
 WORDS = ("text", "dim", "accent", "bad", "good", "experts", "kv", "compute")
-"""Names of the colours of text. The last three colour source code, and `experts` also marks models that barely fit."""
+"""Names of the colours in which text is drawn. The last three are used in source code; `experts` also marks models that
+barely fit.
+"""
 FILLED = {"accent": "on_accent", "bad": "on_bad", "good": "on_good"}
-"""Background colours of buttons and badges, with the colour of the text on them."""
+"""The background colours of buttons and badges, each with the colour of its text; both are names in `Palette`."""
 
 DARK = Palette(
     name="dark",

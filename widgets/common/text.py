@@ -18,7 +18,7 @@ class _Zoom:
 
 
 def set_zoom(factor: float) -> None:
-    """Set the zoom factor of the interface, which fonts and lengths have that are computed from now on."""
+    """Set the zoom factor of the interface. It applies to fonts and lengths that are computed after this call."""
     _Zoom.factor = factor
 
 
@@ -28,7 +28,7 @@ def zoom() -> float:
 
 
 def zoomed(length_px: float) -> int:
-    """Return a length, given in pixels at a zoom of 1, in pixels at the present zoom."""
+    """Return `length_px`, a length at a zoom of 1, in pixels at the present zoom."""
     return round(length_px * _Zoom.factor)
 
 

@@ -9,7 +9,8 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QStyle, QWidget
 class WrapLayout(QLayout):
     """Layout that puts items side by side, in as many lines as they need.
 
-    Items have the size of their hint, centred in the line; expanding items grow or shrink to fit.
+    An item has the size of its hint, and is centred vertically in its line. Expanding items take or give up width to
+    fit.
     """
 
     def __init__(self, parent: QWidget | None = None, *, spacing: int = 8) -> None:
@@ -49,7 +50,7 @@ class WrapLayout(QLayout):
         return QSize(width, max((size.height() for size in sizes), default=0))
 
     def minimumSize(self) -> QSize:
-        """Return the size of the widest and of the highest item."""
+        """Return the width of the widest item and the height of the highest one."""
         sizes = [item.minimumSize() for item in self._visible()]
         widths, heights = [size.width() for size in sizes], [size.height() for size in sizes]
         return QSize(max(widths, default=0), max(heights, default=0))

@@ -131,7 +131,7 @@ class AutoLayoutDialog(Dialog):
         return self._wishes
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Show these options, without emitting `wishes_changed`."""
+        """Show `wishes` as the chosen options, without emitting `wishes_changed`."""
         if wishes != self._wishes:
             self._wishes = wishes
             self._fill()
@@ -166,7 +166,7 @@ class AutoLayoutDialog(Dialog):
         self.explanation_label.setMinimumHeight(max(lines_px, self.explanation_label.heightForWidth(self.width() - 40)))
 
     def _fill(self) -> None:
-        """Show the present options and devices, without emitting `wishes_changed`."""
+        """Show the options and devices that are set, without emitting `wishes_changed`."""
         self._filling = True
         wishes = self._wishes
         self.strategy_box.setCurrentIndex(max(0, self.strategy_box.findData(wishes.strategy)))

@@ -1,4 +1,4 @@
-"""Context length, KV cache types and flash attention of the next load, with the decisions about automatic values."""
+"""The editor for context length, KV cache types and flash attention of the next load, with the decided values."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from widgets.common.boxes import h_box
 from widgets.common.roles import plain_label, plain_tool_tip
 
 MIN_COUNT = 10_000
-"""Smallest number that is shown with separators for thousands."""
+"""Least number that a decision shows with separators for thousands."""
 
 
 def decided_text(decision: Decision) -> str:
@@ -30,7 +30,9 @@ def value_text(value: str | int | bool) -> str:
 
 
 TWO_LINES_PX = 34
-"""Least height of a reason in pixels: two lines, so that the dialog does not change its height with every reason."""
+"""Least height in pixels of the label with a decision. It has room for two lines, so the dialog's height rarely
+changes.
+"""
 
 
 class DecidedRows:
@@ -69,7 +71,7 @@ class DecidedRows:
         self._grid.addWidget(line, row, 2)
 
     def line(self, setting: str) -> str:
-        """Return the text of the decision that is shown for a setting."""
+        """Return the text of the decision that is shown for the setting with the key `setting`."""
         return self._lines[setting].text()
 
     def show_decisions(self, decisions: Mapping[str, Decision]) -> None:

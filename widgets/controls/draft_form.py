@@ -73,7 +73,7 @@ class DraftForm(QWidget):
     ) -> None:
         """Show `draft` as the chosen draft.
 
-        `proposed`: models of the library that may draft.
+        `proposed`: models of the library that can be chosen as draft model.
         `devices`: ids of the devices that a draft model can be on.
         `has_mtp`: whether the model has an MTP head that can draft.
         """

@@ -1,4 +1,4 @@
-"""Dialogs to exchange layouts with other programs: export as a command or file, and import of such a text."""
+"""Dialogs to exchange layouts with other programs: export as a command or file, and import of a command or file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from widgets.common.dialog import OK_CANCEL, Dialog
 from widgets.common.roles import plain_label
 
 PAUSE_MS = 250
-"""Pause in milliseconds after the last typed letter, before the text is read."""
+"""Time in milliseconds from the last typed letter until the text to import is read."""
 _NOTES_LINES = 7
 
 

@@ -93,7 +93,7 @@ class TokenSpinBox(SpinBox):
 
 
 MOST_SHOWN = 1 << 20
-"""Upper limit of plain number boxes. A larger value from a file is kept until the user enters another one."""
+"""Maximum of the box of a `NumberControl`. A larger value from a file is kept until the user enters another one."""
 
 
 class SettingControl(QObject):
@@ -126,7 +126,7 @@ class SettingControl(QObject):
 
 
 class ChoiceControl(SettingControl):
-    """A box with the values of a choice or a switch."""
+    """A combo box with the values of a setting of the kind `Choice` or `Switch`."""
 
     def __init__(self, name: str, kind: Choice | Switch) -> None:
         self.box = ComboBox()
@@ -177,7 +177,7 @@ class NumberControl(SettingControl):
 
 
 class RealControl(SettingControl):
-    """A box for a number with a fraction."""
+    """A box for a number with three decimals."""
 
     def __init__(self, name: str, kind: Real) -> None:
         self.box = DoubleSpinBox()
@@ -205,7 +205,7 @@ class RealControl(SettingControl):
 
 
 class LengthControl(SettingControl):
-    """A box for a length in tokens, with a button "Auto". While it is on, the box shows the decided length."""
+    """A box for a length in tokens, with a button "Auto". While the button is on, the box shows the decided length."""
 
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.auto_button = QToolButton()

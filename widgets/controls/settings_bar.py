@@ -32,7 +32,7 @@ from widgets.controls.values import CONTROL_HEIGHT_PX, SplitModeChoice
 
 
 class SettingsBar(QFrame):
-    """Settings of the next load and the load buttons. It wraps into two lines in a narrow window."""
+    """The bar with the settings of the next load and the load buttons. It wraps into two lines in a narrow window."""
 
     context_changed = Signal(ContextSettings)
     split_mode_changed = Signal(SplitModeChoice)

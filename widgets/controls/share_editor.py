@@ -1,4 +1,4 @@
-"""The shares of devices in split mode tensor or row: a slider and a number for each device."""
+"""The editor for the shares of devices in split modes tensor and row: a slider and a number for each device."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class ShareEditor(QFrame):
 
     @property
     def shares(self) -> tuple[tuple[str, float], ...]:
-        """The shown shares as (device, percent)."""
+        """The shown shares as pairs (device id, percent)."""
         return self._shares
 
     def set_shares(self, shares: Sequence[tuple[str, float]]) -> None:
-        """Show the share of each device, scaled to a sum of 100. Without devices the editor is hidden."""
+        """Show the shares as pairs (device id, share), scaled to a sum of 100. Without devices the editor is hidden."""
         self._shares = percent_shares(shares)
         # Sliders stay while the devices do, because a slider that is dragged must not be replaced.
         if list(self._members) != [device for device, _ in shares]:
@@ -117,15 +117,15 @@ class _Member(QWidget):
 
 
 def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    """Return shares scaled to a sum of 100."""
+    """Return the shares (device id, share) scaled to a sum of 100."""
     total = sum(share for _, share in shares)
     return tuple((device, WHOLE * share / total if total > 0 else 0.0) for device, share in shares)
 
 
 def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
-    """Return the shares after `device` gets `percent`; the other devices divide the rest in their old proportions.
+    """Return the shares (device id, percent) after `device` gets `percent`.
 
-    A single device always has 100.
+    The other devices divide the rest in their old proportions. A single device always has 100.
     """
     others = sum(share for name, share in shares if name != device)
     if len(shares) < 2:

@@ -1,4 +1,4 @@
-"""Values that the settings bar, the dialog with all settings and automatic layouts show and emit."""
+"""Values that are shown and emitted by the settings bar and by the dialogs for settings and automatic layouts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class ProposedDraft:
-    """A model of the library that may draft: path of its file, and its name with size as text."""
+    """A model of the library that can be chosen as draft model. `name`: its name and size as text."""
 
     path: str
     name: str
@@ -54,7 +54,7 @@ class SideFileNames:
 
     projector: path of the projector; empty if there is none.
     device: device of the projector; None if it is decided automatically.
-    proposed_drafts: models of the library that may draft, the smallest first.
+    proposed_drafts: models of the library that can be chosen as draft model, the smallest first.
     has_mtp: whether the model has an MTP head that can draft.
     """
 

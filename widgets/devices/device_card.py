@@ -111,7 +111,7 @@ class DeviceCard(QFrame):
         self.plot.apply_palette(palette)
 
     def set_device(self, device: Device) -> None:
-        """Show new values of the same device: `device` has the id of the one before. The graph is kept."""
+        """Show changed values of the device. `device` has the same id as before, so that the graph stays valid."""
         self._device = device
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))

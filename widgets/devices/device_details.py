@@ -233,7 +233,7 @@ class DeviceDetails(Dialog):
         return bytes(data.data().data())
 
     def point_at(self, seconds_ago: float | None) -> None:
-        """Show the values of the reading nearest to `seconds_ago` before the last one; None hides the values."""
+        """Show the values of the reading nearest to `seconds_ago` before the last reading; None hides the values."""
         for line in self._lines:
             line.setVisible(seconds_ago is not None)
         if seconds_ago is None or not self._samples:

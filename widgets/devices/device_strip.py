@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
 
 EMPTY_HEIGHT_PX = 128
-"""Height in pixels of the strip before it shows a device: about that of a device, so that the editor does not move."""
+"""Height of the strip in pixels while it has no cards. It is about the height of a card, so that the editor does not
+move.
+"""
 
 
 class DeviceStrip(QWidget):
     """One card for each device; many cards scroll sideways.
 
-    A card and its graph are kept as long as the device's id exists.
+    A device keeps its card, and so the readings of the graph, as long as the list of devices contains its id.
     """
 
     limits_edited = Signal(DeviceLimits)
@@ -286,7 +288,7 @@ class DeviceLine(QWidget):
         self.update()
 
     def show_cards(self, cards: Iterable[DeviceCard]) -> None:
-        """Show the present values of these cards."""
+        """Show the present values of `cards`."""
         self._cards = tuple(cards)
         lines = [" ".join(filter(None, (card.device.id, _numbers(card), card.alert.words))) for card in self._cards]
         # A painted line has no labels, so a screen reader gets its numbers here.

@@ -106,5 +106,8 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
             self._others.set_bounds(shown)
 
     def points(self) -> tuple[tuple[float, float, float], ...]:
-        """Return the points as (seconds, used bytes, bytes of other programs); a gap has NaN."""
+        """Return the readings as (time, used bytes, bytes of other programs). A missing reading has NaN as bytes.
+
+        The time is on the monotonic clock, in seconds.
+        """
         return tuple(self._points)

@@ -64,14 +64,14 @@ def numa_text(device: Device) -> str:
 
 
 def away_text(device: Device) -> str:
-    """Return a sentence on a paired machine's device that cannot be used now; empty if the device can be used."""
+    """Return a sentence which says that a paired machine's device cannot be used now; empty if it can be used."""
     if not device.away:
         return ""
     return tr("This device cannot be used now ({reason}). Layerdeck checks it again automatically.", reason=device.away)
 
 
 def shared_text(device: Device) -> str:
-    """Return a sentence on a device that uses the computer's memory; empty if it has its own."""
+    """Return a sentence which says that the device shares the computer's memory; empty if it has its own."""
     return (
         tr(
             "This device shares the memory of the computer: memory that the device uses is not free for other "
@@ -121,7 +121,7 @@ def status_line(sample: Sample | None) -> str:
 
 
 def row_tool_tip(row: DeviceRow) -> str:
-    """Return text with the memory that the current layout needs on the device, in total and by part."""
+    """Return the text of a tooltip: the memory that the layout needs on the device of `row`, in total and by part."""
     parts = (
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
@@ -163,7 +163,10 @@ def link_words(link: Link | None) -> str:
 
 
 def link_text(device: Device, link: Link | None) -> str:
-    """Return a sentence on round trip and throughput of a worker, or how to measure them; empty for other devices."""
+    """Return a sentence on round trip and throughput of a worker, or on how to measure them if they are unknown.
+
+    The result is empty for devices that are no workers.
+    """
     if not device.is_rpc:
         return ""
     if link is None:

@@ -115,7 +115,7 @@ def children_of_view(shown: Shown | None) -> list[Place]:
 
 
 def children_of_lane(shown: Shown, lane: int) -> list[Place]:
-    """Return the parts in a lane from left to right: embedding, layers, output and draft, if they are there."""
+    """Return the parts that a lane has, from left to right: embedding, layers, output and draft."""
     content = shown.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
@@ -127,7 +127,7 @@ def children_of_lane(shown: Shown, lane: int) -> list[Place]:
 
 
 def is_shown(shown: Shown | None, place: Place) -> bool:
-    """Return whether the current layout has this part."""
+    """Return whether the view shows the part `place`. It may have disappeared since a screen reader asked for it."""
     if shown is None:
         return False
     kind, index = place
@@ -143,7 +143,7 @@ def is_shown(shown: Shown | None, place: Place) -> bool:
 
 
 def name_of(shown: Shown, place: Place) -> str:
-    """Return the accessible name of a part."""
+    """Return the accessible name of the part `place`."""
     preview = shown.preview
     match place:
         case Kind.LANE, lane:

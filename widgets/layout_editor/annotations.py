@@ -23,7 +23,7 @@ _MIN_DISTANCE = 44.0
 
 
 def ruler_step(n_layers: int, width: float) -> int:
-    """Return the step between two layers that the ruler numbers: a power of two.
+    """Return the distance between two numbers of the ruler, in layers: a power of two.
 
     With this step the numbers are on average at least `_MIN_DISTANCE` pixels apart.
     `width`: width in pixels of all layers together.
@@ -177,7 +177,7 @@ _GAP = 20.0
 class LegendEntry:
     """An entry of the legend.
 
-    role: the part of memory whose colour the swatch has; None for the limit, whose swatch is a dashed line.
+    role: the part of memory whose colour the swatch has. None for the dashed line that marks the limit in memory bars.
     """
 
     text: str

@@ -44,7 +44,8 @@ class ComparedLane:
     `contents`: content in the first and the second layout; None if the rig of a side lacks the device.
     `only`: for each layout, the parts of layers that it places on the device and the other layout does not. Each value
     maps a part (dense, experts, KV cache) to the indices of the layers.
-    `ends`: for each layout, whether it alone places the token embedding, and the output, on the device.
+    `ends`: for each layout, two flags: whether only this layout places the token embedding on the device, and whether
+    only this layout places the output there.
     """
 
     id: str
@@ -55,14 +56,14 @@ class ComparedLane:
 
     @property
     def differs(self) -> bool:
-        """Whether the two layouts place different layers, embedding or output on the device."""
+        """Whether the device has other layers, or has embedding or output in only one of the two layouts."""
         return any(self.only) or any(map(any, self.ends))
 
 
 def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[ComparedLane, ...]:
     """Return a lane for each device of the two rigs; devices that neither layout uses come last.
 
-    `one`, `other`: the previews of the two layouts. If one is None, no differences are marked.
+    `one`, `other`: the previews of the two layouts. If a preview is None, no differences are marked.
     """
     sides = [{} if each is None else {lane.device.id: lane for lane in lane_contents(each)} for each in (one, other)]
     # A dict and not a set, because it keeps the order of the lanes.
@@ -187,7 +188,7 @@ class _Canvas(QWidget):
         return make_track(sizes, preview.token_embedding_bytes, preview.output_weights_bytes, left, width)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the lanes that the event covers."""
+        """Paint those lanes that overlap the rectangle of the event."""
         track = self._track()
         if track is None:
             return
@@ -259,9 +260,9 @@ class _Canvas(QWidget):
     def _paint_difference(
         self, painter: QPainter, lane: ComparedLane, side: int, y: float, track: Track, strips: Lanes
     ) -> None:
-        """Hatch and frame the parts of the model that only the layout of `side` (0 or 1) places on this device.
+        """Hatch and frame the parts that only the layout of `side` (0 or 1) places on the device of `lane`.
 
-        `y`: top of the track of this layout.
+        `y`: top of the track in which this layout is drawn.
         """
         palette = self._palette
         rects = [

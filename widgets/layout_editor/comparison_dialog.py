@@ -45,7 +45,7 @@ class ComparisonDialog(Dialog):
     chosen = Signal(int, str)
     """Emitted with a side, 0 or 1, and the key of the `SideOption` that the user has chosen for that side."""
     take_requested = Signal(int)
-    """Requests that the layout of this side replaces the edited one."""
+    """Requests that the layout of a side replaces the layout in the editor. The argument is the side, 0 or 1."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(tr("Compare Two Layouts"), parent)

@@ -17,7 +17,7 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the lowest and the highest layer that can be the first one at the right of boundary `index`.
+    """Return the range in which boundary `index` can be moved: the lowest and highest first layer at its right.
 
     At least one layer stays on each side of the boundary.
     """
@@ -42,7 +42,7 @@ class BoundaryDrag:
         self.layer = self.layout.runs[self.index + 1].first
 
     def move_to(self, x: float, track: Track) -> BoundaryMove | None:
-        """Return the move to the layer edge nearest to `x`; None if the boundary is already there."""
+        """Return the move of the boundary to the layer edge nearest to `x`; None if the boundary is already there."""
         low, high = boundary_limits(self.layout, self.index)
         # Without `grab` the boundary would jump to the pointer when a handle is pressed beside its line.
         layer = max(low, min(track.boundary_at(x - self.grab), high))
@@ -73,7 +73,7 @@ class LaneDrag:
     part: MovablePart | Literal["embedding", "draft"] | None = None
 
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
-        """Return the move to the lane at `y`.
+        """Return the move that takes the dragged object to the lane at the pointer position (`x`, `y`).
 
         Return None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
         """
@@ -108,7 +108,10 @@ class SelectDrag:
     begun: bool = False
 
     def span_to(self, x: float, track: Track) -> tuple[int, int] | None:
-        """Return the first and last layer between anchor and `x`; None until the pointer moved `threshold` pixels."""
+        """Return the first and last layer of the range from `anchor` to the layer at `x`.
+
+        Return None until the pointer has moved `threshold` pixels.
+        """
         self.begun = self.begun or abs(x - self.start[0]) >= self.threshold
         if not self.begun:
             return None

@@ -23,7 +23,7 @@ from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, sp
 from widgets.layout_editor.view import EditorView
 
 _LEGEND_FROM_PX = 210
-"""Least height in pixels of an editor with a legend. If the number fields are shown, more is needed."""
+"""Least height of the editor in pixels at which the legend is shown. The height of visible number fields is added."""
 _NUMBERS_PX = 72
 """Height in pixels of the number fields above the lanes if they need one line."""
 EMPTY_TEXT = tr("Open a model to see its layers")
@@ -44,11 +44,12 @@ class LayoutEditor(QFrame):
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device. The argument names them for people."""
+    """Requests the reason why layers or the output are on their device. The argument names them, such as "layers 3–5".
+    """
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
+    """Requests the effects of the menu actions that move experts. The receiver calls `show_expert_outcomes`."""
     overrides_drop_requested = Signal()
     """Requests to drop the overrides that the split mode does not allow."""
 
@@ -197,9 +198,9 @@ class LayoutEditor(QFrame):
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu what each move of experts would change.
+        """Show the effects of the actions that move experts in the open menu.
 
-        `texts`: the change as text, by the key of the move in `EXPERT_TITLES`.
+        `texts`: the effect as text, by the key of the action in `EXPERT_TITLES`. An action without a text is disabled.
         """
         self._view.show_expert_outcomes(texts)
 

@@ -93,16 +93,16 @@ class Track:
         return len(self.edges) - 1
 
     def span(self, first: int, last: int) -> Span:
-        """Return the left and right edge of layers `first` to `last`."""
+        """Return two x coordinates: the left edge of layer `first`, and the right edge of layer `last`."""
         return self.edges[first], self.edges[last + 1]
 
     def layer_at(self, x: float) -> int:
-        """Return the layer at `x`; the first or last layer if `x` is outside."""
+        """Return the index of the layer at `x`; the first or last layer if `x` is outside."""
         # Edges ascend, because no layer has a width of 0. `bisect_right`: a layer begins at its left edge.
         return int(_clamp(bisect_right(self.edges, x) - 1, 0, self.n_layers - 1))
 
     def boundary_at(self, x: float) -> int:
-        """Return the layer whose left edge is nearest to `x`; `n_layers` is the right edge of the last layer."""
+        """Return the index of the layer whose left edge is nearest to `x`; `n_layers` if the right end is nearest."""
         right = min(bisect_right(self.edges, x), self.n_layers)
         left = max(right - 1, 0)
         return right if abs(self.edges[right] - x) < abs(x - self.edges[left]) else left
@@ -179,18 +179,19 @@ class Lanes:
         return lane * self.pitch + 10.0
 
     def lane_at(self, y: float) -> int | None:
-        """Return the lane at `y`; None above the first lane and below the last one."""
+        """Return the index of the lane at `y`; None above the first lane and below the last one."""
         lane = int(y // self.pitch) if self.pitch else 0
         return lane if 0 <= lane < self.count else None
 
     def nearest_lane(self, y: float) -> int:
-        """Return the lane at `y`; the first or last lane if `y` is outside."""
+        """Return the index of the lane at `y`; the first or last lane if `y` is outside."""
         return int(_clamp(y // self.pitch, 0, self.count - 1))
 
 
 def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
-    """Return `count` lanes that fill a view `height` pixels high, with a pitch of `MIN_PITCH` to `MAX_PITCH`.
+    """Return the geometry of `count` lanes that fill a view `height` pixels high.
 
+    The distance from lane to lane is at least `MIN_PITCH` and at most `MAX_PITCH` pixels.
     `experts`: whether the lanes have a strip for experts.
     """
     # Whole pixels, so that every lane has its lines and strips on the same pixel rows. Below the minimum the view
@@ -229,7 +230,7 @@ _DOT_REACH = 9.0
 
 
 def handle_at(handles: Sequence[HandlePlace], x: float, y: float) -> int | None:
-    """Return the index of the handle at a point; None if none is near.
+    """Return the index of the handle at the point (`x`, `y`); None if no handle is within reach.
 
     The nearest dot within reach wins, else the nearest line within reach.
     """

@@ -70,7 +70,7 @@ class Interaction(QObject):
     def set_shown(self, shown: Shown | None, *, keeps_drag: bool) -> None:
         """Set the preview that the view shows; None if it shows none.
 
-        `keeps_drag`: whether model and devices are the same as before. If not, drag, focus and selection end.
+        `keeps_drag`: whether drag, focus and selection continue. They cannot if the model or the devices have changed.
         """
         self._shown = shown
         if shown is None or not keeps_drag:
@@ -202,7 +202,7 @@ class Interaction(QObject):
         self._send(move)
 
     def release(self) -> None:
-        """End the drag with `move_finished`."""
+        """End the drag and emit `move_finished`. Nothing happens if there is no drag."""
         # Cleared before the signal: its listener answers with a new preview, in which nothing is dragged any more.
         drag, self.drag = self.drag, None
         if drag is None:
@@ -212,7 +212,7 @@ class Interaction(QObject):
         self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
-        """End the drag with `move_cancelled`, and restore the focus; return whether there was a drag."""
+        """End the drag, emit `move_cancelled`, and restore the focus from before; return whether there was a drag."""
         if self.drag is None:
             return False
         self.end_drag()
@@ -253,7 +253,7 @@ class Interaction(QObject):
         return True
 
     def destinations(self) -> tuple[str, ...]:
-        """Return the devices to which the focused layers, output, embedding or draft can be moved."""
+        """Return the ids of the devices to which the focused layers, output, embedding or draft can be moved."""
         shown, focus = self._shown, self.focus
         if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus):
             return ()
@@ -271,14 +271,17 @@ class Interaction(QObject):
         return tuple(device for device in shown.destinations() if here != {device})
 
     def move_to(self, device: str) -> None:
-        """Move the focused layers, output, embedding or draft to a device, as one finished move."""
+        """Emit one move of the focused layers, output, embedding or draft to a device, and then `move_finished`."""
         move = _move_of(self.focus, device)
         if move is not None:
             self._send(move)
             self.move_finished.emit()
 
     def part_destinations(self, part: MovablePart) -> tuple[str, ...]:
-        """Return the devices to which a part of the focused layers can be moved; none if the layers lack the part."""
+        """Return the ids of the devices to which a part of the focused layers can be moved.
+
+        The result is empty if the layers lack the part.
+        """
         shown, focus = self._shown, self.focus
         if shown is None or not isinstance(focus, LayerFocus) or not shown.has_part(part, *focus.span):
             return ()
@@ -287,7 +290,7 @@ class Interaction(QObject):
         return tuple(device for device in shown.destinations() if here != {device})
 
     def move_part_to(self, part: MovablePart, device: str) -> None:
-        """Move a part of the focused layers to a device, as one finished move."""
+        """Emit one move of a part of the focused layers to a device, and then `move_finished`."""
         if isinstance(self.focus, LayerFocus):
             self._send(PartMove(part, *self.focus.span, device))
             self.move_finished.emit()
@@ -424,7 +427,7 @@ def _has_no_handle(shown: Shown, focus: Focus | None) -> bool:
 
 
 def _next_device(shown: Shown, lane: int, step: int) -> str | None:
-    """Return the device of the next lane above (`step` -1) or below (1) that accepts layers; None if there is none."""
+    """Return the nearest device above (`step` -1) or below (1) `lane` that accepts layers; None if none does."""
     devices = shown.drop_devices()
     lane += step
     # Lanes of devices that the rig does not have are passed over; they show only where a layout wants them.

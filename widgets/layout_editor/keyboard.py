@@ -1,6 +1,6 @@
 """The keyboard in the editor: keys and their commands, the focus, and how keys move the focus.
 
-A boundary, layers, the output or the embedding can have the focus. Focused layers are the selection.
+A boundary, layers, the output, the embedding or the draft can have the focus. Focused layers are the selection.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _RADIUS = 1.5
 
 
 def strip_of(key: StripKey, lanes: Lanes) -> Strip:
-    """Return the strip of a lane in which the part `key` of layers is drawn."""
+    """Return the horizontal strip in which all lanes draw the part `key` of layers."""
     if key == "kv":
         return lanes.kv
     if key == "experts" and lanes.experts is not None:
@@ -55,7 +55,7 @@ def strip_of(key: StripKey, lanes: Lanes) -> Strip:
 
 
 def strip_colour(key: StripKey, palette: Palette) -> str:
-    """Return the colour of a strip's parts, which memory bars and legend use too."""
+    """Return the colour of the layers in the strip `key`, as `#rrggbb`. Memory bars and legend use the same colour."""
     role: PartRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
     return part_colour(palette, role)
 
@@ -86,7 +86,10 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return for each strip its key, and one path with all slices of layers. `top`: top of the lane's track."""
+    """Return pairs of a strip and one path with all slices that are drawn in the strip.
+
+    `top`: y coordinate of the top of the lane's track, in pixels.
+    """
     found: list[tuple[StripKey, QPainterPath]] = []
     for key, layers in slices:
         strip, path = strip_of(key, lanes), QPainterPath()
@@ -100,7 +103,10 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return for each strip its key, and one path with all its layers. `top`: top of the lane's track."""
+    """Return pairs of a strip and one path with all layers that are drawn in the strip.
+
+    `top`: y coordinate of the top of the lane's track, in pixels.
+    """
     result: list[tuple[StripKey, QPainterPath]] = []
     for key, layers in blocks:
         strip = strip_of(key, lanes)
@@ -258,7 +264,7 @@ class LaneItem(QGraphicsItem):
     def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
         """Paint the block of embedding, output or draft into `rect`.
 
-        `name`: colour of the block. `word`: its label, painted upwards if there is room.
+        `name`: name of the block's colour. `word`: label of the block, painted upwards if there is room.
         """
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(name))

@@ -123,7 +123,7 @@ class OverlayItem(QGraphicsItem):
 
 
 class PillItem(QGraphicsItem):
-    """Label near the pointer, above all other items, that shows the effect of the drag."""
+    """Label near the pointer, above all other items, that says what the drag would do if it ended now."""
 
     def __init__(self, fonts: Fonts) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class PillItem(QGraphicsItem):
         return self._rect.adjusted(-1, -1, 1, 1)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the label with text and background colours exchanged."""
+        """Paint the label inverted: on the palette's text colour, in the colour of panels."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(self._palette.text))
@@ -232,7 +232,7 @@ class HandleItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the rectangle of the handle's line and its largest dot, in scene coordinates."""
+        """Return the rectangle of the line and of the dot at its largest size, in scene coordinates."""
         if self._place is None:
             return QRectF()
         place = self._place
@@ -269,7 +269,7 @@ def marks_of(
 ) -> Marks:
     """Return the marks for focus, drag, hover and pins.
 
-    The focus ring is included only if the editor `has_keyboard` focus.
+    `has_keyboard`: whether the editor has the keyboard focus. Without it there is no focus ring.
     """
     ring: QRectF | None = None
     if has_keyboard and drag is None:
@@ -319,7 +319,7 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
 
 
 def pill_text(drag: Drag | None) -> str:
-    """Return a text for what the drag would do if it ended now; empty if there is no drag."""
+    """Return text that says what the drag would do if it ended now; empty if there is no drag."""
     if isinstance(drag, BoundaryDrag):
         # The layout at the start of the drag, cut at the layer where the boundary is now. The preview may be a frame
         # late.
@@ -355,7 +355,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the tooltip of the part under the pointer as plain text: its sizes, and its pin if any.
+    """Return as plain text the tooltip of `target`, the part under the pointer: its sizes, and its pin if it has one.
 
     If the engine placed the part on another device than the layout asks for, the tooltip says so.
     """
@@ -376,7 +376,7 @@ def _elsewhere_at(shown: Shown, target: Target | None) -> tuple[PlaceDifference,
 
 
 def elsewhere_of(shown: Shown, layer: int) -> tuple[PlaceDifference, ...]:
-    """Return the parts of a layer that the engine placed on another device.
+    """Return the parts of a layer that the engine placed on another device than the layout asks for.
 
     `layer` is `n_layers` for the output layer.
     """
@@ -413,7 +413,10 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
 
 
 def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
-    """Return a rectangle in scene coordinates for each pinned range, in the lane of the device it is pinned to."""
+    """Return the rectangles of all pinned layers, parts and output, in scene coordinates.
+
+    The rectangle of a pin is in the lane of the device to which it pins.
+    """
     lane_of = shown.lane_of
     last = len(shown.preview.layers) - 1
     # A pin may name a device that the rig no longer has: it is kept, but there is no lane to paint it in.
@@ -442,7 +445,7 @@ def focus_device(pins: Pins, focus: Focus | None) -> str | None:
 
 
 def pin_text(pins: Pins, target: Target | None) -> str:
-    """Return a sentence on the pin of the part under the pointer; empty if it is not pinned."""
+    """Return a sentence on the pin of `target`, the part under the pointer; empty if it is not pinned."""
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)

@@ -33,9 +33,9 @@ MAX_LINE = 4000
 _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
-"""Height of one line of number fields, in pixels."""
+"""Least height in pixels that the number fields get in a low editor: one line of fields."""
 _OTHER_PARTS_PX = 270
-"""Height in pixels of what the editor shows beside the number fields: heading, input line, ruler, a lane, notes."""
+"""Height in pixels of the editor without its number fields: heading, input line, ruler, one lane and notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 
@@ -50,7 +50,8 @@ class ExpertCount:
 class NumberBar(QFrame):
     """Shows for each device the number of its layers, and the number of layers whose experts are on it.
 
-    A changed number of layers is emitted as one finished move, a changed number of experts as `experts_entered`.
+    If the user changes a number of layers, `moved` and `move_finished` are emitted; for a number of experts,
+    `experts_entered`.
     """
 
     moved = Signal(Move)

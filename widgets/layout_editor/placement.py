@@ -1,4 +1,4 @@
-"""Content of the lanes: which parts of layers the layout and its overrides place on each device. Also the pins."""
+"""Content of the lanes: the parts of layers that layout and overrides place on each device. Also the pins of layers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ them on different devices.
 """
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
-"""The layers that are drawn in a lane, by strip: pairs of a strip and the indices of its layers."""
+"""The layers that a lane draws in each strip: pairs of the strip and the indices of its layers."""
 
 
 SliceBlocks = tuple[tuple[StripKey, tuple[tuple[int, float, float], ...]], ...]
-"""Slices of layers as (layer, begin, end), by strip. Begin and end are fractions of the layer's width, 0 to 1."""
+"""The slices of layers that a lane draws in each strip: pairs of the strip and its slices (layer, begin, end).
+
+Begin and end are fractions of the layer's width, 0 to 1.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneDevice:
     """The device of a lane.
 
-    `present`: False if the layout names a device that the rig does not have.
+    `present`: whether the rig has the device. A layout can also name devices that the rig lacks.
     `state`: the reason why nothing can be placed on the device now ("in use", "stopped"), shown instead of its free
     memory; empty if it is usable.
     """
@@ -47,12 +50,12 @@ class LaneDevice:
 
 @dataclass(frozen=True, slots=True)
 class MachineGroup:
-    """The lanes of one machine as a group. A head lane stands for the whole machine, and has this value.
+    """The lanes of one machine as a group. This value is part of the head lane, which stands for the whole machine.
 
     key: fingerprint of the machine's certificate.
     devices: ids of the machine's devices.
-    roomiest: id of the device that gets layers that are dropped on the folded machine. It has most memory to spare in
-    this layout. None if no device can be used.
+    roomiest: id of the device that has the most memory to spare in this layout; None if no device can be used. It gets
+    the layers that are dropped on the folded machine.
     is_folded: whether the lanes of the devices are hidden.
     """
 
@@ -67,8 +70,8 @@ class LaneContent:
     """Content of the track of one lane.
 
     ranges: layers `(first, last)` of the device, both included.
-    blocks: for each strip, the layers that have this part on the device.
-    ghosts: for each strip, the layers of the device that have this part on another device, because of an override.
+    blocks: parts of layers that are on the device. Each strip has the layers whose part it draws.
+    ghosts: parts of the device's own layers that overrides place on another device, by strip.
     has_embedding, has_output: whether the token embedding, and the output layer, are on the device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
@@ -229,11 +232,14 @@ def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, 
 
 
 def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:
-    """Return the bytes of weights that the layout places on the device of a lane, by the sizes of the tensors.
+    """Return the bytes of weights that the layout places on the device of `content`, by the sizes of the tensors.
 
-    In split modes "tensor" and "row" this is an estimate, since llama.cpp rounds the share of each tensor. Experts are
-    assumed to be the same fraction of a device's forecast weights as of the whole model's weights. The host holds the
-    weights that no other device holds.
+    `row`: memory that the layout needs on the device; None if it is unknown.
+
+    In split modes tensor and row the bytes of experts on a device are estimated: experts are the same share of the
+    weights in `row` as of all weights of the model. The total is then unknown, except on the host, which has all
+    weights that no other device has. An override whose pattern matches no known part makes the total unknown in the
+    same way.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")
@@ -268,7 +274,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
 
 def unknown_patterns(layout: Layout) -> int:
-    """Return the number of overrides with a pattern that names no known part of layers; the lanes do not draw them."""
+    """Return the number of overrides whose pattern matches no known part of layers. The lanes do not draw them."""
     return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
 
 

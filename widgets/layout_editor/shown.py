@@ -36,7 +36,8 @@ class LayerTarget:
 class PartTarget:
     """Pointer target: a part of a layer that can be moved alone.
 
-    The part is the layer's experts, or its dense part if an override puts that on another device than the layer.
+    The part is the layer's experts. It is the dense part if an override puts the dense part on another device than the
+    layer.
     """
 
     layer: int
@@ -77,7 +78,7 @@ class EmptyTarget:
 
 @dataclass(frozen=True, slots=True)
 class BarTarget:
-    """Pointer target: the memory bar of `lane`, or its label."""
+    """Pointer target: the memory bar or the label of `lane`."""
 
     lane: int
 
@@ -89,6 +90,8 @@ Target = (
 
 def lanes_of(contents: Sequence[LaneContent]) -> dict[str, int]:
     """Return the index of the lane of each device, by device id.
+
+    `contents`: contents of all lanes, from top to bottom.
 
     The devices of a folded machine have no lanes of their own: their index is that of the machine's head lane.
     """
@@ -112,7 +115,7 @@ class Shown:
     """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
 
     `state`: whether the layout is loaded, as text.
-    `contents`, `values`: for each lane, its layers, and all values that it shows.
+    `contents`: the layers of each lane. `values`: all values that each lane shows.
     `elsewhere`: layers, KV caches and output that are on another device than the layout asks for, if the preview is
     loaded.
     """
@@ -145,7 +148,7 @@ class Shown:
         Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
 
         `lane`: the lane in which the drag begins.
-        `home`: the device of the dragged object. A drop on the head lane where the drag began leaves it there.
+        `home`: the device of the dragged object. If `lane` is a head lane, a drop there leaves the object on `home`.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.
@@ -154,7 +157,7 @@ class Shown:
         return tuple(found)
 
     def destinations(self) -> tuple[str, ...]:
-        """Return all devices that accept layers, those of folded machines too, from top to bottom."""
+        """Return the ids of all devices that accept layers, from top to bottom, with those of folded machines."""
         found: list[str] = []
         for content in self.contents:
             if content.group is not None:
@@ -201,7 +204,10 @@ class Shown:
         return any(layer.attention_bytes + layer.ffn_bytes for layer in layers)
 
     def part_lane(self, part: MovablePart, layer: int) -> int:
-        """Return the index of the lane in which a part of a layer is drawn; the layer's lane if it lacks the part."""
+        """Return the index of the lane in which a part of a layer is drawn.
+
+        If the layer has no such part, it is the lane of the layer.
+        """
         keys = _KEYS[part]
         return next(
             (

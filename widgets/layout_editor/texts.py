@@ -160,7 +160,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
 
 
 def boundary_cost(preview: Preview, index: int) -> str:
-    """Return a sentence on the bytes that each token sends over a boundary, with the time; empty if unknown."""
+    """Return a sentence on the data that each token sends over a boundary: bytes and time. Empty if unknown."""
     if preview.hops is None:
         return ""
     left, right = preview.layout.runs[index : index + 2]
@@ -174,7 +174,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return a sentence on prompt speed lost because overrides turn off pipeline parallelism; empty if none is lost."""
+    """Return a sentence on the prompt speed that overrides cost by turning off pipeline parallelism; empty if none."""
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""
@@ -313,7 +313,10 @@ def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
 
 
 def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
-    """Return the lines below the lanes as (text, is a warning): violations with their remedies, notes, advice."""
+    """Return the lines below the lanes as pairs of a text and whether it is a warning.
+
+    The lines are violations with their remedies, notes, and advice.
+    """
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
         lines.append(
@@ -354,7 +357,10 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
 
 
 def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
-    """Return the summary for screen readers: model, lanes, output and notes as sentences."""
+    """Return the summary for screen readers: model, lanes, output and notes as sentences.
+
+    `state`: whether the layout is loaded, as text.
+    """
     rows = {row.id: row for row in preview.report.rows}
     sentences = [
         tr(
@@ -379,25 +385,27 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the device lacks memory. A device on which the layout places nothing never lacks memory.
 
-    `room`: the row of the device with its latest reading, whose free memory counts; None if that is `row`.
+    `room`: row of the same device with its latest reading, from which free memory and cap are taken; None if they are
+    taken from `row`.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 
 
 _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
-"""If a load sends weights to a worker for at least this many seconds, the tooltip of the speed mentions it (first
-number), and a note below the lanes as well (second number).
+"""Durations in seconds for which a load sends weights to a worker. From the first on, the tooltip of the speed mentions
+the sending; from the second on, a note below the lanes mentions it too.
 """
 _ALIKE = 1.1
-"""If predicted and measured speed differ by at most this ratio, only the measured speed is shown."""
+"""Ratio up to which predicted and measured speed count as equal, so that only the measured speed is shown."""
 REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so does each answer.")
 
 
 def speed_text(preview: Preview) -> str:
-    """Return the speed of the edited layout as text: measured in its last answer, or else predicted.
+    """Return the speed of the edited layout as text: measured in the last answer with this layout, or else predicted.
 
-    If the predicted speed at the usual number of tokens in the context differs from the measured one, it is added. A
-    prediction is marked as rough if a device was not measured, so that values of typical devices were used.
+    If both are known and differ by more than the factor `_ALIKE`, the text has both, with the number of tokens in the
+    context that is predicted for. A prediction is marked as rough if a device was not measured, so that values of
+    typical devices were used.
     """
     speed = preview.speed
     measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)
@@ -427,7 +435,10 @@ def _prompt_text(prompt: SpeedForecast) -> str:
 
 
 def speed_tool_tip(preview: Preview) -> str:
-    """Return the tooltip of the speed: the predicted speed, then the time for a token on each device and its source."""
+    """Return the tooltip of the speed: the predicted speed, and for each device the time for a token with its source.
+
+    The source says how the time is known, such as by a measurement of the device or as a guess.
+    """
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
@@ -482,7 +493,7 @@ def _sending_lines(preview: Preview, least_s: float = _TOOLTIP_FROM_S) -> list[s
 
 
 def sending_notes(preview: Preview) -> list[str]:
-    """Return the notes on sending weights: a line for each worker to which a load would send them for 5 s or more."""
+    """Return a line for each worker to which a load would send weights for at least `_NOTE_FROM_S` seconds."""
     return _sending_lines(preview, _NOTE_FROM_S)
 
 

@@ -74,11 +74,12 @@ class EditorView(QGraphicsView):
     """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
     why_requested = Signal(str)
-    """Requests the reason why layers or the output are on their device. The argument names them for people."""
+    """Requests the reason why layers or the output are on their device. The argument names them, such as "layers 3–5".
+    """
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
+    """Requests the effects of the menu actions that move experts. The receiver calls `show_expert_outcomes`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -264,7 +265,7 @@ class EditorView(QGraphicsView):
             menu.popup(event.globalPos())
 
     def context_menu(self) -> QMenu:
-        """Return the menu of the focused layers, output or embedding. The caller shows it."""
+        """Return the menu of the focused layers, output, embedding or draft. The caller shows it."""
         shown, state = self._scene.shown, self.interaction
         assert shown is not None
         words = focus_text(shown.preview, state.focus)
@@ -290,7 +291,7 @@ class EditorView(QGraphicsView):
         return menu
 
     def _add_parts(self, menu: QMenu, shown: Shown) -> None:
-        """Add the actions that move or pin parts of the focused layers."""
+        """Add the actions that move or pin parts of the focused layers, or that move the experts of all layers."""
         state = self.interaction
         assert isinstance(state.focus, LayerFocus)
         has_experts = shown.has_part("experts", *state.focus.span)
@@ -324,9 +325,9 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu what each move of experts would change.
+        """Show the effects of the actions that move experts in the open menu.
 
-        `texts`: the change as text, by the key of the move in `EXPERT_TITLES`. A move without a text is disabled.
+        `texts`: the effect as text, by the key of the action in `EXPERT_TITLES`. An action without a text is disabled.
         """
         for kind, action in self.expert_actions.items():
             text = texts.get(kind, "")
@@ -356,7 +357,10 @@ class EditorView(QGraphicsView):
         self._show_focus()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Move the focus through boundaries, output and embedding on Tab; leave the editor after the last."""
+        """Handle Tab and Shift+Tab: move the focus to the next or previous boundary, output, embedding or draft.
+
+        Past the last or first of them, the focus leaves the editor.
+        """
         # `QWidget.event` calls this for Tab before `keyPressEvent`, which gets the key only if this returns False.
         if self.interaction.step_stop(1 if forward else -1):
             self._update_marks()

@@ -17,7 +17,7 @@ _READING = tr("Reading the model card…")
 
 
 class CardView(QScrollArea):
-    """Scroll area that shows one model card, or that a card is being read (`clear`)."""
+    """Scroll area with one model card. After `clear` it says that the card is being read."""
 
     link_opened = Signal(str)
     # Text of a code block, and its language.

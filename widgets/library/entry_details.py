@@ -44,7 +44,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRequest:
-    """A request to move one copy of a quantisation to the trash. `entry`: the entry that has the quantisation."""
+    """A request to move one copy of a quantisation to the trash. `entry`: the library's entry of the model."""
 
     entry: Entry
     quantisation: Quantisation
@@ -116,7 +116,7 @@ class EntryDetails(QScrollArea):
         return self.quantisations.current
 
     def show_model(self, model: Listed | None) -> None:
-        """Show `model`, or nothing if it is None. If it was shown before, text that is being typed is kept."""
+        """Show `model`, or nothing if it is None. If the model stays the same, text that is being typed is kept."""
         if model is not None and model == self._model:
             return
         # By key: a scan, a forecast or a saved note gives a new value of the same model.

@@ -198,7 +198,7 @@ class PresetBox(ComboBox):
         return self._chosen
 
     def show_presets(self, names: Sequence[str]) -> None:
-        """Set the names of the presets."""
+        """Offer the presets `names`."""
         self._names = tuple(names)
         self._fill()
 

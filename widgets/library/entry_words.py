@@ -1,4 +1,4 @@
-"""Texts of the list and the details of a model."""
+"""Texts about the models of the library, for the list of models and for the details of one model."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class RowWords:
 def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
     """Return the texts of the row of `model`.
 
-    `searched`: words of the search in lower case. A text that contains one of them is added if the row would not show
-    it otherwise, such as a file name.
+    `searched`: words of the search in lower case. If a word is found only in a text that rows do not show, such as a
+    file name, that text is added.
     """
     entry, chosen, facts = model.entry, model.chosen, model.entry.facts
     said = []
@@ -86,9 +86,9 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
 
 
 def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
-    """Return those texts of `model` that contain a word of the search, such as file names and notes.
+    """Return for each searched word a text of `model` that contains it, such as a file name or an excerpt of the notes.
 
-    `searched`: words that are not in the row of the model, in lower case.
+    `searched`: words in lower case that do not occur in the row of the model. Words without such a text are left out.
     """
     entry, facts = model.entry, model.entry.facts
     copies = [copy.first for each in entry.quantisations for copy in each.copies]
@@ -120,7 +120,7 @@ def _excerpt(text: str, word: str) -> str:
 
 
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return the owners of a model's folders, such as programs, as short texts. A path is cut to its last part."""
+    """Return short names of the programs or folders that have copies of a model. A path is cut to its last part."""
     # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 
@@ -136,10 +136,7 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 
 
 def speed_of(model: Listed) -> str:
-    """Return the speed of a model as text: measured in its last answer, or else predicted.
-
-    An answer counts only if it was made with the layout of the present forecast.
-    """
+    """Return the speed of a model as text: measured in an answer with the forecast's layout, or else predicted."""
     # Only one on the layout of the forecast counts (`measured_of`): another layout can be several times as fast.
     measured = model.measured_of(model.chosen)
     if measured:
@@ -161,9 +158,9 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer, with the devices of its layout; empty if there is no answer.
+    """Return a sentence on the speed and the devices of the last answer; empty if there is no answer.
 
-    It is for a model whose last answer used another layout than the forecast.
+    It is used if the last answer had another layout than the forecast.
     """
     if not notes.measured:
         return ""
@@ -245,7 +242,7 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
 
 
 def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
-    """Return one line for each copy of a quantisation: owner, path, and number of further parts of a split file."""
+    """Return one line for each copy of a quantisation: owner, path, and for a split file the number of other parts."""
     lines = []
     for copy in quantisation.copies:
         owner = f"{copy.first.store.label}: " if copy.first.store.label else ""

@@ -199,7 +199,7 @@ class FindPanel(QWidget):
         self.message_label.setVisible(bool(text))
 
     def show_found(self, found: Sequence[FoundRepo]) -> None:
-        """List the results of a search."""
+        """List the repositories that a search on the hub has found."""
         self._found = tuple(found)
         self.results.clear()
         for each in self._found:

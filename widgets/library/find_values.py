@@ -10,7 +10,7 @@ from pathlib import Path
 class FoundRepo:
     """A repository found by a search, as texts.
 
-    `size`: number of parameters of the model. `updated`: when it was last changed. `detail`: text of the tooltip.
+    `size`: number of parameters of the model. `updated`: time of the last change. `detail`: text of the tooltip.
     """
 
     repo: str

@@ -33,7 +33,6 @@ class LoadQuestion:
 
     `text`: the question.
     `unload_text`, `beside_text`, `proposal_text`: labels of the buttons for these answers (`LoadAnswer`).
-
     `can_remember`: whether "Do not ask again" is offered.
     """
 
@@ -48,7 +47,7 @@ class LoadQuestion:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """The user's answer in the question bar. `remember`: whether later loads use it and do not ask."""
+    """The user's answer in the question bar. `remember`: whether later loads use the same answer without asking."""
 
     answer: LoadAnswer
     remember: bool = False

@@ -66,14 +66,17 @@ class LoadedEntry:
 
 @dataclass(frozen=True, slots=True)
 class KeepAliveChoice:
-    """A request to set the keep-alive time, in seconds, of the model with this number."""
+    """A request to change the keep-alive time of the loaded model with the number `number` (`LoadedEntry.number`)."""
 
     number: int
     keep_alive_s: float
 
 
 class LoadedRow(QPushButton):
-    """The row of a loaded model: title, button to unload, memory, state and keep-alive time."""
+    """The row of a loaded model: a button that shows title, memory, state and keep-alive time.
+
+    A button on the row unloads the model, or cancels its load.
+    """
 
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
@@ -134,7 +137,7 @@ class LoadedRow(QPushButton):
         return menu
 
     def sizeHint(self) -> QSize:
-        """Return the size of the labels: a button's own size hint ignores the widgets on it."""
+        """Return the size that the row's labels need. The row is a button, whose own size hint ignores its labels."""
         return self._grid.sizeHint()
 
     def minimumSizeHint(self) -> QSize:

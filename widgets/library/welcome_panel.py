@@ -80,13 +80,13 @@ class WelcomePanel(QScrollArea):
         return "\n".join(label.text() for label in (self._machine, self._demo, self._places))
 
     def show_machine(self, lines: Sequence[str]) -> None:
-        """Show the lines about this computer."""
+        """Show `lines` of text about this computer, such as its devices."""
         self._machine.setText("\n".join(lines))
 
     def show_demo(self, *, speaks: bool) -> None:
         """Show which demo model the first button opens.
 
-        `speaks`: whether the demo model gives real answers; if not, it is the generated model.
+        `speaks`: whether it is a small real model; if not, it is a generated model whose answers make no sense.
         """
         self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the demo model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)

@@ -61,7 +61,7 @@ class Outcome:
 
 
 def loaded_outcome(event: Loaded) -> Outcome:
-    """Return the outcome of a successful load. Its sentence includes the error of the forecast."""
+    """Return the outcome of a successful load. Its sentence says how much measured and forecast memory differ."""
     rows = used_rows(event.devices)
     # llama.cpp reports its buffers only, so the overhead of the process is left out of what they are compared with.
     forecast = tuple(row.without_overhead() for row in event.forecast)
@@ -96,13 +96,11 @@ def loaded_outcome(event: Loaded) -> Outcome:
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
-    """Return the outcome of a load that ran out of memory.
+    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says when it did.
 
     names: names of devices by id.
     proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.
     short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
-
-    Memory can also run out during an answer. The message of the event says when it did.
     """
     sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)
@@ -158,9 +156,10 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return an attempt as two lines of text. The second line is the reason why this layout is tried.
+    """Return an attempt as two lines of text.
 
-    The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0".
+    The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0". The second line
+    has the reason why this layout is tried.
     """
     return f"{event.number}. {event.layout}\n    {event.reason}"
 
@@ -199,7 +198,10 @@ def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
 
 
 def device_words(device_id: str, names: Mapping[str, str]) -> str:
-    """Return a device's id with its name, such as `RPC0 (attic)`; only the id if it has no other name."""
+    """Return a device's id with its name, such as `RPC0 (attic)`; only the id if it has no other name.
+
+    `names`: names of devices by id.
+    """
     name = names.get(device_id, "")
     return f"{device_id} ({name})" if name and name != device_id else device_id
 
@@ -233,7 +235,10 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
 
 
 def time_words(seconds: Mapping[Stage, float]) -> str:
-    """Return a sentence on the duration of a load, in all and by stage; empty if no stage was timed."""
+    """Return a sentence on the duration of a load, in all and by stage; empty if no stage was timed.
+
+    `seconds`: duration of each timed stage.
+    """
     whole_s = sum(seconds.values())
     if not seconds:
         return ""
@@ -248,7 +253,11 @@ def time_words(seconds: Mapping[Stage, float]) -> str:
 
 
 def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:
-    """Return the progress of a load as text, such as "Reading the weights on RPC0 45 %"."""
+    """Return the progress of a load as text, such as "Reading the weights on RPC0 45 %".
+
+    `device`: id of the device that is being filled; None if unknown.
+    `fraction`: progress of the stage, 0 to 1; None if unknown.
+    """
     words = STAGE_WORDS[stage]
     place = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"

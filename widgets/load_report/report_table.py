@@ -73,7 +73,7 @@ def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
 
 
 def table_lines(outcome: Outcome) -> tuple[TableLine, ...]:
-    """Return the cells of the outcome's table, for each device."""
+    """Return the texts of the outcome's table, one line for each device."""
     columns = visible_columns(outcome.rows)
     forecast = {row.id: row for row in outcome.forecast}
     return tuple(_line(row, forecast.get(row.id), columns) for row in outcome.rows)

@@ -1,6 +1,6 @@
-"""Values that the parser returns and the document shows: blocks, which are lines and tables, of runs of text.
+"""Blocks of Markdown: values that the parser returns and the document shows, with limits on their number.
 
-Also the limits on blocks and formulas.
+A block is a line or a table. It consists of runs, which are pieces of text with one format.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Line:
 
     `level`: level of a heading; 0 for other lines.
     `marker`: text before a list item: a bullet, a number or a check box.
-    `indent`, `quote`: levels of lists and quotes around the line.
+    `indent`: number of lists around the line. `quote`: number of quotes around it.
     `language`: language of the code, as its fence names it.
     `begins`, `ends`: whether the line is the first or last line of a code block.
     `joins`: whether the line of code continues the previous line, which was too long.
@@ -88,7 +88,7 @@ Block = Line | Table
 
 
 MAX_PIECES = 10_000
-"""Maximum number of lines and table cells of a message; Qt needs about a second for 10,000."""
+"""Maximum number of lines and table cells of a message: Qt needs about a second to lay out 10,000."""
 MAX_FORMULAS = 200
 """Maximum number of formulas of a message; further formulas stay text.
 The cache of formulas must have room for more than these, or formulas would be rendered again and again.
@@ -160,7 +160,10 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return `text` with hidden characters escaped, and with each line end as one line feed."""
+    r"""Return `text` with "\n" as the only line end, and with characters that are not drawn escaped, such as "\u200b".
+
+    Such characters are control characters, direction marks and widthless spaces.
+    """
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _HIDDEN.sub(_escape, text)

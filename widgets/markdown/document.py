@@ -16,7 +16,9 @@ from widgets.markdown.styles import EDGE, Styles
 OBJECT = "\N{OBJECT REPLACEMENT CHARACTER}"
 LINE_BREAK = "\N{LINE SEPARATOR}"
 EDGE_TEXT = "\N{NO-BREAK SPACE}"
-"""Text of the empty lines in a code frame: Qt gives an empty line after a table no height."""
+"""Text of the empty lines above and below code in its frame: a no-break space. Qt gives a line without text no height
+if it follows a table.
+"""
 DOCUMENT_MARGIN = 2.0
 
 
@@ -24,7 +26,8 @@ DOCUMENT_MARGIN = 2.0
 class CodePlace:
     """The place of a code block in the document.
 
-    `first`, `last`: numbers, counted from 0, of the text blocks above and below the code, which belong to its frame.
+    `first`, `last`: numbers, counted from 0, of the empty text blocks above and below the code. The code's frame is
+    drawn around both.
     `lines`: the lines of the code.
     """
 
@@ -44,8 +47,9 @@ class CodePlace:
 class QuotePlace:
     """The place of a quoted line in the document.
 
-    `block`: number of its text block, counted from 0.
-    `indent`, `levels`: levels of lists and quotes around it.
+    `block`: number of the line's text block, counted from 0.
+    `indent`: number of lists around the line.
+    `levels`: number of quotes around the line.
     """
 
     block: int
@@ -152,7 +156,7 @@ class MarkdownDocument(QTextDocument):
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
-        """Return the text from the character position `first` to `last`, with formulas as LaTeX source."""
+        """Return the text from character position `first` up to, but without, `last`, with formulas as LaTeX source."""
         parts: list[str] = []
         block = self.findBlock(first)
         while block.isValid() and block.position() <= last:
@@ -177,7 +181,7 @@ class MarkdownDocument(QTextDocument):
         return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
 
     def _write(self, place: int, blocks: Sequence[Block]) -> None:
-        """Replace all blocks of the document from the block with the index `place` on by `blocks`."""
+        """Replace the blocks of the document from the index `place` to the end by `blocks`."""
         cursor = QTextCursor(self)
         # Layout happens once, at the end of the edit block.
         cursor.beginEditBlock()

@@ -209,10 +209,10 @@ def _append(runs: list[Run], run: Run) -> None:
 
 
 def _address_beside(link: str, words: str) -> list[Run]:
-    """Return the host of a link, or the whole address if it has no host, as a dim run to show after the link's text.
+    """Return a dim run to show after the text of a link: the host of `link`, or the whole address if it has no host.
 
-    Nothing is returned if the text `words` is itself an address with the same host. It is not enough that the text
-    contains the host: "https://bank.example/?evil.example" looks like the host bank.example, as text before an @ does.
+    The result is empty if the text `words` is itself an address with the same host. A text that only contains this host
+    is not enough, because it can look like another host: "https://bank.example/?evil.example".
     """
     host = _host(link)
     # Text without spaces and @ may itself be an address.

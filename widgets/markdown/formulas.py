@@ -11,7 +11,8 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument,
 from PySide6.QtSvg import QSvgRenderer
 
 Submit = Callable[[Callable[[], None]], None]
-"""Runs a function in another thread. Functions run one after the other, in the order of the calls."""
+"""Function that runs a given function in another thread. Functions run one after the other, in the order of the calls.
+"""
 
 FORMULA_TYPE = QTextFormat.ObjectTypes.UserObject.value + 1
 SOURCE = QTextFormat.Property.UserProperty.value + 1
@@ -45,7 +46,7 @@ class Formula:
 
 
 DrawFormula = Callable[[FormulaKey], Formula | None]
-"""Function that renders a formula, in a thread of its own since that takes time; returns None for invalid source."""
+"""Function that renders a formula; it returns None for invalid source. It is called in a thread of its own."""
 
 
 class Formulas(QObject):
@@ -99,7 +100,7 @@ class Formulas(QObject):
 
 
 def key_of(character_format: QTextFormat) -> FormulaKey:
-    """Return the cache key of a formula, which its character format in the document contains."""
+    """Return the cache key of the formula that has this character format in a document."""
     return FormulaKey(
         str(character_format.property(SOURCE)),
         character_format.property(SHOWN) == "display",

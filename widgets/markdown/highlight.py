@@ -14,20 +14,21 @@ from pygments.util import ClassNotFound
 from widgets.markdown.blocks import Run
 
 SEGMENT_LINES = 80
-"""Number of lines that are highlighted together, and only once: so the end of long streamed code costs as little as its
-beginning. A token that spans two segments may get a wrong colour.
+"""Number of lines in a segment. The lines of a segment are highlighted together and only once, so the end of long
+streamed code costs as little as its beginning. A token that spans two segments may get a wrong colour.
 """
 MAX_CODE_CHARACTERS = 200_000
 """Maximum length of highlighted code in characters. Longer code has no colours."""
 MAX_LINE_CHARACTERS = 2_000
 """Maximum length of a line of code in characters. A longer line is cut into several lines."""
 MAX_COLOURED_CHARACTERS = 400
-"""Maximum length of a highlighted line in characters. A segment with a longer line has no colours: lexers are regular
-expressions with backtracking. Their time may grow with the square of a line's length or faster, and nothing can
-interrupt them."""
+"""Maximum length of a highlighted line in characters. A segment (`SEGMENT_LINES` lines) with a longer line has no
+colours: lexers are regular expressions with backtracking. Their time may grow with the square of a line's length or
+faster, and nothing can interrupt them.
+"""
 MAX_SEGMENT_S = 0.5
-"""Limit of processor time for a segment, in seconds.
-If a segment takes longer, code in its language is not highlighted any more.
+"""Maximum processor time in seconds for highlighting a segment (`SEGMENT_LINES` lines).
+If one segment takes longer, code in its language is not highlighted any more.
 """
 LANGUAGES = frozenset({
     "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",
@@ -38,8 +39,8 @@ LANGUAGES = frozenset({
     "sql", "swift", "systemverilog", "tcl", "terraform", "toml", "tsx", "typescript", "verilog", "vhdl", "vim",
     "xml", "yaml", "zig",
 })  # fmt: skip
-"""Languages whose lexers may be used: the model chooses both text and language. `tests/hardening` runs these lexers on
-inputs for which other lexers take minutes.
+"""Names of the languages that are highlighted. The model chooses both the text and its language, and some lexers take
+minutes for some texts. `tests/hardening` runs the lexers of these languages on such texts.
 """
 
 _KINDS: tuple[tuple[_TokenType, str], ...] = (
@@ -64,7 +65,7 @@ _KINDS: tuple[tuple[_TokenType, str], ...] = (
 def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
     """Yield the runs of each line of code. In highlighted code each run has the kind of its token.
 
-    Code is highlighted if its language is one of `LANGUAGES` and it is within the limits of length and time.
+    Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time.
     """
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for start in range(0, len(lines), SEGMENT_LINES):
@@ -76,7 +77,7 @@ def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
 
 
 _slow: set[str] = set()
-"""Languages of which a segment took too long. They are not highlighted until the program ends."""
+"""Languages in which a segment took longer than `MAX_SEGMENT_S`. They are not highlighted until the program ends."""
 
 
 @lru_cache(maxsize=64)

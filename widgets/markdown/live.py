@@ -14,7 +14,9 @@ from widgets.markdown.typesetter import Typesetter
 
 DRAW_INTERVAL_MS = 50
 PARSE_SHARE = 3
-"""The pause after parsing, as a multiple of its duration: so parsing takes at most a quarter of a thread."""
+"""Duration of the pause after parsing, as a multiple of the duration of parsing. It keeps a thread free for other
+texts.
+"""
 AT_ONCE_CHARACTERS = 1_500
 """Maximum length in characters of a text that is parsed at once in the GUI thread, before it is first painted."""
 

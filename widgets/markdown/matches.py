@@ -33,7 +33,7 @@ def drawn_lines(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def find_matches(document: QTextDocument, pattern: re.Pattern[str]) -> Iterator[QTextCursor]:
-    """Yield for each match in a document a cursor that selects the match."""
+    """Yield a cursor for each match of `pattern` in the document. The cursor selects the match."""
     # Not `QTextDocument.find`: counting in parsed blocks and highlighting must follow the same rules.
     block = document.begin()
     while block.isValid():

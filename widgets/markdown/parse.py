@@ -45,7 +45,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
     r"""Parse a formula between a line that begins with `\[` and one that ends with `\]`; return whether there is one.
 
-    A formula contains no blank lines. This function is a block rule of markdown-it.
+    A formula contains no blank lines. This function is a block rule of markdown-it: if `silent`, it only checks.
     """
     begin = state.bMarks[start_line] + state.tShift[start_line]
     if state.is_code_block(start_line) or not state.src.startswith("\\[", begin):
@@ -75,7 +75,7 @@ def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> b
 MAX_NESTING = 100
 """Maximum number of levels of quotes and lists. The parser drops deeper text."""
 MAX_INLINE_CHARACTERS = 5_000
-"""Maximum length of a paragraph in which inline Markdown is parsed, in characters."""
+"""Maximum length in characters of a paragraph whose inline Markdown is parsed. A longer one is shown as plain text."""
 MAX_LINE_CHARACTERS = 4_000
 """Maximum length of a line of plain text in characters. A longer line is cut into several lines."""
 LINK_SCHEMES = ("http", "https", "mailto")
@@ -108,7 +108,10 @@ def is_safe_link(address: str) -> bool:
 
 
 def parse_tokens(source: str) -> list[Token] | None:
-    """Return the tokens of `source`; None if it is nested too deeply. Hidden characters must be escaped before."""
+    """Return the markdown-it tokens of `source`; None if it is nested too deeply.
+
+    `source`: text whose hidden characters were escaped by `visible`.
+    """
     try:
         tokens = _parser().parse(source)
     except RecursionError:
@@ -133,7 +136,7 @@ def cut_line(line: str, size: int) -> Iterator[str]:
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse inline Markdown as markdown-it's own rule does, except in paragraphs that are too long."""
+    """Parse inline Markdown by markdown-it's own rule. Paragraphs above `MAX_INLINE_CHARACTERS` stay plain text."""
     for token in state.tokens:
         if token.type != "inline":
             continue

@@ -20,7 +20,7 @@ MAX_SHOWN_CHARACTERS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The result of parsing.
+    """The result of one call of `MarkdownStream.parse`.
 
     `finished`: blocks that became final since the last call.
     `open_end`: blocks that may still change; they replace the open end of the last call.
@@ -41,7 +41,7 @@ class MarkdownStream:
         self._taken = 0
         self._left_out = 0
         self._room = Room()
-        """How many lines, table cells and formulas may follow the finished blocks."""
+        """Room for more lines, table cells and formulas after the finished blocks."""
 
     def append(self, text: str) -> None:
         """Append a piece of the text."""

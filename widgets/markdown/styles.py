@@ -29,14 +29,14 @@ INDENT_PX = 22.0
 QUOTE_PX = 14.0
 CODE_INSET_PX = 12.0
 CODE_HEAD_PX = 30.0
-"""Height of the line above code, which has the language and the buttons."""
+"""Height of the empty line above code, over which the language and the buttons are placed."""
 CODE_FOOT_PX = 10.0
 RULE_PX = 9.0
 MARKER_PX = -18.0
-"""Text indent of a list item: its marker is left of the text, followed by a tab of the same width."""
+"""Text indent of a list item in pixels. It is negative, so that the marker of the item is left of the text."""
 LINE_DISTANCE_PX = 4.0
 EDGE = QTextFormat.Property.UserProperty.value + 4
-"""Property of a text block that marks the empty lines in a code frame, which are not part of the text."""
+"""Property of a text block that marks the empty line above or below code in its frame. Such a line is not copied."""
 _FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
 BLOCK_GAP_PX = 8.0
 ITEM_GAP_PX = 3.0
@@ -152,7 +152,10 @@ class Styles:
         return result
 
     def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
-        """Return the format of the empty line above the code in its frame (`is_head`), or of the one below."""
+        """Return the format of an empty line in the frame of a code block: the line above the code, or the one below.
+
+        `line`: a line of the code, which has the same indentation. `is_head`: whether the empty line is above the code.
+        """
         result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
         result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
         result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)

@@ -43,13 +43,13 @@ class Typesetter(QObject):
         self._palette = DARK
 
     def warm_up(self) -> None:
-        """Import the Markdown parser in its thread, before the first message needs it."""
+        """Import the Markdown parser in the thread that will use it, before the first message needs it."""
         self._submit(_parse_something)
 
     def parse(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
         """Call `work` in the parsing thread, then `then` with its result in the GUI thread.
 
-        The result comes by a signal of this object, which lives as long as the window: a message may be deleted while
+        The result comes by a signal of this object, which lives as long as the window. A message could be deleted while
         the other thread works for it.
         """
         ticket = next(self._tickets)

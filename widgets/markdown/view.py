@@ -45,7 +45,7 @@ class MarkdownView(QTextEdit):
     link_opened = Signal(str)
     """Emitted with the address of a clicked link, if it may be opened."""
     save_requested = Signal(str, str)
-    """Emitted with the text of a code block and the name of its language."""
+    """Requests to save a code block as a file. The arguments are its text and the name of its language."""
     height_changed = Signal()
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:

@@ -84,9 +84,8 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Returns the text to copy, given the API key. It is called once the key has been read.
-
-        None if nothing is to be copied then.
+        """A copy that waits for the API key: the function returns the text to copy, given the key. None if nothing
+        waits.
         """
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
@@ -272,11 +271,11 @@ class ServePane(QWidget):
             self._show_snippet()
 
     def show_starts(self, starts: bool) -> None:
-        """Show whether the server starts with the window; that setting can also be changed elsewhere."""
+        """Show whether the server starts together with the window. Other parts of the window can change this too."""
         self.start_box.setChecked(starts)
 
     def show_text(self, text: str) -> None:
-        """Show `text` as the text of the request that is selected in the table."""
+        """Show prompt and answer of the selected request, or a sentence why they are not available."""
         if text != self.text_edit.toPlainText():
             self.text_edit.setPlainText(text)
 
@@ -353,7 +352,7 @@ class ServePane(QWidget):
             _copy(self._snippet(""))
 
     def _copy_when_known(self, made: Callable[[str], str]) -> None:
-        """Copy the text that `made` returns for a given API key. If the key is not known yet, request it first."""
+        """Copy the text that `made` returns for the API key. If the key is not known yet, request it and copy later."""
         if self._status.key:
             _copy(made(self._status.key))
         else:

@@ -6,16 +6,18 @@ import json
 import shlex
 
 PROGRAMS = ("curl", "Python", "Open WebUI", "Continue", "Zed")
-"""Names of programs, in the order of the list."""
+"""Names of the programs for which there is a snippet, in the order in which they are offered."""
 NO_KEY = "none"
-"""Key for programs that refuse an empty one, if the server needs no key."""
+"""Text that snippets have in place of the API key if the server needs none, because some programs refuse an empty key.
+"""
 
 
 def snippet(program: str, url: str, key: str, model: str, n_ctx: int) -> str:
-    """Return a command or settings to copy into one of `PROGRAMS`, so that it uses the API server.
+    """Return a command or settings to copy into `program` (one of `PROGRAMS`), so that it uses the API server.
 
     `url`: address of the API server.
     `key`: API key of the server; empty if the server needs no key.
+    `model`: name by which the server knows the model.
     `n_ctx`: context of one request, in tokens.
     """
     base, known = f"{url}/v1", key or NO_KEY

@@ -132,8 +132,9 @@ def _joined(*words: str) -> str:
 
 
 def missing_protections() -> tuple[str, ...]:
-    """Return a sentence for each protection of `TABLE` that this system does not enforce; empty if it enforces all of
-    them.
+    """Return a sentence for each restriction of child processes that this system cannot enforce.
+
+    Empty if it can enforce all of them.
     """
     if not sys.platform.startswith("linux"):
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)

@@ -257,6 +257,11 @@ def ask_child(
 ) -> _Answer:
     """Start a child, send `request` and return its answer. The child has ended when this returns or raises.
 
+    `timeout_s`: time limit of the answer, in seconds.
+    `argv`: command; None for the model child.
+    `name`: role of the process, for process lists and the log.
+    `environment`: variables to add to our own.
+
     Raises:
         EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
     """

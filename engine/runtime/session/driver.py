@@ -152,7 +152,7 @@ class WorkRunner:
 
 
 def _ask_s(timeout_s: float) -> float:
-    """Return the seconds for which a child may try to stop by itself before it is killed within `timeout_s`."""
+    """Return the part of `timeout_s` in which a child may stop by itself. The rest is for SIGTERM and SIGKILL."""
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
 
@@ -161,7 +161,7 @@ class DriverOptions:
     """Options of a driver.
 
     `stall_timeout_s`: longest silence of the child, in seconds.
-    `stop_timeout_s`: seconds after a stop request within which a child that does not stop is killed and gone.
+    `stop_timeout_s`: longest time from a stop request to the end of a child that has to be killed, in seconds.
     `argv`: command of the child; None for the real one.
     """
 
@@ -301,7 +301,7 @@ class Driver:
     def _next_result(self) -> _Result | None:
         """Wait for the next result in the queue and return it.
 
-        Return None if a timer expired first; the machine has then got `TimerExpired`.
+        Return None if a timer expired first. The machine has then already handled `TimerExpired`.
         """
         if not self._timers:
             return self._results.get()

@@ -54,7 +54,7 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End the requests whose child ran out of memory during an answer, once the search for proposals has ended."""
+    """End the requests whose child ran out of memory during an answer, if the search for proposals has ended."""
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
         ending = state.last.ending

@@ -34,9 +34,7 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the event `Loaded` with measured memory, and with the forecast unless the estimate did not cover the
-    model.
-    """
+    """Return the event `Loaded` with measured memory. It also has the forecast, if the estimate covers the model."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
@@ -206,7 +204,9 @@ def memory_event(
     """Return the ending for a child whose allocation failed during a computation; None if something else ended it.
 
     Pools, cuBLAS workspaces and converted weights are allocated late, during the warm-up and the first long prompt. The
-    forecast does not contain them. `allocated`: rows of the buffers that were allocated before.
+    forecast does not contain them.
+
+    `allocated`: memory that was allocated before, a row for each device.
     """
     if not outcome.ran_out_of_memory:
         return None

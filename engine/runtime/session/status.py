@@ -10,7 +10,10 @@ from enum import Enum, auto
 from typing import Literal
 
 Fault = Literal["", "lost", "crashed"]
-"""Why a model was lost without being unloaded: "crashed" if its process crashed, "lost" for any other reason."""
+"""Why a model is gone without being unloaded; empty if this has not happened.
+
+"crashed": its process crashed. "lost": any other reason.
+"""
 
 
 class Phase(Enum):

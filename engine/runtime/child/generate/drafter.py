@@ -97,10 +97,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute the tokens of the slots that the drafter's sequences lack; return one draft without tokens for each
-        slot.
+        """Compute the tokens of the slots that the drafter's sequences lack.
 
-        A draft gets its `place` if tokens can be drafted for it.
+        Return a draft without tokens for each of `wanted`. Its `place` is set if tokens can be drafted for it.
         """
 
     @abstractmethod

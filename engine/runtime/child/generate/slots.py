@@ -98,7 +98,7 @@ class Slots:
         return slot
 
     def take_free(self, request: int, number: int) -> list[Slot]:
-        """Assign up to `number` free slots to a request, the least recently used ones, and return them empty."""
+        """Assign up to `number` free slots to a request, the least recently used ones. Empty them, and return them."""
         # The least used ones, in the order of their numbers, which llama.cpp needs in a batch.
         slots = sorted(sorted(self.free, key=_age)[:number], key=lambda slot: slot.number)
         for slot in slots:

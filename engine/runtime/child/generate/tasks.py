@@ -97,9 +97,11 @@ class SequenceTask(Task, ABC):
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Record the progress after a batch; return a message about it, or None.
+        """Record the progress after a batch; return a message about the progress of the prompt, or None during the
+        answer.
 
-        `count`: number of KV cells that the batch filled."""
+        `count`: number of KV cells that the batch filled.
+        """
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:

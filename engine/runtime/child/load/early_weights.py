@@ -234,7 +234,10 @@ class _Sender:
                 return
 
     def _send_probe(self) -> bool:
-        """Send a tensor of zeros, unless the worker has cached it before; return whether its bytes were sent."""
+        """Send a tensor of zeros, to find out whether the worker caches weights; return whether its bytes were sent.
+
+        They are not sent if the worker has cached the same tensor before.
+        """
         with mmap.mmap(-1, _PROBE_BYTES) as zeros:
             first = ctypes.c_char.from_buffer(zeros)
             was_sent = self._put(ctypes.addressof(first), _PROBE_BYTES)

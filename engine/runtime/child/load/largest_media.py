@@ -109,9 +109,11 @@ class _Tensor(ctypes.Structure):
 
 
 def _multiplications(tensor: int, operation: bytes) -> int:
-    """Return an upper bound for the multiplications that compute a node. `operation`: its name, as of `ggml_op_desc`.
+    """Return an upper bound for the number of multiplications that compute a graph node.
 
-    Operations other than products count as a few for each value of the result.
+    `tensor`: address of the node.
+    `operation`: name of its operation, from `ggml_op_desc`. Operations other than products count as a few
+    multiplications for each value of the result.
     """
     node = _Tensor.from_address(tensor)
     first, second = (_Tensor.from_address(source).ne if source else (1, 1, 1, 1) for source in node.src)
@@ -176,7 +178,11 @@ def _image_sizes() -> list[tuple[int, int]]:
 
 
 def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, width_px: int, height_px: int) -> int:
-    """Return the number of tokens of the longest part of an image of this size. mtmd needs no pixels for that."""
+    """Return the number of tokens of the longest part (tile) of an image of this size. mtmd needs no pixels for that.
+
+    `handle`: the loaded projector.
+    `marker`: text that marks an image in a prompt.
+    """
     with ExitStack() as stack:
         chunks = _chunks(library, handle, marker, watch, stack, library.mtmd_bitmap_init(width_px, height_px, None))
         return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
@@ -185,6 +191,9 @@ def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, widt
 def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> None:
     """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`).
 
+    `handle`: the loaded projector.
+    `marker`: text that marks an image or sound in a prompt.
+    `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
     chunks = _chunks(library, handle, marker, watch, stack, bitmap)
@@ -195,8 +204,11 @@ def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: Exi
 
 
 def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> list[Any]:
-    """Return the mtmd chunks of an image or a sound; empty if the projector refuses it. `stack` frees them.
+    """Return the mtmd chunks of an image or a sound, without those of text; empty if the projector refuses it.
 
+    `handle`: the loaded projector.
+    `marker`: text that marks an image or sound in a prompt.
+    `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
     stack.callback(library.mtmd_bitmap_free, bitmap)

@@ -161,7 +161,7 @@ class LoadedContext:
 
     @property
     def needs_checkpoints(self) -> bool:
-        """Whether a sequence cannot always be cut to fewer tokens, so that checkpoints are needed."""
+        """Whether checkpoints are needed, because the last tokens of a sequence cannot always be removed."""
         return bool(self.memory) and (self.has_recurrent_state or self.has_window_cache)
 
     def decode(self, tokens: Sequence[int]) -> int:

@@ -42,7 +42,7 @@ _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""Duration in seconds of one product of the whole matrix. If it takes longer, parts of the matrix are measured too.
+"""Seconds that one product of the whole matrix may take. If it takes longer, parts of the matrix are measured too.
 
 On a busy machine a short part is less disturbed.
 """
@@ -56,7 +56,7 @@ _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
 The next larger number is used if one product takes less than `SHORT_S` seconds.
 """
 _THREAD_ROWS = 1024
-"""Rows of the matrix for products with many columns in `measure_threads`.
+"""Number of matrix rows in `measure_threads` for the product with many columns.
 
 They are few, because a single thread computes this product too.
 """
@@ -130,7 +130,7 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return the multiplications per second of a matrix product for prompts: number of weights times number of tokens.
+    """Return the multiplications (weights times tokens) per second of a matrix product, as for a prompt.
 
     A larger matrix is measured if one product takes less than `SHORT_S` seconds.
     """

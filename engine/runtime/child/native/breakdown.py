@@ -59,12 +59,12 @@ class _Map(ctypes.Structure):
 
 
 def context_bytes(engine: Bindings, context: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of a context and its model, by buffer type address; None if they cannot be read."""
+    """Return the bytes of a context and its model in each buffer type, by the type's address; None if unreadable."""
     return _read(engine, engine.context_breakdown, context, 3)
 
 
 def model_bytes(engine: Bindings, model: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of a model's weights, by buffer type address; None if they cannot be read."""
+    """Return the bytes of a model's weights in each buffer type, by the type's address; None if unreadable."""
     return _read(engine, engine.model_breakdown, model, 1)
 
 

@@ -93,7 +93,7 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Forget the allocations counted so far (small buffers of `Links`). Called before weights are loaded."""
+        """Forget the allocations counted so far (small buffers of `Links`), because weights are loaded next."""
         self._pending.clear()
 
     def weights_done(self) -> None:
@@ -102,9 +102,9 @@ class MemberBuffers:
         self._in_context = True
 
     def note(self, buffer: LoggedBuffer) -> None:
-        """Count the allocations since the last call as KV cache or recurrent state.
+        """Count the allocations since the last call as KV cache or as recurrent state, whichever `buffer` is.
 
-        `buffer`: buffer in the log, which llama.cpp logs right after allocating it.
+        llama.cpp logs a buffer right after it has allocated it.
         """
         if not buffer.buffer_type.startswith(META_PREFIX):
             return

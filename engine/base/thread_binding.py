@@ -34,7 +34,10 @@ _SOCKET = "LAYERDECK_THREAD_BINDING"
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 """SECCOMP_IOCTL_NOTIF_RECV and SECCOMP_IOCTL_NOTIF_SEND of `linux/seccomp.h`."""
 _QUESTION, _ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
-"""`struct seccomp_notif`, whose field 6 is the first argument of the call, and `struct seccomp_notif_resp`."""
+"""Layouts of `struct seccomp_notif` and `struct seccomp_notif_resp`.
+
+Field 6 of the first one, counted from 0, is the first argument of the call.
+"""
 _CONTINUE = 1
 """SECCOMP_USER_NOTIF_FLAG_CONTINUE: the kernel carries out the call."""
 _EACCES = 13

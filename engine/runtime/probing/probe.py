@@ -311,7 +311,7 @@ class ProbeCache:
                 self._loaded.popitem(last=False)
 
     def is_known_on_host(self, plan: Plan) -> bool:
-        """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
+        """Return whether `plan` was loaded before, uses the host alone, and fits into the host's present free memory.
 
         If so, a large batch in the warm-up cannot reveal a lack of memory. On a card it can, because a card may have
         lost memory that no driver reports.

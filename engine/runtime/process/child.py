@@ -393,7 +393,7 @@ class ChildProcess:
     def _end_group(self, reason: EndReason) -> None:
         """Wait for a child that got `Quit`, then send SIGTERM to its process group, then SIGKILL.
 
-        If `reason` is not STOPPED, SIGTERM follows at once.
+        If `reason` is not STOPPED, SIGTERM is sent at once.
         """
         with self._condition:
             while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:

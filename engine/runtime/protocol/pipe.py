@@ -276,7 +276,10 @@ def _ring_after(seconds: float) -> None:
 
 
 _USUAL_BYTES = 192 << 20
-"""Assumed address space of a child at its start, if it cannot be read. Measured: 170 MiB at most in the renderer."""
+"""Assumed address space of a child at its start in bytes, if it cannot be read.
+
+Measured: 170 MiB at most in the renderer.
+"""
 
 
 def _limit_memory(memory_bytes: int) -> None:

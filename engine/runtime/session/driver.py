@@ -54,7 +54,10 @@ _MAX_WAITING_MESSAGES = 256
 """Largest number of the child's messages in the queue. At this number its reader thread blocks, which limits memory."""
 
 PROPOSAL_LIMIT_S = 6.0
-"""Time limit in seconds for the proposals after a failed load. Proposals not probed by then stay estimated."""
+"""Time limit in seconds for finding and probing proposals after a failed load.
+
+Proposals that were not probed by then keep their estimated numbers.
+"""
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -172,7 +175,7 @@ class DriverOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of one input of the state machine, which the session's thread takes from a queue and carries out.
+    """What the session's thread has to do after one input of the state machine. It takes these results from a queue.
 
     `snapshot`: state to report to the receiver before the effects; None if the public state did not change.
     `effects`: actions to execute in their order.

@@ -358,7 +358,7 @@ def _start(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Handle a message of the loading child."""
+    """Handle a message of the child that loads: its progress, the loaded model, or a failure."""
     load = transition.load
     if load.cancelled:
         return

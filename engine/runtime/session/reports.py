@@ -256,7 +256,7 @@ def lost_event(
 
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     `devices`: devices that the child used, by endpoint.
-    `greetings`: results of greeting the workers after the loss, which show the lost one; may be empty.
+    `greetings`: results of greeting the workers after the loss, by which the lost worker is found; may be empty.
     `known`: sentences about known faults of llama.cpp with this plan. `model`: name of the model's file.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
@@ -333,8 +333,8 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
     """Return the free memory of a device when the allocation failed; None if unknown.
 
-    An RPC server reports the memory of its machine. So the result is at most the memory that the rig says is available
-    on the device, minus our allocations.
+    An RPC server reports the memory of its whole machine. So the result is limited to the device's available memory in
+    the rig, minus our allocations.
 
     `reported_bytes`: free memory that the device reported; None if it did not.
     `placed_bytes`: memory that we had allocated on the device before.

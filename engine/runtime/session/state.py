@@ -351,7 +351,7 @@ class Transition:
         self.do(effects.Send(self.child.id, request))
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout of the child on or off."""
+        """Turn the stall timeout of the child on or off; do nothing if there is no child or it is ending."""
         if self.state.child is not None and not self.state.child.ending:
             self.do(effects.Watch(self.state.child.id, active))
 
@@ -362,7 +362,7 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Begin a step of the load, and the slow work (an effect) for whose result the step waits.
+        """Begin a step of the load, which waits for the result of slow work (an effect).
 
         `work`: returns the effect for a ticket, the number by which its result is recognised.
         """

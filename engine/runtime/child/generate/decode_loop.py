@@ -43,7 +43,10 @@ LARGEST_REST = 0.25
 A separate small batch for the last tokens would cost more per token.
 """
 SECONDS_WITH_ANSWERS = 0.15
-"""Longest time in seconds of a batch with prompt tokens while answers run, because their next tokens wait for it."""
+"""Longest time in seconds of a batch with prompt tokens while answers are generated.
+
+The next token of each answer waits for the end of the batch.
+"""
 
 
 class PromptBudget:

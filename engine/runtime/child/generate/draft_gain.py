@@ -76,7 +76,7 @@ class Rest:
 
 
 class PlainSteps:
-    """Durations of the latest plain steps (steps of the decode loop without drafts) by the number of running answers."""
+    """Durations of the last plain steps (steps of the decode loop without drafts), by the number of running answers."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}

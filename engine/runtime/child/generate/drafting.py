@@ -189,8 +189,7 @@ class Drafting:
     def _chosen(
         self, tasks: Sequence[SequenceTask], wanting: Sequence[int], possible: Sequence[Possible], room: int
     ) -> list[int]:
-        """Return the number of tokens to draft for each request in `wanting`, and record it for the statistics of the
-        step.
+        """Return the number of tokens to draft for each request in `wanting`. The numbers are also kept for `note`.
 
         `wanting`: indices in `tasks` of the requests for which drafts are possible.
         `possible`: the possible draft of each of these requests.

@@ -14,8 +14,9 @@ from engine.runtime.child.generate.slots import common_prefix
 from engine.runtime.child.load.loaded_context import Batch, LoadedContext
 
 MOST_BEHIND = 8
-"""Number of tokens that a sequence of the draft model may lack before a draft. If more are missing, the draft model is
-computing a prompt (`Drafter.is_reading`).
+"""Largest number of tokens that a sequence of the draft model may lack before a usual draft.
+
+If more are missing, the draft model is computing a prompt (`Drafter.is_reading`).
 """
 
 

@@ -96,7 +96,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_possible(self) -> bool:
-        """Whether the numbers of the header are consistent."""
+        """Whether the numbers of the header are consistent with each other."""
         # Ascending, from 1 token up to all tokens of the sequence.
         ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
         sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]

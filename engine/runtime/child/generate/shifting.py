@@ -91,9 +91,11 @@ def _refusal(loaded: LoadedContext, prompt: MediaPrompt, replaced: Replaced) -> 
 
 
 def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) -> int:
-    """Return the number of tokens before the first message that is not a system prompt.
+    """Return the number of prompt tokens before the first message that is not a system prompt.
 
     The function compares the prompt with one in which that message begins differently, and counts the common prefix.
+
+    `tokens`: tokens of the prompt.
     """
     place = next((place for place, each in enumerate(request.messages) if each.role != "system"), None)
     if place is None:

@@ -41,7 +41,7 @@ class Slot:
     exact: int | None = None
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Set the list of tokens that are in the cache now, and drop checkpoints beyond the unchanged beginning."""
+        """Set the list of tokens that are in the KV cache now, and drop checkpoints after the unchanged beginning."""
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]

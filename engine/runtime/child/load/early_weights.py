@@ -155,7 +155,7 @@ def send_early(
 ) -> None:
     """Send the tensors of `load.early` to their workers in parallel, if these workers cache weights.
 
-    Returns when all are sent, or soon after a stop was requested. Does nothing unless several workers get weights.
+    Returns when all are sent, or soon after a stop was requested. Does nothing if fewer than two workers get weights.
     """
     by_device = {each.device: each.spans for each in load.early}
     found = [(worker, [span for device in worker.devices for span in by_device.get(device, ())])

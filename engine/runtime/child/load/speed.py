@@ -147,11 +147,12 @@ def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, t
 
 
 class _Graph:
-    """A graph that is timed: the product of a matrix with one or more columns on a device. A context manager that frees
-    its tensors.
+    """A graph whose computation is timed: by default the product of a matrix with one or more columns, on a device.
+
+    It is a context manager that frees its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions, if the graph only adds a column repeatedly instead of multiplying; 0: it multiplies.
+    `sums`: number of additions of a column, if the graph has these instead of the product; 0: the product.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
     `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
     `columns`: width of the matrix.
@@ -226,7 +227,6 @@ class _Graph:
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
 
     def _graph_of(self, engine: Bindings, *results: int) -> int:
-        """Return a graph that computes `results`, one after another."""
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
         graph: int = new_graph(self._tensors, _GRAPH_NODES, False)

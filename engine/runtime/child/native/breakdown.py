@@ -114,7 +114,7 @@ def _plausible(space: _Map) -> bool:
 
 
 def _walk(node: int | None, limit: int) -> Iterator[int]:
-    """Yield the addresses of a map's nodes in the order of their keys, `limit` of them at most."""
+    """Yield the addresses of a map's nodes in the order of their keys, at most `limit` of them. `node`: the root."""
     # In-order walk without recursion. The limit bounds it if the nodes are no tree.
     pending: list[int] = []
     seen = 0

@@ -156,7 +156,7 @@ class EngineLog:
         self.failed: FailedCard | None = None
         """The card on which a CUDA call failed, after which the engine aborts; None if no call failed."""
         self._card_error: tuple[str, str] | None = None
-        """Backend and text of a logged CUDA error, until a later line names its card; None if none is open."""
+        """Backend and text of a logged CUDA error whose card no line has named yet; None if there is none."""
         self._refused_bytes: int | None = None
         self.is_mute = False
         """Whether log lines are kept from standard error, because an intended failure is in progress."""
@@ -335,7 +335,10 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
 
 
 def context_failure(tokens: int, facts: LogFacts) -> Failure:
-    """Return the failure if llama.cpp did not create a context of `tokens` tokens for a reason other than memory."""
+    """Return the failure of a load whose context llama.cpp refused for a reason other than memory.
+
+    `tokens`: length of the context.
+    """
     reason = facts.reason().removeprefix("failed to initialize the context: ")
     failure = _device_failure(reason, f"making a context of {tokens} tokens")
     if failure is not None:

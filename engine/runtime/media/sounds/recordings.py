@@ -127,7 +127,10 @@ def kind_of_sound(data: bytes) -> str:
 
 
 def sample_count(length_ms: int, rate: int) -> int:
-    """Return the number of samples of a sound. Parent and child both use this function, so that their buffers agree."""
+    """Return the number of samples of a sound of `length_ms` at `rate` samples per second.
+
+    Parent and child both use this function, so that their buffers agree.
+    """
     return max(1, length_ms * rate // 1000)
 
 

@@ -295,7 +295,7 @@ def code_folders() -> tuple[Path, ...]:
 
 
 _RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
-"""Folders that may have the target of the link /etc/resolv.conf, which every child reads.
+"""Folders that may contain the target of the link /etc/resolv.conf. Every child reads this file.
 
 The rest of /run has sockets and files of the user's session.
 """

@@ -15,7 +15,7 @@ import msgspec
 from engine.runtime.protocol.requests import Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
-"""Limit for the data of all cached files. The files of the latest request stay even if they exceed it."""
+"""Limit for the data of all cached files, in bytes. The files of the latest request stay even if they exceed it."""
 
 
 class MediaCache:

@@ -306,7 +306,7 @@ def _file_name(transition: Transition, plan: Plan) -> str:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Return `ending`. If the child of a load has stalled, a sentence on the progress is added to the ending's message."""
+    """Return `ending`. If the child of a load has stalled, its message also gets a sentence on the load's progress."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending

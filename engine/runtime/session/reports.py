@@ -182,7 +182,7 @@ def crash_event(
 
 
 def progress_words(progress: LoadProgress) -> str:
-    """Return sentences on the progress of a stalled load, and on the remedy if it was only slow."""
+    """Return sentences on how far a stalled load was, and on what to do if the load was only slow."""
     fraction = progress.fraction
     reached = (
         tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_WORDS[progress.stage])

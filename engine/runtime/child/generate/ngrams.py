@@ -84,8 +84,9 @@ def _match(tokens: Sequence[int], place: int) -> int:
 
 
 class NgramDrafts:
-    """Makes n-gram drafts for one answer, and counts how many of their tokens came, even of drafts that got into no
-    batch.
+    """Makes n-gram drafts for one answer, and records how many of their tokens were right.
+
+    That is also recorded for drafts that got into no batch.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class NgramDrafts:
     def draft(self, tokens: Sequence[int], most: int, acceptance: Acceptance) -> NgramDraft:
         """Return up to `most` tokens that may follow `tokens`.
 
-        `acceptance`: records how many tokens of an earlier draft have come.
+        `acceptance`: where the number of right tokens of an earlier draft is recorded.
         """
         came, opened = tokens[self._begin :], self._open.tokens
         right = next((n for n, (one, other) in enumerate(zip(opened, came, strict=False)) if one != other), None)

@@ -225,7 +225,7 @@ _SLACK_BYTES = 1 << 20
 
 
 def model_identity(loaded: LoadedContext) -> ModelIdentity:
-    """Return the identity of the loaded model."""
+    """Return the numbers and the digest that identify the loaded model, whatever its layout."""
     low, model = loaded.engine.low, loaded.model
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
     low.llama_model_desc(model, buffer, _TEXT_BYTES)

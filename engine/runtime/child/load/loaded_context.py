@@ -320,7 +320,7 @@ class Batch:
         self.count = self.struct.n_tokens = 0
 
     def add(self, token: int, position: int, sequence: int) -> int:
-        """Append a token whose logits are needed; return its index in the batch."""
+        """Append the token at `position` of `sequence`, whose logits are needed; return its index in the batch."""
         place = self.count
         self._tokens[place] = token
         self._positions[place] = position

@@ -151,7 +151,7 @@ class MemberBuffers:
         return (*members, *(part for part in parts if part is not whole))
 
     def _agrees(self, whole: Part) -> bool:
-        """Return whether the counts agree with llama.cpp's figures.
+        """Return whether the counted bytes agree with `whole`, llama.cpp's figures for the Meta device.
 
         llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member (device of
         the split) and the bytes of all members together.

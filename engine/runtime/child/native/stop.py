@@ -135,7 +135,7 @@ class StopFlag:
 
     @contextmanager
     def computing(self, requests: Collection[int]) -> Iterator[None]:
-        """Make the flag apply to a batch of these requests within a block."""
+        """Within a `with` block, make the flag apply to a batch of these requests."""
         self.begin_computing(requests)
         try:
             yield
@@ -144,7 +144,7 @@ class StopFlag:
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
-        """Set the flag within a block, so that llama.cpp allocates everything for a batch but computes nothing."""
+        """Within a `with` block, set the flag: llama.cpp allocates everything for a batch but computes nothing."""
         with self._lock:
             self._flag[0] = _stopped()
         try:

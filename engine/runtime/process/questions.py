@@ -446,7 +446,7 @@ def _cancelled() -> EngineError:
 def error_of(failure: Failure, request: Request) -> EngineError:
     """Return the exception for a `Failure` that a child reported; `failure.kind` selects the exception's class.
 
-    `request`: the request that failed. For a `ModelFileError`, its path is the path of the model file.
+    `request`: the request that failed. A `ModelFileError` gets the path of the model file from it.
     """
     message = failure_text(failure)
     if failure.kind == "model_file" and isinstance(request, Load | Probe | CountVocabulary):

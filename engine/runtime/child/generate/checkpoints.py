@@ -21,7 +21,7 @@ from engine.runtime.protocol.requests import ChatMessage
 MOST = 16
 """Largest number of checkpoints of one sequence."""
 MOST_BYTES = 2 << 30
-"""Limit for the bytes of all checkpoints. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
+"""Limit for all checkpoints together, in bytes. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
 HOST_SHARE = 16
 """Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free."""
 

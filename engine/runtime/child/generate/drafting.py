@@ -209,7 +209,9 @@ class Drafting:
     def _computed(
         self, drafter: Drafter, tasks: Sequence[SequenceTask], asked: Sequence[tuple[int, int]]
     ) -> list[list[int]]:
-        """Return the drafts of a draft model or of MTP heads. `asked`: index in `tasks` and length of each draft."""
+        """Return the tokens drafted by a draft model or by MTP heads. `asked`: index in `tasks` and length of each
+        draft.
+        """
         wanted = [
             Wanted(slot.number, tasks[index].tokens, length)
             for index, length in asked

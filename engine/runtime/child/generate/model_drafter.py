@@ -14,9 +14,9 @@ from engine.runtime.child.generate.slots import common_prefix
 from engine.runtime.child.load.loaded_context import Batch, LoadedContext
 
 MOST_BEHIND = 8
-"""Largest number of tokens that a sequence of the draft model may lack before a usual draft.
+"""Largest number of tokens that the draft model usually has to compute before a draft.
 
-If more are missing, the draft model is computing a prompt (`Drafter.is_reading`).
+If it has to compute more, it is reading a prompt (`Drafter.is_reading`).
 """
 
 

@@ -305,7 +305,10 @@ class Slots:
         return self._can_cut(slot, common_prefix(slot.tokens, wanted[:-1]))
 
     def _holds_window(self, slot: Slot, kept: int) -> bool:
-        """Return whether a sliding-window cache still has all positions that the token after `kept` attends to."""
+        """Return whether a sliding-window cache still has all positions that are needed after the first `kept` tokens.
+
+        These are the positions to which the next token attends.
+        """
         if self._window <= 0 or not kept:
             return True
         # The bound of llama.cpp's server (`pos_min_thold`). The position is -1 if the sequence has no cells.

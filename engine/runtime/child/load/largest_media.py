@@ -30,7 +30,7 @@ from engine.runtime.child.native.log import EngineLog, FailedAllocation
 from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
 
 NODES_AT_ONCE = 32
-"""Graph nodes between two checks of the stop flag: about a layer of a projector."""
+"""Number of graph nodes between two checks of the stop flag: about a layer of a projector."""
 _TEXT_CHUNK = 0
 _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
 """Ratios of width to height that are tried for the largest image.
@@ -38,7 +38,7 @@ _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
 Sizes are rounded to whole patches, so an image that is not square may have more patches than a square one.
 """
 _LARGEST_BYTES = CHANNELS * MAX_SIDE_PX * MAX_SIDE_PX
-"""Size of the pixels of the largest image, which is more than that of 30 s of sound."""
+"""Size in bytes of the pixels of the largest image. The samples of 30 s of sound take less."""
 _SOUND_S = 30
 """Length in seconds of the longest sound that mtmd encodes in one pass (Whisper's window)."""
 
@@ -172,7 +172,7 @@ def _end_refused(end: Callable[[FailedAllocation], None], failed: FailedAllocati
 
 
 def _image_sizes() -> list[tuple[int, int]]:
-    """Return the largest sizes in pixels that an image of a conversation can have, one for each shape."""
+    """Return the largest sizes in pixels that an image of a conversation can have, one for each ratio in `_SHAPES`."""
     return [(MAX_SIDE_PX * width // max(width, height), MAX_SIDE_PX * height // max(width, height))
             for width, height in _SHAPES]  # fmt: skip
 

@@ -52,7 +52,7 @@ class MediaPrompt:
     `text`: the text with a marker for each file; empty if there are no files.
     `add_special`: whether BOS and EOS were added.
     `tokens`: the tokens; each image or sound part is a run of one negative number.
-    `parts`: the part for which each negative number stands.
+    `parts`: the image and sound parts, by their negative numbers.
     """
 
     text: bytes = b""
@@ -192,7 +192,7 @@ class Media:
         return self._counts[key]
 
     def embeddings(self, chunks: Any, part: MediaPart, position: int) -> Embeddings | None:
-        """Compute the embeddings of a part; return None if the projector failed.
+        """Compute the embeddings of an image or sound part; return None if the projector failed.
 
         `chunks`: chunks of the prompt, with the part's file decoded. `position`: first position in the sequence.
         """

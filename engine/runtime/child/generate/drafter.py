@@ -19,7 +19,7 @@ LEAST_PROBABILITY = 0.4
 
 
 class Wanted(NamedTuple):
-    """Describes one draft to compute.
+    """One draft that is asked for.
 
     `number`: index of the slot.
     `tokens`: the slot's tokens.

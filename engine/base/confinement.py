@@ -132,8 +132,9 @@ def _joined(*words: str) -> str:
 
 
 def missing_protections() -> tuple[str, ...]:
-    """Return a sentence for each protection of `TABLE` that this system does not enforce; empty if it enforces all of
-    them.
+    """Return a sentence for each restriction of child processes that this system cannot enforce.
+
+    Empty if it can enforce all of them.
     """
     if not sys.platform.startswith("linux"):
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
@@ -294,7 +295,7 @@ def code_folders() -> tuple[Path, ...]:
 
 
 _RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
-"""Folders that may have the target of the link /etc/resolv.conf, which every child reads.
+"""Folders that may contain the target of the link /etc/resolv.conf. Every child reads this file.
 
 The rest of /run has sockets and files of the user's session.
 """

@@ -80,7 +80,7 @@ class RigError(PlacedError):
 
 
 class ChatError(EngineError):
-    """Saved conversations, presets, or a file of them, cannot be read or written."""
+    """Stored conversations or presets, or a file with them, cannot be read or written."""
 
     kind = "argument"
 

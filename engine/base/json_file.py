@@ -58,7 +58,9 @@ class JsonObject:
         return f"{self._place}.{key}" if self._place else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
-        """Raise the document's error with the path of `key` in the document; None: the path of this object."""
+        """Raise the document's error with `reason` and the path of `key` in the document; None: the path of this
+        object.
+        """
         raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
 
     def allow(self, *keys: str) -> None:

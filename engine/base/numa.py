@@ -27,7 +27,10 @@ _LINE = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB", re.ASCII)
 _RECLAIMABLE = ("MemFree", "Active(file)", "Inactive(file)")
 """Lines of a node's `meminfo` that add up to its free memory. Page cache counts, because the kernel can drop it."""
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
-"""Numbers of `set_mempolicy` and `get_mempolicy`. libnuma, which wraps them, is not on every system."""
+"""System call numbers of `set_mempolicy` and `get_mempolicy`, by CPU architecture.
+
+libnuma, which wraps these calls, is not on every system.
+"""
 _BIND = 2
 """Linux's memory policy MPOL_BIND: allocate memory on the given nodes only.
 

@@ -49,8 +49,8 @@ class Calls:
     `tcp`, `udp`, `unix`: whether the process may open sockets of this kind.
     `listens`: whether it accepts connections.
     `programs`: whether it starts programs; then it may also signal processes other than its parent.
-    `binding`: treatment of calls that bind another thread than the calling one (id 0) or the main one (id `pid`) to
-    processors. A filter cannot know the ids of the process's threads.
+    `binding`: treatment of calls that bind a thread by its id to processors. The calling thread (id 0) and the main
+    thread (id `pid`) may always be bound; a filter cannot know the ids of the process's other threads.
     """
 
     pid: int

@@ -40,7 +40,7 @@ def passes(error: Exception) -> bool:
 
 
 def cannot_write(error: Exception) -> bool:
-    """Return whether an error means that the file cannot be written, for a reason other than another program's lock."""
+    """Return whether an error means that the file cannot be written. A lock of another program does not count."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
 

@@ -7,7 +7,8 @@ another process. So the kernel asks the parent about each such call (SECCOMP_RET
 which the child cannot change afterwards.
 
 The child installs the filter and sends the kernel's descriptor for the questions through a socket that it inherits
-(`hand_over`). A child without these variables may not bind threads by id, and has no such socket.
+(`hand_over`). A child without the environment variables of OpenMP or ggml that bind threads has no such socket, and may
+not bind threads by id.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ _OPENMP = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 BINDS_THREADS = "LAYERDECK_BINDS_THREADS"
 """Environment variable of a child whose llama.cpp binds threads by itself, as ggml does with a NUMA strategy."""
 _SOCKET = "LAYERDECK_THREAD_BINDING"
-"""Environment variable with the number of the inherited socket."""
+"""Environment variable with the descriptor of the socket that the child inherits."""
 
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 """SECCOMP_IOCTL_NOTIF_RECV and SECCOMP_IOCTL_NOTIF_SEND of `linux/seccomp.h`."""
 _QUESTION, _ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
-"""`struct seccomp_notif`, whose field 6 is the first argument of the call, and `struct seccomp_notif_resp`."""
+"""Layouts of `struct seccomp_notif` and `struct seccomp_notif_resp`.
+
+Field 6 of the first one, counted from 0, is the first argument of the call.
+"""
 _CONTINUE = 1
 """SECCOMP_USER_NOTIF_FLAG_CONTINUE: the kernel carries out the call."""
 _EACCES = 13
@@ -45,7 +49,7 @@ def binds_threads(environment: Mapping[str, str]) -> bool:
 
 
 class ThreadBinding:
-    """The parent's end: answers the kernel's questions about a child that binds its threads.
+    """Answers the kernel's questions about one child that binds its threads. Used in the parent.
 
     Call `close` if the child could not be started.
     """
@@ -55,12 +59,12 @@ class ThreadBinding:
 
     @property
     def inherited(self) -> int:
-        """The descriptor that the child must inherit."""
+        """Descriptor of the socket that the child must inherit."""
         return self._theirs.fileno()
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variable that passes the number of the descriptor to the child."""
+        """The environment variable that tells the child the descriptor of its socket."""
         return {_SOCKET: str(self.inherited)}
 
     def close(self) -> None:
@@ -69,7 +73,7 @@ class ThreadBinding:
         self._theirs.close()
 
     def serve(self, pid: int) -> None:
-        """Answer questions until the child `pid` ends; blocks."""
+        """Answer the kernel's questions about calls of the child `pid` until the child ends. Blocks."""
         # The child has inherited it, so its end is the end of the connection.
         self._theirs.close()
         with self._own, suppress(OSError):
@@ -116,7 +120,7 @@ def make_thread_binding(environment: Mapping[str, str]) -> ThreadBinding | None:
 def inherited_socket() -> int | None:
     """Return the descriptor of the socket to the parent's `ThreadBinding`; None if this process inherited none.
 
-    Later calls return None, and so do those in children of this process.
+    Only the first call returns the descriptor. Children of this process do not inherit the socket.
     """
     named = os.environ.pop(_SOCKET, "")
     if not named.isdecimal():

@@ -73,7 +73,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
 
 
 EARLY_BYTES = 10 << 20
-"""Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
+"""Size in bytes above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
 EARLY_LEAST_BYTES = 400 << 20
 """Smallest total size of large weights for which weights are sent early, in bytes.
 

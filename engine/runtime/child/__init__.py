@@ -1,1 +1,1 @@
-"""The model child, the process that runs llama.cpp. It is the only package that imports llama_cpp."""
+"""The model child, the process that runs llama.cpp. Only this package imports llama_cpp."""

@@ -75,10 +75,10 @@ SLACK_BYTES = 8 << 20
 Measured: 3.4 MiB with a model of 252 MiB.
 """
 RECEIVE_SHARE = 64
-"""Divisor of the memory cap. The quotient is the memory that is added for the server's receive buffer.
+"""The memory cap divided by this number is added to the cap, for the server's receive buffer.
 
-The buffer holds a tensor while the server copies it to the device. The largest tensors of a model may need more. Then
-a plan that uses the whole cap fails.
+The buffer holds a tensor while the server copies it to the device. The largest tensors of a model may need more. Then a
+plan that uses the whole cap fails.
 """
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20

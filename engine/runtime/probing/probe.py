@@ -145,6 +145,9 @@ def probe(
 ) -> Plan:
     """Return `plan` with the memory rows of a probe (a dry load in a child process of its own). Blocks.
 
+    `timeout_s`: time limit in seconds.
+    `argv`: command of the child; None for the real one.
+
     Raises:
         RuleViolationError, LayoutError: the layout cannot be loaded.
         UnreachableError: an endpoint does not answer. BusyError: it serves another client.
@@ -193,7 +196,8 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
 
 
 def _plans_otherwise(plan: Plan) -> bool:
-    """Return whether the compute buffers of a dry load differ from those of a load, which happens on CUDA devices.
+    """Return whether a dry load of `plan` has other compute buffers than a load with memory. That happens on CUDA
+    devices.
 
     A dry load ignores two assignments of a load: attention that stays on the CPU, and norms that are pinned to a
     device. In these cases the computed sizes agree with a load to the byte (`tests/zoo`).
@@ -206,11 +210,13 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with the compute buffer that we computed. Its size is already rounded for the host.
+    """Return the row of a dry load with another compute buffer: the one that we computed.
 
-    The projector's part stays as the dry load reported it.
+    The computed size is already rounded for pinned host buffers. The projector's part stays as the dry load reported
+    it.
 
-    `estimated`: the row that we computed.
+    `estimated`: our computed row.
+    `row`: the row of the dry load.
     """
     compute_bytes = estimated.compute_bytes + row.projector_bytes
     memory = replace(row.memory, compute_bytes=compute_bytes, pipeline_bytes=estimated.pipeline_bytes)
@@ -226,7 +232,7 @@ _BESIDE = (
     "late_bytes",
     "draft_bytes",
 )
-"""Fields of a row to which side files (adapters, projector, draft model) add memory."""
+"""Fields of a `DeviceRow` to which side files (adapters, projector, draft model) add memory."""
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -305,7 +311,7 @@ class ProbeCache:
                 self._loaded.popitem(last=False)
 
     def is_known_on_host(self, plan: Plan) -> bool:
-        """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
+        """Return whether `plan` was loaded before, uses the host alone, and fits into the host's present free memory.
 
         If so, a large batch in the warm-up cannot reveal a lack of memory. On a card it can, because a card may have
         lost memory that no driver reports.

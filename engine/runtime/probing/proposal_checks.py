@@ -19,7 +19,9 @@ from engine.planning.plan.report import DeviceRow, FitReport
 from engine.runtime.probing.probe import Probes
 
 _STRONGER = 2
-"""How often a proposed change is made larger, at most, if its probe shows that it frees too little memory."""
+"""Largest number of times that a proposed change is made larger, after its probe has shown that it frees too little
+memory.
+"""
 
 
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:

@@ -42,17 +42,22 @@ _MAX_STDERR_LINE_BYTES = 4096
 # driver in the kernel may still take seconds to disappear.
 _ASK_S = 1.0
 _OVERSLEPT_S = 3.0
-"""Delay in seconds after a wait's timeout that shows that this process was stopped, or the machine suspended."""
+"""Seconds by which a wait may end too late. A longer delay shows that this process was stopped, or the machine
+suspended.
+"""
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
 _STDERR_DRAIN_S = 1.0
-"""Seconds to wait for the threads of standard error and requests after the child's end.
+"""Seconds to wait, after the child's end, for the threads that read standard error and write requests.
 
 Another process may have inherited standard error and hold it open for longer.
 """
 _MESSAGES_DRAIN_S = 30.0
-"""Seconds to wait for the reader thread after the child's end: a slow receiver gets all messages before `on_end`."""
+"""Seconds to wait, after the child's end, for the thread that reads messages.
+
+So a slow receiver gets all messages before `on_end`.
+"""
 
 _log = logging.getLogger("layerdeck.engine")
 _encode = msgspec.json.Encoder().encode
@@ -388,7 +393,7 @@ class ChildProcess:
     def _end_group(self, reason: EndReason) -> None:
         """Wait for a child that got `Quit`, then send SIGTERM to its process group, then SIGKILL.
 
-        If `reason` is not STOPPED, SIGTERM follows at once.
+        If `reason` is not STOPPED, SIGTERM is sent at once.
         """
         with self._condition:
             while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:
@@ -408,7 +413,7 @@ class ChildProcess:
             self._signal(kill=True)
 
     def _give_up(self, detail: str) -> None:
-        """Kill the child because one of its threads could not be started.
+        """Kill the child because one of its threads could not be started. `detail`: the fault, for the outcome.
 
         Threads already started end when its pipes are closed.
         """

@@ -257,6 +257,11 @@ def ask_child(
 ) -> _Answer:
     """Start a child, send `request` and return its answer. The child has ended when this returns or raises.
 
+    `timeout_s`: time limit of the answer, in seconds.
+    `argv`: command; None for the model child.
+    `name`: role of the process, for process lists and the log.
+    `environment`: variables to add to our own.
+
     Raises:
         EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
     """
@@ -441,7 +446,7 @@ def _cancelled() -> EngineError:
 def error_of(failure: Failure, request: Request) -> EngineError:
     """Return the exception for a `Failure` that a child reported; `failure.kind` selects the exception's class.
 
-    `request`: the request that failed. For a `ModelFileError`, its path is the path of the model file.
+    `request`: the request that failed. A `ModelFileError` gets the path of the model file from it.
     """
     message = failure_text(failure)
     if failure.kind == "model_file" and isinstance(request, Load | Probe | CountVocabulary):

@@ -58,7 +58,9 @@ def log_start(name: str, pid: int | None, engine: str, environment: Mapping[str,
 
 
 def log_record(kind: str, facts: Mapping[str, object]) -> None:
-    """Log one line: `kind`, and `facts` as a JSON object. If the line is too long, notes replace the longest values."""
+    """Log one line: `kind`, and `facts` as a JSON object. If the line is too long, its longest values are replaced by
+    notes.
+    """
     kept = dict(facts)
     while len(text := msgspec.json.encode(kept).decode()) > MAX_RECORD:
         longest = max(kept, key=lambda key: len(msgspec.json.encode(kept[key])))

@@ -98,7 +98,10 @@ def _make_pipe_of_our_life() -> tuple[int, int]:
 
 
 def _open_lifeline() -> int | None:
-    """Open the reading end of the pipe of `_make_pipe_of_our_life` anew, for one child; None if the system cannot."""
+    """Open the reading end of the pipe of `_make_pipe_of_our_life` once more, for one child, and return its descriptor.
+
+    None: the system cannot do that.
+    """
     if not sys.platform.startswith("linux"):
         return None
     # Opened anew, because owner and signal belong to an open file: a duplicate would share them with all children.

@@ -15,7 +15,7 @@ import msgspec
 from engine.runtime.protocol.requests import Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
-"""Limit for the data of all cached files. The files of the latest request stay even if they exceed it."""
+"""Limit for the data of all cached files, in bytes. The files of the latest request stay even if they exceed it."""
 
 
 class MediaCache:
@@ -27,7 +27,9 @@ class MediaCache:
         self._kept_bytes = 0
 
     def shorten(self, request: Request) -> Request:
-        """Parent's end: return a `Generate` without the data of files that the child has; other requests unchanged."""
+        """Return a `Generate` without the data of files that the child has; other requests unchanged. Used by the
+        parent.
+        """
         if not isinstance(request, Generate):
             return request
 
@@ -40,8 +42,9 @@ class MediaCache:
         return self._with_files(request, shortened)
 
     def complete(self, request: Generate) -> Generate:
-        """Child's end: return the request with the data of all its files. Data that was not sent comes from the
-        cache.
+        """Return the request with the data of all its files. Used by the child.
+
+        Data that was not sent comes from the cache.
         """
 
         def completed(file: MediaFile) -> MediaFile:

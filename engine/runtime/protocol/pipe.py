@@ -35,9 +35,9 @@ MAX_MESSAGE_BYTES = 256 << 20
 """Longest message in JSON, in both directions. 1,000 embeddings of 8,192 numbers take about 170 MB."""
 READ_BYTES = 1 << 16
 ALARM_GRACE_S = 1.0
-"""Seconds from a request's time limit, at which the parent kills the child, to the kernel's alarm.
+"""Seconds between a request's time limit and the kernel's alarm, which ends the child.
 
-The alarm ends a child whose parent is gone.
+The parent kills the child at the time limit. The alarm is for a child whose parent is gone.
 """
 _SOURCE_PATH = re.compile(r"^\S*[/\\](?=\S+:\d+:)")
 """Matches the folder of a source file at the start of an assertion's text: a path on the build machine."""
@@ -276,7 +276,10 @@ def _ring_after(seconds: float) -> None:
 
 
 _USUAL_BYTES = 192 << 20
-"""Assumed address space of a child at its start, if it cannot be read. Measured: 170 MiB at most in the renderer."""
+"""Assumed address space of a child at its start in bytes, if it cannot be read.
+
+Measured: 170 MiB at most in the renderer.
+"""
 
 
 def _limit_memory(memory_bytes: int) -> None:

@@ -164,7 +164,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
 
     `access`: files that the child may open from now on, if the system can enforce it; None for no limit.
     `positions`: number of learned position embeddings, beyond which no sequence may go; None for no limit.
-    `early`: large weights that are sent to several RPC workers in parallel before the load; empty for fewer than two.
+    `early`: large weights that are sent to several RPC workers in parallel before the load; empty for a single worker.
     `is_known`: whether the same load succeeded before, so that one token is enough as warm-up.
     """
 

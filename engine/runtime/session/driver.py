@@ -54,7 +54,10 @@ _MAX_WAITING_MESSAGES = 256
 """Largest number of the child's messages in the queue. At this number its reader thread blocks, which limits memory."""
 
 PROPOSAL_LIMIT_S = 6.0
-"""Time limit in seconds for the proposals after a failed load. Proposals not probed by then stay estimated."""
+"""Time limit in seconds for finding and probing proposals after a failed load.
+
+Proposals that were not probed by then keep their estimated numbers.
+"""
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -152,7 +155,7 @@ class WorkRunner:
 
 
 def _ask_s(timeout_s: float) -> float:
-    """Return the seconds for which a child may try to stop by itself before it is killed within `timeout_s`."""
+    """Return the part of `timeout_s` in which a child may stop by itself. The rest is for SIGTERM and SIGKILL."""
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
 
@@ -161,7 +164,7 @@ class DriverOptions:
     """Options of a driver.
 
     `stall_timeout_s`: longest silence of the child, in seconds.
-    `stop_timeout_s`: seconds after a stop request within which a child that does not stop is killed and gone.
+    `stop_timeout_s`: longest time from a stop request to the end of a child that has to be killed, in seconds.
     `argv`: command of the child; None for the real one.
     """
 
@@ -172,7 +175,7 @@ class DriverOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of one input of the state machine, which the session's thread takes from a queue and carries out.
+    """What the session's thread has to do after one input of the state machine. It takes these results from a queue.
 
     `snapshot`: state to report to the receiver before the effects; None if the public state did not change.
     `effects`: actions to execute in their order.
@@ -301,7 +304,7 @@ class Driver:
     def _next_result(self) -> _Result | None:
         """Wait for the next result in the queue and return it.
 
-        Return None if a timer expired first; the machine has then got `TimerExpired`.
+        Return None if a timer expired first. The machine has then already handled `TimerExpired`.
         """
         if not self._timers:
             return self._results.get()

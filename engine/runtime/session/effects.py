@@ -91,7 +91,11 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Effect: choose the next layout for the order `asked`, after those in `tried`; the result is `Chosen`."""
+    """Effect: choose the layout to try next; the result is `Chosen`.
+
+    `asked`: the order.
+    `tried`: the layouts that did not fit.
+    """
 
     ticket: int
     asked: LoadOrder

@@ -71,7 +71,7 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 class Prepared:
     """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
-    `plan`: the plan with a computed forecast, and with cached estimates of its own (`Plan.with_own_tables`).
+    `plan`: the plan with a computed forecast, and with tables of its own for estimates (`Plan.with_own_tables`).
     `request`: the request for the child.
     """
 

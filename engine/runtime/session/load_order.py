@@ -32,8 +32,8 @@ class RetryPolicy:
 class LoadOrder:
     """An order to load a plan.
 
-    `retry`: policy for other layouts if this one does not fit.
-    `stall_limit_s`: longest time without progress, in seconds, before the child is ended; None for the default.
+    `retry`: policy for other layouts if the plan's layout does not fit.
+    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None for the default.
     """
 
     plan: Plan

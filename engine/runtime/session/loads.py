@@ -57,8 +57,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. Nothing else may be running.
 
-    If the same edit was loaded before and ran out of memory in an answer, that load counts as the first attempt,
-    provided that other layouts may be tried.
+    If other layouts may be tried, and the same edit was loaded before and ran out of memory in an answer, that load
+    counts as the first attempt.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -78,7 +78,8 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    A load that waits for work without a process ends at once. Otherwise it ends when the child or the work has ended.
+    While a load prepares its request, chooses a layout or greets RPC workers, it ends at once. Otherwise it ends when
+    its child has ended, or the work with probes that it waits for.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -96,7 +97,7 @@ def cancel(transition: Transition) -> None:
 
 
 def conclude(transition: Transition, ending: LoadEnding) -> None:
-    """Handle the ending of a real load (not a probe) of a layout: end the load order, or try another layout.
+    """Handle the ending of a layout's real load, which is not a probe: end the ordered load, or try another layout.
 
     The child must have ended.
     """
@@ -124,9 +125,11 @@ def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutO
 
 
 def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
-    """Report how much memory a layout needs on a device beyond its forecast, so that later forecasts include it.
+    """Report how much more memory a layout needs on a device than its forecast says, so that later forecasts include
+    it.
 
-    `tried`: the layout, with the refusal of the device.
+    `plan`: the plan that was loaded.
+    `tried`: its layout, with the refusal of the device.
     """
     assert tried.refusal is not None
     need = computing_need(plan, tried.refusal.device)
@@ -198,7 +201,7 @@ def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> No
     """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
 
     `reason`: why this layout is tried, as a sentence.
-    `tenths`: part of a device's capacity, in tenths, that the layout leaves unused after refusals.
+    `tenths`: tenths of a device's capacity that the layout leaves unused after refusals.
     """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
@@ -282,8 +285,8 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with cached estimates of its own (`LoadRun.base`), so that a worker thread can plan with
-    it.
+    """Return the ordered plan with tables of its own for estimates (`LoadRun.base`), so that a worker thread can plan
+    with it.
     """
     assert transition.load.base is not None
     return transition.load.base
@@ -339,7 +342,7 @@ def _take_greetings(transition: Transition, greetings: Greetings) -> None:
 
 
 def _start(transition: Transition) -> None:
-    """Start the child. RPC workers that the old child used are greeted first."""
+    """Start the child that loads the model. RPC workers that the child before it has used are greeted first."""
     unchecked = transition.load.unchecked
     if unchecked:
         transition.change_load(unchecked=())
@@ -355,7 +358,7 @@ def _start(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Handle a message of the loading child."""
+    """Handle a message of the child that loads: its progress, the loaded model, or a failure."""
     load = transition.load
     if load.cancelled:
         return
@@ -448,7 +451,7 @@ def _can_do_without_tensor_api(transition: Transition, outcome: ProcessOutcome) 
 
 
 def _load_without_tensor_api(transition: Transition) -> None:
-    """Begin the same layout anew without Metal's tensor API. Later loads of this session leave it out too."""
+    """Load the same layout again without Metal's tensor API. Later loads of this session do not use it either."""
     transition.change(without_tensor_api=True)
     transition.change_load(ending=None)
     transition.report(

@@ -54,7 +54,7 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End the requests whose child ran out of memory during an answer, once the search for proposals has ended."""
+    """End the requests whose child ran out of memory during an answer, if the search for proposals has ended."""
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
         ending = state.last.ending
@@ -306,7 +306,7 @@ def _file_name(transition: Transition, plan: Plan) -> str:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Return `ending`. If a load has stalled, its message gets a sentence on how far the load was."""
+    """Return `ending`. If the child of a load has stalled, its message also gets a sentence on the load's progress."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending
@@ -314,7 +314,7 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
 
 
 def _cut_short(transition: Transition) -> None:
-    """Cancel the greetings of RPC workers, and end the load or the requests without waiting for the results."""
+    """End the load or the requests of a lost child at once. Greetings of its RPC workers are cancelled."""
     assert transition.state.loss is not None
     transition.do(effects.CancelWork(transition.state.loss.ticket))
     _take_lost_greetings(transition, {})

@@ -34,9 +34,7 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the event `Loaded` with measured memory, and with the forecast unless the estimate did not cover the
-    model.
-    """
+    """Return the event `Loaded` with measured memory. It also has the forecast, if the estimate covers the model."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
@@ -184,7 +182,7 @@ def crash_event(
 
 
 def progress_words(progress: LoadProgress) -> str:
-    """Return sentences on the progress of a stalled load, and on the remedy if it was only slow."""
+    """Return sentences on how far a stalled load was, and on what to do if the load was only slow."""
     fraction = progress.fraction
     reached = (
         tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
@@ -206,7 +204,9 @@ def memory_event(
     """Return the ending for a child whose allocation failed during a computation; None if something else ended it.
 
     Pools, cuBLAS workspaces and converted weights are allocated late, during the warm-up and the first long prompt. The
-    forecast does not contain them. `allocated`: rows of the buffers that were allocated before.
+    forecast does not contain them.
+
+    `allocated`: memory that was allocated before, a row for each device.
     """
     if not outcome.ran_out_of_memory:
         return None
@@ -256,7 +256,7 @@ def lost_event(
 
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     `devices`: devices that the child used, by endpoint.
-    `greetings`: results of greeting the workers after the loss, which show the lost one; may be empty.
+    `greetings`: results of greeting the workers after the loss, by which the lost worker is found; may be empty.
     `known`: sentences about known faults of llama.cpp with this plan. `model`: name of the model's file.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
@@ -333,8 +333,8 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
     """Return the free memory of a device when the allocation failed; None if unknown.
 
-    An RPC server reports the memory of its machine. So the result is at most the memory that the rig says is available
-    on the device, minus our allocations.
+    An RPC server reports the memory of its whole machine. So the result is limited to the device's available memory in
+    the rig, minus our allocations.
 
     `reported_bytes`: free memory that the device reported; None if it did not.
     `placed_bytes`: memory that we had allocated on the device before.

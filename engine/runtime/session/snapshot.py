@@ -69,7 +69,7 @@ class Snapshot:
 
 
 def snapshot_of(state: State, number: int = 0) -> Snapshot:
-    """Return the public part of `state` as a snapshot. `number`: number of the snapshot."""
+    """Return the public part of `state` as a snapshot. `number`: the snapshot's number; it grows with each change."""
     load, last = state.load, state.last
     return Snapshot(
         number=number,

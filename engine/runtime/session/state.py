@@ -26,9 +26,9 @@ from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, Out
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Seconds after a stop request within which a child that does not stop is killed and gone."""
+"""Longest time in seconds from a stop request to the end of a child that does not stop and has to be killed."""
 READING_PATIENCE = 15
-"""Factor of `STOP_TIMEOUT_S` while devices other than the CPU compute a prompt.
+"""Factor that lengthens `STOP_TIMEOUT_S` while devices other than the CPU compute a prompt.
 
 Only ggml's CPU backend calls the abort callback while it computes. Cards and RPC workers finish the batch first, which
 takes seconds on a slow worker.
@@ -119,7 +119,7 @@ class Step(Enum):
     """The step of a load: what it waits for. `loads.py` describes the order of the steps."""
 
     PREPARING = auto()
-    """Waits for the check of the plan, which makes the request for the child."""
+    """Waits for the check of the plan, and for the request to the child that is made from it."""
     FORECASTING = auto()
     """Waits for the forecast of the layout. Only loads that may try other layouts have this step."""
     CHOOSING = auto()
@@ -129,7 +129,7 @@ class Step(Enum):
     REPLACING = auto()
     """Waits for the end of the child that holds the model loaded before."""
     LOADING = auto()
-    """Waits for the result of the child that loads."""
+    """Waits for the child to load the model."""
     ENDING = auto()
     """Waits for the end of the child that loads; the ending of the load is known."""
     DIAGNOSING = auto()
@@ -144,20 +144,19 @@ class LoadRun:
 
     `asked`: the order.
     `plan`: the plan that is being tried.
-    `base`: plan of the order with cached estimates that no other thread uses; None until it is prepared.
+    `base`: the ordered plan with tables for estimates that no other thread uses; None until it is prepared.
     `step`: the present step, which names what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
-    `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
+    `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: part of a device's capacity, in tenths, that the layout leaves unused after refusals
-    (`planning.fit.step_back`).
+    `tenths`: tenths of a device's capacity that the layout leaves unused after refusals (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
-    `ending`: result of the load, until the child has ended or the proposals are found.
+    `ending`: result of the load, kept until the child has ended or the proposals are found.
     `cancelled`: whether the load was cancelled and is ending.
-    `of_answer`: whether nothing is being loaded, and proposals are searched for after an answer ran out of memory.
+    `of_answer`: whether this is only a search for proposals, after an answer ran out of memory. Nothing is loaded then.
     """
 
     asked: LoadOrder
@@ -180,7 +179,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The result of the last load that has ended."""
+    """Result of the last load that has ended: its attempts, its ending, and proposals for another load."""
 
     attempts: tuple[LoadAttempt, ...]
     ending: LoadEnding
@@ -206,7 +205,7 @@ class RequestRun:
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
     ends_late: bool = False
-    """Whether the request ends late after its stop, because cards or RPC workers were computing its prompt."""
+    """Whether cards or RPC workers were computing the prompt when the request was stopped, so that it ends late."""
 
     @property
     def id(self) -> int:
@@ -217,7 +216,7 @@ class RequestRun:
         return self.state is RequestState.STOPPING
 
     def stopped(self, *, on_cpu: bool) -> RequestRun:
-        """Return the request as it is after a `Stop` for it. `on_cpu`: whether the model is on the CPU alone."""
+        """Return this request in the state STOPPING. `on_cpu`: whether the model is on the CPU alone."""
         ends_late = not on_cpu and self.state in (RequestState.ASKED, RequestState.READING)
         return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
 
@@ -259,9 +258,9 @@ class State:
     `numbers`: last number given to a child, ticket or timer.
     `asked`: number of requests so far.
     `context_used`: number of tokens in the context at the end of the last answer.
-    `waiting`: load that was ordered while something runs; it begins after that has ended.
+    `waiting`: load that was ordered while another load or a request was running; it begins when nothing runs any more.
     `stop_timer`: number of the running stop timer; None if none runs.
-    `loss`: a child that was lost, while the cause is searched for; None if none was.
+    `loss`: a lost child, while the cause of its loss is searched for; else None.
     `exhausted`: the last model, if it ran out of memory in an answer. A load of the same edit that may try other
     layouts begins with a step back.
     `last`: result of the last load.
@@ -327,13 +326,13 @@ class Transition:
 
     @property
     def load(self) -> LoadRun:
-        """The load that runs; there must be one."""
+        """The running load. Use it only while a load runs."""
         assert self.state.load is not None
         return self.state.load
 
     @property
     def child(self) -> Child:
-        """The child; there must be one."""
+        """The session's child. Use it only while there is one."""
         assert self.state.child is not None
         return self.state.child
 
@@ -352,7 +351,7 @@ class Transition:
         self.do(effects.Send(self.child.id, request))
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout of the child on or off."""
+        """Turn the stall timeout of the child on or off; do nothing if there is no child or it is ending."""
         if self.state.child is not None and not self.state.child.ending:
             self.do(effects.Watch(self.state.child.id, active))
 
@@ -363,7 +362,7 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Begin a step of the load, and the slow work (an effect) for whose result the step waits.
+        """Begin a step of the load, which waits for the result of slow work (an effect).
 
         `work`: returns the effect for a ticket, the number by which its result is recognised.
         """
@@ -373,7 +372,10 @@ class Transition:
         self.do(work(ticket))
 
     def take_answer(self, ticket: int) -> bool:
-        """Return whether the load waits for the result with this ticket (number); if so, it no longer waits."""
+        """Record that the slow work with this ticket (number) has a result, so that the load no longer waits for it.
+
+        Return False if the load does not wait for this work.
+        """
         if self.state.load is None or self.state.load.ticket != ticket:
             return False
         self.change_load(ticket=None)

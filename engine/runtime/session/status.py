@@ -10,7 +10,10 @@ from enum import Enum, auto
 from typing import Literal
 
 Fault = Literal["", "lost", "crashed"]
-"""Why a model was lost without being unloaded: "crashed" if its process crashed, "lost" for any other reason."""
+"""Why a model is gone without being unloaded; empty if this has not happened.
+
+"crashed": its process crashed. "lost": any other reason.
+"""
 
 
 class Phase(Enum):
@@ -43,7 +46,7 @@ class ModelStatus:
     counting tokens, do not count as ANSWERING.
     `is_edited`: whether the edited layout or settings differ from those that are loaded.
     `waits`: reason why a load has not begun, as a sentence; empty if no load waits.
-    `fault`: why the model is gone, if it can be loaded again with the same settings.
+    `fault`: why the model is gone, if it can be loaded again with the same settings; else empty.
     `is_parked`: whether it was unloaded to free memory, so that the next question loads it again.
     """
 

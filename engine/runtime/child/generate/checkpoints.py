@@ -21,7 +21,7 @@ from engine.runtime.protocol.requests import ChatMessage
 MOST = 16
 """Largest number of checkpoints of one sequence."""
 MOST_BYTES = 2 << 30
-"""Limit for the bytes of all checkpoints. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
+"""Limit for all checkpoints together, in bytes. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
 HOST_SHARE = 16
 """Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free."""
 
@@ -62,7 +62,7 @@ class CheckpointTaker:
     def size_bytes(self, sequence: int) -> int:
         """Return the size in bytes that a new checkpoint of a sequence would have.
 
-        If host memory is short, the result is larger than `most_bytes`, and no checkpoint should be taken.
+        If host memory is short, return more than `most_bytes`, so that no checkpoint is taken.
         """
         # With LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY llama.cpp copies only state that cannot be cut: recurrent, and
         # windows.
@@ -99,9 +99,9 @@ class CheckpointTaker:
 
 
 def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, spacing: int) -> int:
-    """Return the token position of the next checkpoint of a sequence.
+    """Return the token position of the next checkpoint of a sequence: the first of `positions` after `held`.
 
-    The result is the first of `positions` after `held`, or `last_checkpoint` + `spacing` if that is smaller.
+    If a position that is a multiple of `spacing` after `last_checkpoint` comes first, that one is returned.
     `held`: number of tokens that the sequence already has.
     `last_checkpoint`: token position of the sequence's last checkpoint.
     """
@@ -112,7 +112,7 @@ def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, s
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
     """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other.
 
-    The last checkpoint is kept.
+    The last checkpoint is never dropped.
     """
     # Dropping a checkpoint costs at most the tokens between its neighbours.
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
@@ -122,7 +122,8 @@ def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
 END_TOKENS = 4
 """Number of tokens at the end of a text that may become other tokens when the text continues."""
 SEAM_TOKENS = 1
-"""Number of tokens at the border between a template's markup and a message that may become other tokens."""
+"""Number of tokens at the border between a template's markup and a message that may differ if both are tokenised alone.
+"""
 LEAST_QUESTION = 16
 """Smallest number of tokens of a question after which a checkpoint is taken.
 

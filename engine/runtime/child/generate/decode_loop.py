@@ -43,7 +43,10 @@ LARGEST_REST = 0.25
 A separate small batch for the last tokens would cost more per token.
 """
 SECONDS_WITH_ANSWERS = 0.15
-"""Longest time in seconds of a batch with prompt tokens while answers run, because their next tokens wait for it."""
+"""Longest time in seconds of a batch with prompt tokens while answers are generated.
+
+The next token of each answer waits for the end of the batch.
+"""
 
 
 class PromptBudget:
@@ -72,7 +75,10 @@ class PromptBudget:
         return min(self._most, tokens)
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Update the measured speed with a computed batch. A batch with few prompt tokens is ignored."""
+        """Update the measured speed of prompts. A batch with few prompt tokens is ignored.
+
+        `tokens`, `seconds`: number of prompt tokens in a computed batch, and duration of the batch.
+        """
         if tokens >= min(FIRST_TOKENS, self._most):
             self._tokens_per_second = tokens / max(seconds, 1e-9)
 
@@ -316,7 +322,10 @@ class DecodeLoop:
         return missing
 
     def _until_checkpoint(self, task: SequenceTask) -> int:
-        """Return how many tokens of a task one batch may have: those before the next checkpoint, image or sound."""
+        """Return how many of a task's tokens the next batch may have.
+
+        The batch ends at the task's next checkpoint, and before its next image or sound.
+        """
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))
@@ -395,9 +404,9 @@ class DecodeLoop:
         self._crowded = True
 
     def _recover(self, shares: Sequence[_Share], status: int) -> None:
-        """Restore the slots after a batch was aborted or failed.
+        """Restore the slots after llama_decode has aborted a batch or failed.
 
-        After a failure, end the requests that may have caused it.
+        After a failure, end the requests that may have caused it. `status`: status of llama_decode.
         """
         # After an abort or an error llama.cpp has removed the failed micro batch from the KV cache, and kept the
         # earlier ones (llama_context::decode). A recurrent state was overwritten in place: only a checkpoint is sound.

@@ -20,8 +20,9 @@ LEAST_PLAIN = 3
 slow.
 """
 KEPT_PLAIN = 9
-"""Number of the latest plain steps (steps without drafts) whose median duration is used. Steps get slower as the
-context grows.
+"""Number of the latest plain steps (steps without drafts) from whose durations the median is taken.
+
+Older steps do not count, because steps get slower as the context grows.
 """
 STEPS_BETWEEN = 40
 """Number of steps with drafts after which a plain step (a step without drafts) is measured again."""
@@ -31,8 +32,9 @@ TESTED_TOKENS = 200
 This is rare, because the measured durations also decide how many tokens are drafted (`draft_length`).
 """
 DECLINED_STEPS = 8
-"""Number of consecutive steps for which nothing was drafted, because drafts would have lost time, after which the
-statistics of the answer report that drafts are paused.
+"""Number of consecutive steps without drafts after which the statistics of an answer report that drafts are paused.
+
+In these steps nothing was drafted, because drafts would have lost time.
 """
 RESTED_TOKENS, MOST_RESTED = 200, 3200
 """Numbers of answer tokens for which drafts pause after they lost time: the first pause, and the longest.
@@ -44,7 +46,7 @@ Each loss of time doubles the length of the next pause.
 class Rest:
     """The pause of drafts that begins after drafts have made answers slower; all answers of a loaded model share it.
 
-    The pause ends after a number of answered tokens.
+    The pause ends when a number of tokens has been generated (`RESTED_TOKENS`).
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,9 @@ class Rest:
             self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
 
     def count(self, tokens: int) -> bool:
-        """Subtract the tokens of an answer from the rest of the pause; return whether they ended it."""
+        """Subtract the number of newly generated tokens from what is left of the pause; return whether the pause ends
+        now.
+        """
         was_on, self._left = self.is_on, max(0, self._left - tokens)
         return was_on and not self.is_on
 
@@ -72,14 +76,17 @@ class Rest:
 
 
 class PlainSteps:
-    """Seconds of the last plain steps (steps of the decode loop without drafts), by the number of running answers."""
+    """Durations of the last plain steps (steps of the decode loop without drafts), by the number of running answers."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
         self._since = 0
 
     def is_due(self, answers: int) -> bool:
-        """Return whether the next step should have no drafts, so that its time can be measured."""
+        """Return whether the next step should have no drafts, so that its duration can be measured.
+
+        `answers`: number of running answers.
+        """
         return len(self._seconds.get(answers, ())) < LEAST_PLAIN or self._since >= STEPS_BETWEEN
 
     def note(self, answers: int, seconds: float) -> None:
@@ -91,7 +98,10 @@ class PlainSteps:
         self._since += 1
 
     def seconds(self, answers: int) -> float | None:
-        """Return the median duration in seconds of a plain step (a step without drafts); None if too few were timed."""
+        """Return the median duration in seconds of a plain step (a step without drafts); None if too few were timed.
+
+        `answers`: number of running answers in the step.
+        """
         measured = self._seconds.get(answers, ())
         return median(measured) if len(measured) >= LEAST_PLAIN else None
 

@@ -23,14 +23,19 @@ LEAST_COSTS = 2
 Of two durations the shorter one is used, because the first batch of a size is often slow.
 """
 MOST_SLOW = 3.0
-"""Multiple of the median duration. A longer duration is ignored, because another program has slowed the step down."""
+"""Multiple of the median duration above which a duration is ignored, because another program has slowed the step down.
+"""
 NEW_COST = 0.1
-"""Additional duration that is assumed for a drafted token before anything was measured.
+"""Additional duration that is assumed for each drafted token until durations have been measured.
 
-It is a fraction of one answer's part of a plain step (a step without drafts), and low, so that drafts are tried.
+It is a fraction of the duration of a plain step (a step without drafts), divided by the number of answers. It is low,
+so that drafts are tried.
 """
 UNMEASURED = 0.8
-"""Factor that shortens an interpolated duration, so that the number of tokens is tried and its duration measured."""
+"""Factor that makes the assumed duration shorter for numbers of drafted tokens that were not measured.
+
+So these numbers are tried, and their durations measured.
+"""
 FORGOTTEN_STEPS = 1000
 """Number of steps after which a duration that was not measured again is forgotten, so that it may be measured anew."""
 TRIED_WIDTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -55,8 +60,7 @@ LEAST_GAIN = 1.03
 class StepCosts:
     """Measured durations of steps by number of running answers and number of drafted tokens.
 
-    A duration is stated as a multiple: how many times as long as a plain step (a step without drafts) with the same
-    number of answers.
+    Each duration is divided by that of a plain step (a step without drafts) with the same number of answers.
     """
 
     def __init__(self) -> None:
@@ -65,7 +69,7 @@ class StepCosts:
         self._steps = 0
 
     def count_step(self) -> None:
-        """Count a step of any kind; durations that are too old are forgotten."""
+        """Count a step with or without drafts, and forget durations that are older than `FORGOTTEN_STEPS` steps."""
         self._steps += 1
         if self._steps % FORGOTTEN_STEPS == 0:
             for answers, drafted in [key for key, last in self._last.items() if last + FORGOTTEN_STEPS < self._steps]:
@@ -123,11 +127,11 @@ class Acceptance:
         self._accepted: dict[int, list[float]] = {}
 
     def note(self, kind: int, accepted: int, tried: int) -> None:
-        """Record a draft whose first tokens were accepted, as many as `accepted` says.
+        """Record how many tokens of a draft were accepted.
 
         `kind`: kind of the draft.
-        `tried`: number of tokens that were compared with the answer: one more than `accepted` if the next one was
-        wrong.
+        `accepted`: number of accepted tokens, which are the first ones of the draft.
+        `tried`: number of tokens that were compared with the answer: the accepted ones, and the first wrong one if any.
         """
         tries, right = self._tried.setdefault(kind, []), self._accepted.setdefault(kind, [])
         for place in range(tried):

@@ -19,7 +19,7 @@ LEAST_PROBABILITY = 0.4
 
 
 class Wanted(NamedTuple):
-    """Describes one draft to compute.
+    """One draft that is asked for.
 
     `number`: index of the slot.
     `tokens`: the slot's tokens.
@@ -97,10 +97,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute the tokens of the slots that the drafter's sequences lack; return one draft without tokens for each
-        slot.
+        """Compute the tokens of the slots that the drafter's sequences lack.
 
-        A draft gets its `place` if tokens can be drafted for it.
+        Return a draft without tokens for each of `wanted`. Its `place` is set if tokens can be drafted for it.
         """
 
     @abstractmethod

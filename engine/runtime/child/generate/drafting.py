@@ -34,7 +34,7 @@ Logits of the demo model then differ by 0.5, and greedy answers differed from th
 
 
 class Step(NamedTuple):
-    """One request's part of a computed batch, from which the time of its drafts is counted.
+    """One request's part of a computed batch, for the statistics of its drafts.
 
     `is_answer`: whether the request was generating an answer; False while its prompt is computed.
     `computed`: number of its tokens in the batch, without drafts.
@@ -77,8 +77,8 @@ class Drafting:
     def drafts(self, tasks: Sequence[SequenceTask], counts: Sequence[int], room: int) -> list[list[int]]:
         """Return the draft of each running request for the next batch; an empty list for a request that gets no draft.
 
-        `counts`: number of tokens of each request in the batch. `room`: number of further tokens that the batch can
-        hold.
+        `counts`: number of tokens of each request in the batch.
+        `room`: number of further tokens that the batch can hold.
         """
         drafts: list[list[int]] = [[] for _ in tasks]
         self._asked.clear()
@@ -115,8 +115,9 @@ class Drafting:
         return drafts
 
     def begin(self, task: SequenceTask) -> None:
-        """Prepare drafts for a request that got a slot. The request gets no drafts if these are paused because they
-        made an earlier answer slower.
+        """Prepare drafts for a request that got a slot.
+
+        The request gets no drafts if drafts are paused, because they made an earlier answer slower.
         """
         if task.draft is not None:
             task.draft.rest = self._rest
@@ -188,8 +189,7 @@ class Drafting:
     def _chosen(
         self, tasks: Sequence[SequenceTask], wanting: Sequence[int], possible: Sequence[Possible], room: int
     ) -> list[int]:
-        """Return the number of tokens to draft for each request in `wanting`, and record it for the statistics of the
-        step.
+        """Return the number of tokens to draft for each request in `wanting`. The numbers are also kept for `note`.
 
         `wanting`: indices in `tasks` of the requests for which drafts are possible.
         `possible`: the possible draft of each of these requests.
@@ -209,7 +209,9 @@ class Drafting:
     def _computed(
         self, drafter: Drafter, tasks: Sequence[SequenceTask], asked: Sequence[tuple[int, int]]
     ) -> list[list[int]]:
-        """Return the drafts of a draft model or of MTP heads. `asked`: index in `tasks` and length of each draft."""
+        """Return the tokens drafted by a draft model or by MTP heads. `asked`: index in `tasks` and length of each
+        draft.
+        """
         wanted = [
             Wanted(slot.number, tasks[index].tokens, length)
             for index, length in asked

@@ -185,7 +185,9 @@ class Grammar:
         return token
 
     def _candidates(self, place: int) -> Any:
-        """Return a `llama_token_data_array` of all tokens with their logits."""
+        """Return a `llama_token_data_array` of all tokens with their logits. `place`: index of the logits in the last
+        batch.
+        """
         size = self._loaded.vocabulary_size
         logits = self._low.llama_get_logits_ith(self._loaded.context, place)
         given = (ctypes.c_float * size).from_address(ctypes.addressof(logits.contents))

@@ -111,9 +111,10 @@ class Shield:
         return PromptText("".join((*parts, rendered[end:])), tuple(literal))
 
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
-        """Return whether the template has changed the text of a shielded message.
+        """Return whether the template has changed the text of a message, in which names were replaced by placeholders.
 
-        Messages of the assistant count as unchanged: a template may remove the reasoning at their beginning, but that
+        `rendered`: the prompt that the template has rendered.
+        Messages of the assistant count as unchanged. A template may remove the reasoning at their beginning, but that
         cannot join two halves of a special token's name.
         """
         return message.role != "assistant" and message.content.strip() not in rendered

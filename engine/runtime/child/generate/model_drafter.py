@@ -14,8 +14,9 @@ from engine.runtime.child.generate.slots import common_prefix
 from engine.runtime.child.load.loaded_context import Batch, LoadedContext
 
 MOST_BEHIND = 8
-"""Number of tokens that a sequence of the draft model may lack before a draft. If more are missing, the draft model is
-computing a prompt (`Drafter.is_reading`).
+"""Largest number of tokens that the draft model usually has to compute before a draft.
+
+If it has to compute more, it is reading a prompt (`Drafter.is_reading`).
 """
 
 
@@ -45,9 +46,10 @@ class ModelDrafter(Drafter):
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute one batch of the tokens that the draft model's sequences lack.
+        """Compute one batch of the tokens that the draft model's sequences lack; return a draft without tokens for each
+        slot.
 
-        A draft stays empty if the missing tokens of its slot do not all fit into the batch.
+        Nothing is drafted yet for a slot whose missing tokens do not all fit into the batch.
         """
         begun = [self._cut_to(each) for each in wanted]
         self._batch.clear()
@@ -72,8 +74,9 @@ class ModelDrafter(Drafter):
         return [draft for draft, _ in begun]
 
     def _cut_to(self, wanted: Wanted) -> tuple[Draft, list[int]]:
-        """Cut the draft model's sequence to its common prefix with the slot; return a draft without tokens, and the
-        tokens that the sequence lacks.
+        """Cut the draft model's sequence to its common prefix with the slot's tokens.
+
+        Return a draft without tokens, and the tokens of the slot that the sequence now lacks.
         """
         tokens = wanted.tokens
         # Images, and tokens that only the model has, are left out.
@@ -99,7 +102,10 @@ class ModelDrafter(Drafter):
         return sure + common_prefix(sequence.tokens[sure:], tokens[sure:])
 
     def _cut(self, number: int, kept: int) -> bool:
-        """Cut a sequence in the KV cache to its first `kept` tokens; return False if it had to be emptied."""
+        """Cut the draft model's sequence of the slot `number` to its first `kept` tokens, in the KV cache.
+
+        Return False if the sequence had to be emptied instead.
+        """
         low, memory = self._low, self._loaded.memory
         oldest = int(low.llama_memory_seq_pos_min(memory, number))
         holds_window = self._window <= 0 or 0 <= oldest <= max(0, kept - self._window)

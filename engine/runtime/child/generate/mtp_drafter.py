@@ -28,7 +28,7 @@ class Computed(NamedTuple):
     `number`: index of the slot.
     `begin`: position of the first token in the sequence.
     `place`: index of the first token in the batch.
-    `sure`: whether all of the tokens stay in the sequence, so that none is a draft.
+    `sure`: whether no draft is among the tokens, so that all of them stay in the sequence.
     """
 
     number: int
@@ -81,7 +81,7 @@ class MtpDrafter(Drafter):
         self._sequences = [_Sequence() for _ in range(heads.n_sequences)]
 
     def note(self, parts: Iterable[Computed]) -> None:
-        """Keep the hidden states of the tokens that the model has just computed, before its next batch."""
+        """Copy the hidden states of tokens that the model has just computed. Call it before the model's next batch."""
         pointer = self._target.engine.nextn(self._target.context)
         if not pointer or self.has_failed:
             return
@@ -100,9 +100,9 @@ class MtpDrafter(Drafter):
                 self._read(part.number)
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Let the heads compute the tokens of each slot that they have not computed yet, up to the last one.
+        """Let the heads compute the tokens of each slot that they lack; return a draft without tokens for each slot.
 
-        A draft stays empty if hidden states are missing.
+        Nothing can be drafted for a slot if hidden states of its tokens are missing.
         """
         drafts = [Draft(each.number, each.most, len(each.tokens)) for each in wanted]
         room = self._batch.size // max(1, len(wanted))
@@ -157,7 +157,7 @@ class MtpDrafter(Drafter):
         self._keep_one(self._sequences[draft.number], last - 1)
 
     def _first(self, number: int) -> int:
-        """Return the position of the first token that the heads compute next.
+        """Return the position of the next token that the heads compute for the slot `number`.
 
         If hidden states are missing between the tokens that the heads have read and the kept hidden states, the
         sequence begins anew.
@@ -171,8 +171,13 @@ class MtpDrafter(Drafter):
         return sequence.end
 
     def _add(self, number: int, tokens: Sequence[int], begin: int, *, outputs: int) -> int:
-        """Add tokens to the batch, each with the hidden state of the token before it; return the batch index of the
-        last one.
+        """Add tokens to the batch, each with the hidden state of the token before it.
+
+        Return the batch index of the last token.
+
+        `number`: index of the slot.
+        `begin`: position of the first token in the sequence.
+        `outputs`: number of tokens at the end whose logits are needed.
         """
         sequence = self._sequences[number]
         last = self._batch.extend(tokens, begin, number, outputs=outputs)
@@ -184,9 +189,9 @@ class MtpDrafter(Drafter):
         return last
 
     def _read(self, number: int) -> bool:
-        """Let the heads read all kept hidden states of a slot, in batches, and keep only the last one.
+        """Let the heads read all kept hidden states of the slot `number`, in batches, and keep only the last one.
 
-        Return whether that succeeded.
+        Return False if a batch could not be computed.
         """
         sequence = self._sequences[number]
         before = max(0, min(len(sequence.tokens), sequence.hidden_start - sequence.start))
@@ -216,7 +221,9 @@ class MtpDrafter(Drafter):
         sequence.hidden_start = position
 
     def _cut(self, number: int, kept: int) -> bool:
-        """Cut a sequence to its first `kept` tokens, without drafts; return False if that fails."""
+        """Cut the heads' sequence of the slot `number` to its first `kept` tokens, without drafts; return False if that
+        fails.
+        """
         sequence = self._sequences[number]
         if kept == len(sequence.tokens) and not sequence.has_drafts:
             return True

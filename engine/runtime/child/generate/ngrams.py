@@ -3,7 +3,7 @@
 Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
 way. The index here makes a search as fast in a long sequence as in a short one. Of several places the one with the
 longest match is taken, because a long copy will probably go on. So the length of the match tells how likely a draft is
-(`NgramDraft.kind`). Drafts that are not computed are also compared with the tokens that come (`NgramDrafts`).
+(`NgramDraft.kind`). Drafts that get into no batch are compared with the answer's next tokens too (`NgramDrafts`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from engine.runtime.child.generate.draft_length import Acceptance
 N = 3
 """Length of the n-grams, in tokens. Shorter ones match too often for the following tokens to be a good draft."""
 KEPT_PLACES = 4
-"""Largest number of places in the sequence that are remembered for an n-gram: the latest ones."""
+"""Largest number of earlier occurrences of an n-gram that are remembered: the latest ones."""
 LENGTHS = (N, 4, 6, 10, 20)
 """Shortest match, in tokens, for drafts of kind 1, 2 and so on (`NgramDraft.kind`).
 
 A match is measured up to the last of these lengths.
 """
 RATES = (0.5, 0.65, 0.75, 0.85, 0.9, 0.98)
-"""Assumed share of accepted tokens by kind of draft. In kind 0 the places of the n-gram were followed by different
-tokens; the other kinds are those of `LENGTHS`.
+"""Assumed share of accepted tokens, by kind of draft (`NgramDraft.kind`).
 
+Kind 0: the earlier occurrences of the n-gram were followed by different tokens. The other kinds are those of `LENGTHS`.
 Answers of a small model had shares in this order; how large they are depends on the text.
 """
 
 
 class NgramDraft(NamedTuple):
-    """Tokens that may come next.
+    """Tokens that may come next, and how likely they are.
 
-    `kind`: drafts of one kind are about equally likely; the kind depends on the length of the match, and on whether
-    other places have another token after the n-gram.
+    `kind`: index in `RATES`. It depends on the length of the match, and on whether different tokens followed the
+    earlier occurrences of the n-gram.
     """
 
     tokens: list[int]
@@ -84,7 +84,10 @@ def _match(tokens: Sequence[int], place: int) -> int:
 
 
 class NgramDrafts:
-    """Makes n-gram drafts for one answer, and compares them with the tokens that follow, even if none was computed."""
+    """Makes n-gram drafts for one answer, and records how many of their tokens were right.
+
+    That is also recorded for drafts that got into no batch.
+    """
 
     def __init__(self) -> None:
         self._index = NgramIndex()
@@ -92,8 +95,9 @@ class NgramDrafts:
         self._begin = 0
 
     def draft(self, tokens: Sequence[int], most: int, acceptance: Acceptance) -> NgramDraft:
-        """Return up to `most` tokens that may follow `tokens`. `acceptance`: gets the number of tokens of an earlier
-        draft that were right.
+        """Return up to `most` tokens that may follow `tokens`.
+
+        `acceptance`: where the number of right tokens of an earlier draft is recorded.
         """
         came, opened = tokens[self._begin :], self._open.tokens
         right = next((n for n, (one, other) in enumerate(zip(opened, came, strict=False)) if one != other), None)

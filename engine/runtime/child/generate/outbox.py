@@ -44,8 +44,10 @@ class Outbox:
             self._send(messages)
 
     def send_soon(self, messages: Iterable[Message], batch_s: float) -> None:
-        """Send the messages of a batch; hold them back if they are pieces and the next batch ends soon enough.
+        """Send the messages of a batch, or hold them back until a later call.
 
+        They are held back if all are pieces of text, and the next batch ends within `PIECE_SECONDS` after the last
+        messages were sent.
         `batch_s`: expected time of the next batch in seconds.
         """
         with self._lock:

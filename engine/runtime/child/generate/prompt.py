@@ -67,6 +67,7 @@ def read_prompt(
     `messages`: the conversation.
     `prompt`: raw text, used if there are no messages.
     `template`: chat template; empty for the model's own.
+    `template_input`: tools and further variables of the template.
 
     Raises:
         RequestError: the prompt is empty, or too long for the context of one request.

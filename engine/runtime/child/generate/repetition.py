@@ -15,19 +15,20 @@ CHECKED_EVERY = 32
 WINDOW = 1536
 """Number of latest tokens that are checked."""
 PROSE_TIMES, PROSE_TOKENS = 6, 144
-"""Limits for prose: the smallest number of repetitions, and the smallest number of tokens in all repetitions together,
-from which a repetition counts as endless.
+"""Limits from which a repetition of prose counts as endless.
+
+They are the smallest number of repetitions, and the smallest number of tokens in all repetitions together.
 """
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""Limits for texts other than prose (numbers, code, table rows, rules of dashes), from which a repetition counts as
-endless: the smallest number of repetitions, and the smallest number of tokens in all repetitions together.
+"""Limits from which a repetition of other texts counts as endless: numbers, code, table rows, rules of dashes.
 
-The limits are so large that an array of 500 zeros does not count.
+They are the smallest number of repetitions, and the smallest number of tokens in all repetitions together. They are so
+large that an array of 500 zeros does not count.
 """
 _CODE = frozenset("<>{}[]()|=\\/_#*~^+;`\t")
 """Characters that hardly occur in prose."""
 _TAIL = 24
-"""Length in tokens of the end of the answer that is searched for in the tokens before it, to find repetitions."""
+"""Number of tokens at the end of the answer. They are searched for in the tokens before them, to find repetitions."""
 _MOST_PERIODS = 64
 """Largest number of earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens has many.
 """

@@ -149,9 +149,9 @@ DIGITS = 5
 
 
 class ChoiceReader:
-    """Reads the probability of each sampled token, and of the `most` most probable tokens.
+    """Reads the probability of each sampled token, and those of the most probable tokens.
 
-    Reading takes time, because it needs all logits of the token.
+    Reading takes time, because it needs all logits of the token. `most`: number of most probable tokens.
     """
 
     def __init__(self, loaded: LoadedContext, most: int) -> None:

@@ -100,7 +100,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_possible(self) -> bool:
-        """Whether the numbers of the header are consistent."""
+        """Whether the numbers of the header are consistent with each other."""
         # Ascending, from 1 token up to all tokens of the sequence.
         ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
         sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]
@@ -229,7 +229,7 @@ _SLACK_BYTES = 1 << 20
 
 
 def model_identity(loaded: LoadedContext) -> ModelIdentity:
-    """Return the identity of the loaded model."""
+    """Return the numbers and the digest that identify the loaded model, whatever its layout."""
     low, model = loaded.engine.low, loaded.model
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
     low.llama_model_desc(model, buffer, _TEXT_BYTES)

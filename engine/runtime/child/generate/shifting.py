@@ -37,7 +37,7 @@ def kept_tokens(
 
     Return None if the context is not shifted, so that the answer ends when the context is full.
 
-    `replaced`: why ChatML replaced the chat template; its sentence is empty if the template was used.
+    `replaced`: whether ChatML replaced the chat template, and why.
 
     Raises:
         RequestError: the request demands a shift, and none is possible. The sentence names the reason.
@@ -62,7 +62,7 @@ def kept_tokens(
 def _refusal(loaded: LoadedContext, prompt: MediaPrompt, replaced: Replaced) -> str:
     """Return why the context of this request cannot be shifted, as a sentence; empty if it can.
 
-    `replaced`: why ChatML replaced the chat template; its sentence is empty if the template was used.
+    `replaced`: whether ChatML replaced the chat template, and why.
     """
     low, settings = loaded.engine.low, loaded.settings
     if loaded.has_recurrent_state:
@@ -91,9 +91,11 @@ def _refusal(loaded: LoadedContext, prompt: MediaPrompt, replaced: Replaced) -> 
 
 
 def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) -> int:
-    """Return the number of tokens before the first message that is not a system prompt.
+    """Return the number of prompt tokens before the first message that is not a system prompt.
 
     The function compares the prompt with one in which that message begins differently, and counts the common prefix.
+
+    `tokens`: tokens of the prompt.
     """
     place = next((place for place, each in enumerate(request.messages) if each.role != "system"), None)
     if place is None:

@@ -41,7 +41,7 @@ class Slot:
     exact: int | None = None
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Set the list of tokens that are in the cache now, and drop checkpoints beyond the unchanged beginning."""
+        """Set the list of tokens that are in the KV cache now, and drop checkpoints after the unchanged beginning."""
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
@@ -98,7 +98,7 @@ class Slots:
         return slot
 
     def take_free(self, request: int, number: int) -> list[Slot]:
-        """Assign up to `number` free slots to a request, the least recently used ones, and return them empty."""
+        """Assign up to `number` free slots to a request, the least recently used ones. Empty them, and return them."""
         # The least used ones, in the order of their numbers, which llama.cpp needs in a batch.
         slots = sorted(sorted(self.free, key=_age)[:number], key=lambda slot: slot.number)
         for slot in slots:
@@ -305,7 +305,10 @@ class Slots:
         return self._can_cut(slot, common_prefix(slot.tokens, wanted[:-1]))
 
     def _holds_window(self, slot: Slot, kept: int) -> bool:
-        """Return whether a sliding-window cache still has all positions that the token after `kept` attends to."""
+        """Return whether a sliding-window cache still has all positions that are needed after the first `kept` tokens.
+
+        These are the positions to which the next token attends.
+        """
         if self._window <= 0 or not kept:
             return True
         # The bound of llama.cpp's server (`pos_min_thold`). The position is -1 if the sequence has no cells.

@@ -39,7 +39,7 @@ class Task:
 class SequenceTask(Task, ABC):
     """A request whose tokens are computed in the common batch, and which continues with the logits of the last token.
 
-    `tokens`: all tokens of the prompt and the answer so far. The loop computes tokens that its slot lacks.
+    `tokens`: all tokens of the prompt and the answer so far. The decode loop computes those that the slot lacks.
     `media`: computes the images and sounds among the tokens.
     `checkpoint_positions`: token positions at which a checkpoint is useful; empty if none is needed.
     `slot`: slot of the task; None while it waits for one.
@@ -97,9 +97,11 @@ class SequenceTask(Task, ABC):
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Record the progress after a batch; return a message about it, or None.
+        """Record the progress after a batch; return a message about the progress of the prompt, or None during the
+        answer.
 
-        `count`: number of KV cells that the batch filled."""
+        `count`: number of KV cells that the batch filled.
+        """
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:

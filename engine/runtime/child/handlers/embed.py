@@ -47,7 +47,7 @@ def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:
 
 
 class Embedding(StandaloneTask):
-    """Task that computes the embeddings of one request's texts, one batch in each part."""
+    """Task that computes the embeddings of one request's texts. Each part of its work is one batch."""
 
     def __init__(self, loaded: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
         super().__init__(request.id)

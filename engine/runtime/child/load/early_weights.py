@@ -155,7 +155,7 @@ def send_early(
 ) -> None:
     """Send the tensors of `load.early` to their workers in parallel, if these workers cache weights.
 
-    Returns when all are sent, or soon after a stop was requested. Does nothing unless several workers get weights.
+    Returns when all are sent, or soon after a stop was requested. Does nothing if fewer than two workers get weights.
     """
     by_device = {each.device: each.spans for each in load.early}
     found = [(worker, [span for device in worker.devices for span in by_device.get(device, ())])
@@ -234,7 +234,10 @@ class _Sender:
                 return
 
     def _send_probe(self) -> bool:
-        """Send a tensor of zeros, unless the worker has cached it before; return whether its bytes were sent."""
+        """Send a tensor of zeros, to find out whether the worker caches weights; return whether its bytes were sent.
+
+        They are not sent if the worker has cached the same tensor before.
+        """
         with mmap.mmap(-1, _PROBE_BYTES) as zeros:
             first = ctypes.c_char.from_buffer(zeros)
             was_sent = self._put(ctypes.addressof(first), _PROBE_BYTES)

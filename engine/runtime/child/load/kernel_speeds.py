@@ -23,7 +23,7 @@ _EXPERTS, _USED = 8, 2
 _WIDTH, _ROWS = 1024, 128
 """Numbers of columns and rows of a measured matrix."""
 _LARGE_BYTES = 64 << 20
-"""Size of a matrix that is read from memory, not from a cache."""
+"""Size in bytes of weights that do not fit into a CPU's cache, so that they are read from memory."""
 _KV_HEADS, _QUERIES, _CELLS = 8, 2, 1024
 """Number of KV heads, number of query heads for each KV head, and number of cells in the KV cache.
 
@@ -245,6 +245,8 @@ class _Kernel:
         """Return a cache of keys or values, permuted so that each head has its own matrix.
 
         As in llama.cpp, the heads of a cell are neighbours in memory, so the rows of one head are read with a stride.
+
+        `width`: width of a head.
         """
         cache = self._tensor(_F16, (width, n_heads, _CELLS))
         return self._call("ggml_permute", cache, 0, 2, 1, 3, types=(ctypes.c_int,) * 4)

@@ -30,7 +30,7 @@ from engine.runtime.child.native.log import EngineLog, FailedAllocation
 from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
 
 NODES_AT_ONCE = 32
-"""Graph nodes between two checks of the stop flag: about a layer of a projector."""
+"""Number of graph nodes between two checks of the stop flag: about a layer of a projector."""
 _TEXT_CHUNK = 0
 _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
 """Ratios of width to height that are tried for the largest image.
@@ -38,7 +38,7 @@ _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
 Sizes are rounded to whole patches, so an image that is not square may have more patches than a square one.
 """
 _LARGEST_BYTES = CHANNELS * MAX_SIDE_PX * MAX_SIDE_PX
-"""Size of the pixels of the largest image, which is more than that of 30 s of sound."""
+"""Size in bytes of the pixels of the largest image. The samples of 30 s of sound take less."""
 _SOUND_S = 30
 """Length in seconds of the longest sound that mtmd encodes in one pass (Whisper's window)."""
 
@@ -109,9 +109,11 @@ class _Tensor(ctypes.Structure):
 
 
 def _multiplications(tensor: int, operation: bytes) -> int:
-    """Return an upper bound for the multiplications that compute a node. `operation`: its name, as of `ggml_op_desc`.
+    """Return an upper bound for the number of multiplications that compute a graph node.
 
-    Operations other than products count as a few for each value of the result.
+    `tensor`: address of the node.
+    `operation`: name of its operation, from `ggml_op_desc`. Operations other than products count as a few
+    multiplications for each value of the result.
     """
     node = _Tensor.from_address(tensor)
     first, second = (_Tensor.from_address(source).ne if source else (1, 1, 1, 1) for source in node.src)
@@ -170,13 +172,17 @@ def _end_refused(end: Callable[[FailedAllocation], None], failed: FailedAllocati
 
 
 def _image_sizes() -> list[tuple[int, int]]:
-    """Return the largest sizes in pixels that an image of a conversation can have, one for each shape."""
+    """Return the largest sizes in pixels that an image of a conversation can have, one for each ratio in `_SHAPES`."""
     return [(MAX_SIDE_PX * width // max(width, height), MAX_SIDE_PX * height // max(width, height))
             for width, height in _SHAPES]  # fmt: skip
 
 
 def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, width_px: int, height_px: int) -> int:
-    """Return the number of tokens of the longest part of an image of this size. mtmd needs no pixels for that."""
+    """Return the number of tokens of the longest part (tile) of an image of this size. mtmd needs no pixels for that.
+
+    `handle`: the loaded projector.
+    `marker`: text that marks an image in a prompt.
+    """
     with ExitStack() as stack:
         chunks = _chunks(library, handle, marker, watch, stack, library.mtmd_bitmap_init(width_px, height_px, None))
         return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
@@ -185,6 +191,9 @@ def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, widt
 def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> None:
     """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`).
 
+    `handle`: the loaded projector.
+    `marker`: text that marks an image or sound in a prompt.
+    `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
     chunks = _chunks(library, handle, marker, watch, stack, bitmap)
@@ -195,8 +204,11 @@ def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: Exi
 
 
 def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> list[Any]:
-    """Return the mtmd chunks of an image or a sound; empty if the projector refuses it. `stack` frees them.
+    """Return the mtmd chunks of an image or a sound, without those of text; empty if the projector refuses it.
 
+    `handle`: the loaded projector.
+    `marker`: text that marks an image or sound in a prompt.
+    `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
     stack.callback(library.mtmd_bitmap_free, bitmap)

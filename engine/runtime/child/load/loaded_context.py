@@ -161,7 +161,7 @@ class LoadedContext:
 
     @property
     def needs_checkpoints(self) -> bool:
-        """Whether a sequence cannot always be cut to fewer tokens, so that checkpoints are needed."""
+        """Whether checkpoints are needed, because the last tokens of a sequence cannot always be removed."""
         return bool(self.memory) and (self.has_recurrent_state or self.has_window_cache)
 
     def decode(self, tokens: Sequence[int]) -> int:
@@ -320,7 +320,7 @@ class Batch:
         self.count = self.struct.n_tokens = 0
 
     def add(self, token: int, position: int, sequence: int) -> int:
-        """Append a token whose logits are needed; return its index in the batch."""
+        """Append the token at `position` of `sequence`, whose logits are needed; return its index in the batch."""
         place = self.count
         self._tokens[place] = token
         self._positions[place] = position

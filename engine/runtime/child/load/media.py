@@ -52,7 +52,7 @@ class MediaPrompt:
     `text`: the text with a marker for each file; empty if there are no files.
     `add_special`: whether BOS and EOS were added.
     `tokens`: the tokens; each image or sound part is a run of one negative number.
-    `parts`: the part for which each negative number stands.
+    `parts`: the image and sound parts, by their negative numbers.
     """
 
     text: bytes = b""
@@ -130,22 +130,30 @@ class Media:
         return int(self._library.mtmd_get_audio_sample_rate(self._projector.handle))
 
     def name_of(self, number: int) -> str:
-        """Return the name of the part that a negative token stands for: projector, file, place and size."""
+        """Return the name of the image or sound part that a negative token stands for.
+
+        The name consists of projector, file, place in the prompt and size.
+        """
         return self._names[-number - 1]
 
     def number_of(self, name: str) -> int:
-        """Return the negative token of the part with this name. A new name gets the next number."""
+        """Return the negative token that stands for the image or sound part with this name.
+
+        A new name gets the next number.
+        """
         if name not in self._numbers:
             self._names.append(name)
             self._numbers[name] = -len(self._names)
         return self._numbers[name]
 
     def was_made_here(self, name: str) -> bool:
-        """Return whether the part with this name was computed by this projector."""
+        """Return whether the loaded projector has computed the image or sound part with this name."""
         return name.startswith(f"{self._identity}:")
 
     def prompt(self, text: str, files: Sequence[MediaFile], *, add_special: bool) -> MediaPrompt:
         """Return the prompt of a text that has a marker for each file. No file is decoded.
+
+        `add_special`: whether to add BOS and EOS if the vocabulary requires them.
 
         Raises:
             RequestError: the projector refuses a file.
@@ -169,7 +177,7 @@ class Media:
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
     def count(self, file: MediaFile) -> int:
-        """Return the KV cells of an image or sound, with the tokens that enclose it.
+        """Return the number of KV cells that an image or sound takes, together with the tokens that enclose it.
 
         The result is cached, because mtmd computes a sound's spectrum for it, and the window asks while a user types.
 
@@ -184,7 +192,7 @@ class Media:
         return self._counts[key]
 
     def embeddings(self, chunks: Any, part: MediaPart, position: int) -> Embeddings | None:
-        """Compute the embeddings of a part; return None if the projector failed.
+        """Compute the embeddings of an image or sound part; return None if the projector failed.
 
         `chunks`: chunks of the prompt, with the part's file decoded. `position`: first position in the sequence.
         """

@@ -121,7 +121,8 @@ class Projector:
 
     `library`: the binding of mtmd.
     `marker`: text that marks an image or sound in a prompt.
-    `watch`: callback of the projector, which must live as long as the projector, and its limits; None in tests.
+    `watch`: the projector's callback, with the limits of its computations. It must live as long as the projector. None
+    in tests.
     `limits`: limits for images from the settings, as text (`limits_of`).
     """
 
@@ -133,7 +134,7 @@ class Projector:
     limits: str = ""
 
     def preparing(self, file: MediaFile) -> AbstractContextManager[None]:
-        """Return the limit of time and memory in which mtmd prepares a file for the projector."""
+        """Return a context manager that limits time and memory while mtmd prepares a file for the projector."""
         if self.watch is None:
             return nullcontext()
         if isinstance(file, SoundFile):
@@ -142,7 +143,7 @@ class Projector:
         return self.watch.preparing(CHANNELS * file.width_px * file.height_px)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Return the limit of time in which mtmd computes embeddings."""
+        """Return a context manager that limits the time in which mtmd computes embeddings."""
         return nullcontext() if self.watch is None else self.watch.computing
 
     def free(self) -> None:
@@ -327,7 +328,10 @@ def new_marker() -> str:
 
 
 def limits_of(context: ContextSettings) -> str:
-    """Return the image limits of the settings as text for `Media.name_of`; empty for the projector's own limits."""
+    """Return the image limits of the settings as text; empty for the projector's own limits.
+
+    The text becomes a part of the names of images (`Media.name_of`), because embeddings depend on the limits.
+    """
     limits = (context.image_min_tokens, context.image_max_tokens)
     return "" if limits == (None, None) else "-".join("" if each is None else str(each) for each in limits)
 

@@ -42,7 +42,7 @@ _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""Duration in seconds of one product of the whole matrix. If it takes longer, parts of the matrix are measured too.
+"""Seconds that one product of the whole matrix may take. If it takes longer, parts of the matrix are measured too.
 
 On a busy machine a short part is less disturbed.
 """
@@ -56,7 +56,7 @@ _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
 The next larger number is used if one product takes less than `SHORT_S` seconds.
 """
 _THREAD_ROWS = 1024
-"""Rows of the matrix for products with many columns in `measure_threads`.
+"""Number of matrix rows in `measure_threads` for the product with many columns.
 
 They are few, because a single thread computes this product too.
 """
@@ -74,10 +74,10 @@ def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceS
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
-    """Measure one device. This takes some seconds and `size_bytes` of the device's memory.
+    """Measure one device. This takes some seconds, and the request's `size_bytes` of the device's memory.
 
-    No further type is measured after `enough_s` seconds, because on a slow device one type may take as long as all
-    types on a fast device.
+    When the request's `enough_s` seconds are over, no further type is measured: on a slow device one type may take as
+    long as all types on a fast device.
 
     Raises:
         RequestError: the device is gone, or has no room for the matrix.
@@ -130,7 +130,7 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return the multiplications per second of a matrix product for prompts: number of weights times number of tokens.
+    """Return the multiplications (weights times tokens) per second of a matrix product, as for a prompt.
 
     A larger matrix is measured if one product takes less than `SHORT_S` seconds.
     """
@@ -147,11 +147,12 @@ def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, t
 
 
 class _Graph:
-    """A graph that is timed: the product of a matrix with one or more columns on a device. A context manager that frees
-    its tensors.
+    """A graph whose computation is timed: by default the product of a matrix with one or more columns, on a device.
+
+    It is a context manager that frees its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions, if the graph only adds a column repeatedly instead of multiplying; 0: it multiplies.
+    `sums`: number of additions of a column, if the graph has these instead of the product; 0: the product.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
     `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
     `columns`: width of the matrix.
@@ -226,7 +227,6 @@ class _Graph:
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
 
     def _graph_of(self, engine: Bindings, *results: int) -> int:
-        """Return a graph that computes `results`, one after another."""
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
         graph: int = new_graph(self._tensors, _GRAPH_NODES, False)

@@ -59,12 +59,12 @@ class _Map(ctypes.Structure):
 
 
 def context_bytes(engine: Bindings, context: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of a context and its model, by buffer type address; None if they cannot be read."""
+    """Return the bytes of a context and its model in each buffer type, by the type's address; None if unreadable."""
     return _read(engine, engine.context_breakdown, context, 3)
 
 
 def model_bytes(engine: Bindings, model: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of a model's weights, by buffer type address; None if they cannot be read."""
+    """Return the bytes of a model's weights in each buffer type, by the type's address; None if unreadable."""
     return _read(engine, engine.model_breakdown, model, 1)
 
 
@@ -114,7 +114,7 @@ def _plausible(space: _Map) -> bool:
 
 
 def _walk(node: int | None, limit: int) -> Iterator[int]:
-    """Yield the addresses of a map's nodes in the order of their keys, `limit` of them at most."""
+    """Yield the addresses of a map's nodes in the order of their keys, at most `limit` of them. `node`: the root."""
     # In-order walk without recursion. The limit bounds it if the nodes are no tree.
     pending: list[int] = []
     seen = 0

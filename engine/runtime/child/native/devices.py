@@ -263,8 +263,9 @@ def _describe(
     endpoint_device: int = 0,
     card: DriverCard | None = None,
 ) -> GgmlDevice:
-    """Return the description of a device.
+    """Return what ggml reports about a device.
 
+    `endpoint`, `endpoint_device`: RPC server of the device, and its index there; None and 0 for a local device.
     `card`: the device as the CUDA driver describes it; None if unknown. With it no CUDA context is made, and the
     returned free memory is 0.
     """

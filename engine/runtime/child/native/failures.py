@@ -40,7 +40,10 @@ def failure(kind: str, sentence: str) -> RequestError:
 
 
 STEP_SECONDS = 10.0
-"""Default limit of processor time, in seconds. Time that other processes use on a busy machine does not count."""
+"""Default limit of `StepLimit`: processor time of a native call, in seconds.
+
+Time that other processes use on a busy machine does not count.
+"""
 STEP_BYTES = 1 << 30
 SIMPLER = "Simplify or clear it, then load the model again."
 _LOOK_SECONDS = 0.2
@@ -81,7 +84,10 @@ class StepLimit:
         _watch.end()
 
     def look(self) -> None:
-        """End the process if the running call exceeds a limit. Called in the thread of `_Watch`."""
+        """End the process if the running native call exceeds its limit of processor time or memory.
+
+        Called in the thread of `_Watch`.
+        """
         begun_s, begun_bytes = self._begun
         seconds = STEP_SECONDS if self._seconds is None else self._seconds
         size_bytes = STEP_BYTES if self._size_bytes is None else self._size_bytes
@@ -97,9 +103,9 @@ class StepLimit:
 
 
 class _Watch:
-    """The thread that checks the limits of the running step.
+    """The thread that checks the limits of the running native call (`StepLimit`).
 
-    It ends after a second without a step. The next step starts it again.
+    It ends after a second without such a call. The next call starts it again.
     """
 
     def __init__(self) -> None:
@@ -141,7 +147,10 @@ _watch = _Watch()
 
 
 def use_another(kind: str) -> str:
-    """Return the advice about a file that makes a step endless. `kind`: "model" or "projector"."""
+    """Return the advice to the user about a file that keeps a native call busy without end.
+
+    `kind`: "model" or "projector".
+    """
     return f"The {kind} file is damaged or manipulated; use another file of this {kind}."
 
 

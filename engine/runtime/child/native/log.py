@@ -156,7 +156,7 @@ class EngineLog:
         self.failed: FailedCard | None = None
         """The card on which a CUDA call failed, after which the engine aborts; None if no call failed."""
         self._card_error: tuple[str, str] | None = None
-        """Backend and text of a logged CUDA error, until a later line names its card; None if none is open."""
+        """Backend and text of a logged CUDA error whose card no line has named yet; None if there is none."""
         self._refused_bytes: int | None = None
         self.is_mute = False
         """Whether log lines are kept from standard error, because an intended failure is in progress."""
@@ -177,7 +177,7 @@ class EngineLog:
         self.on_failed = on_failed
 
     def write(self, level: int, text: str) -> None:
-        """Process log text, which may be a part of a line or several lines."""
+        """Process log text, which may be a part of a line or several lines. `level`: ggml's log level."""
         with self._lock:
             # A continuation has no level of its own; it belongs to the line that was begun.
             if level != CONT:
@@ -322,7 +322,10 @@ def allocation_failure(
 
 
 def model_failure(path: str, facts: LogFacts) -> Failure:
-    """Return the failure of a load that llama.cpp refused for a reason other than a failed allocation."""
+    """Return the `Failure` of a load that llama.cpp refused for a reason other than a failed allocation.
+
+    `path`: the model's file.
+    """
     reason, name = facts.reason().removeprefix("error loading model: "), Path(path).name
     failure = _device_failure(reason, f"reading {name}")
     if failure is not None:
@@ -335,7 +338,10 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
 
 
 def context_failure(tokens: int, facts: LogFacts) -> Failure:
-    """Return the failure if llama.cpp did not create a context of `tokens` tokens for a reason other than memory."""
+    """Return the `Failure` of a load whose context llama.cpp refused for a reason other than memory.
+
+    `tokens`: length of the context.
+    """
     reason = facts.reason().removeprefix("failed to initialize the context: ")
     failure = _device_failure(reason, f"making a context of {tokens} tokens")
     if failure is not None:
@@ -348,7 +354,7 @@ def context_failure(tokens: int, facts: LogFacts) -> Failure:
 
 
 def decode_failure(status: int, facts: LogFacts) -> Failure:
-    """Return the failure of a batch. `status`: status of llama_decode."""
+    """Return the `Failure` to report for a batch that llama.cpp could not compute. `status`: status of llama_decode."""
     failure = _device_failure(facts.reason(), "computing") if facts.errors else None
     if failure is not None:
         return failure

@@ -93,7 +93,7 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Forget the allocations counted so far (small buffers of `Links`). Called before weights are loaded."""
+        """Forget the allocations counted so far (small buffers of `Links`), because weights are loaded next."""
         self._pending.clear()
 
     def weights_done(self) -> None:
@@ -102,9 +102,9 @@ class MemberBuffers:
         self._in_context = True
 
     def note(self, buffer: LoggedBuffer) -> None:
-        """Count the allocations since the last call as KV cache or recurrent state.
+        """Count the allocations since the last call as KV cache or as recurrent state, whichever `buffer` is.
 
-        `buffer`: buffer in the log, which llama.cpp logs right after allocating it.
+        llama.cpp logs a buffer right after it has allocated it.
         """
         if not buffer.buffer_type.startswith(META_PREFIX):
             return
@@ -151,7 +151,7 @@ class MemberBuffers:
         return (*members, *(part for part in parts if part is not whole))
 
     def _agrees(self, whole: Part) -> bool:
-        """Return whether the counts agree with llama.cpp's figures.
+        """Return whether the counted bytes agree with `whole`, llama.cpp's figures for the Meta device.
 
         llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member (device of
         the split) and the bytes of all members together.

@@ -125,6 +125,7 @@ def _confine(rights: Rights, access: FileAccess | None, endpoints: Sequence[str]
     """Drop all access rights except `rights`. Later calls can only drop more.
 
     `access`: files that stay accessible; None if files are not limited.
+    `endpoints`: `host:port` of the RPC servers to which the process connects.
     """
     if access is not None:
         # `host:port`, checked before they were greeted.

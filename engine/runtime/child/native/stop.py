@@ -89,8 +89,9 @@ class StopFlag:
             return count
 
     def request(self, request: int | None) -> None:
-        """Add a stop to the list. Called when the reading thread has read a `Stop`, which then still waits in the
-        queue.
+        """Add a stop to the list of unhandled stops.
+
+        The reading thread calls this when it has read a `Stop`, which the main thread takes from the queue later.
 
         `request`: id of the request to stop; None: all requests.
         """
@@ -100,7 +101,7 @@ class StopFlag:
             self._update()
 
     def acknowledge(self, request: int | None) -> None:
-        """Remove a stop from the list after the main thread has handled it.
+        """Remove a stop from the list of unhandled stops, after the main thread has handled it.
 
         `request`: id of the stopped request; None: all requests.
         """
@@ -134,7 +135,7 @@ class StopFlag:
 
     @contextmanager
     def computing(self, requests: Collection[int]) -> Iterator[None]:
-        """Call `begin_computing` and `end_computing` around a block."""
+        """Within a `with` block, make the flag apply to a batch of these requests."""
         self.begin_computing(requests)
         try:
             yield
@@ -143,7 +144,7 @@ class StopFlag:
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
-        """Set the flag within a block, so that llama.cpp allocates everything for a batch but computes nothing."""
+        """Within a `with` block, set the flag: llama.cpp allocates everything for a batch but computes nothing."""
         with self._lock:
             self._flag[0] = _stopped()
         try:

@@ -60,7 +60,12 @@ class FormulaProcess:
         self._is_closed = False
 
     def draw(self, source: str, *, is_display: bool, colour: str) -> DrawnFormula | None:
-        """Return the drawn formula; None if its source is invalid or nested too deeply, or takes too long. Blocks."""
+        """Return the drawn formula; None if its source is invalid or nested too deeply, or takes too long. Blocks.
+
+        `source`: the formula in LaTeX.
+        `is_display`: whether the formula stands on a line of its own.
+        `colour`: colour of the formula as `#rrggbb`.
+        """
         if self._is_closed or _depth(source) > MAX_DEPTH:
             return None
         if self._child is None:

@@ -144,7 +144,10 @@ def main() -> None:
 
 
 def read_image(data: bytes, *, small: bool) -> DecodedImage:
-    """Decode an image in this process. Time and memory are not limited here: the process must have limits."""
+    """Decode an image in this process. Time and memory are not limited here: the process must have limits.
+
+    `small`: whether to return a thumbnail instead of all pixels.
+    """
     try:
         return _read(data, small=small)
     except (MemoryError, RecursionError):

@@ -127,7 +127,10 @@ def kind_of_sound(data: bytes) -> str:
 
 
 def sample_count(length_ms: int, rate: int) -> int:
-    """Return the number of samples of a sound. Parent and child both use this function, so that their buffers agree."""
+    """Return the number of samples of a sound of `length_ms` at `rate` samples per second.
+
+    Parent and child both use this function, so that their buffers agree.
+    """
     return max(1, length_ms * rate // 1000)
 
 
@@ -144,7 +147,10 @@ def _answer(request: DecodeSound) -> DecodedSound:
 
 
 def read_sound(data: bytes, rate: int) -> DecodedSound:
-    """Decode a sound in this process. Time and memory are not limited here: the process must have limits."""
+    """Decode a sound in this process to samples at `rate` per second.
+
+    Time and memory are not limited here: the process must have limits.
+    """
     kind = kind_of_sound(data)
     try:
         samples = _samples(data, rate) if kind else b""
@@ -162,7 +168,7 @@ def read_sound(data: bytes, rate: int) -> DecodedSound:
 
 
 def _samples(data: bytes, rate: int) -> bytes:
-    """Return the samples as int16.
+    """Return the samples of a sound at `rate` per second, as int16.
 
     Decoding stops shortly after `MAX_LENGTH_MS`, so the caller can tell that a sound is too long.
     """

@@ -7,13 +7,13 @@ can pass its files to this one, and a signal can end the program during the star
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from app.allocator import resume_collections
 from app.settings import Settings
 from app.theme import Theme
 from app.window.arrangement import make_first_picture
@@ -63,5 +63,5 @@ class Opening(QObject):
             window.start(files=self._options.files, rig=self._options.rig)
             self.opened.emit(window)
         finally:
-            # `pause_collections` turned it off. After an error the event loop goes on without a window.
-            gc.enable()
+            # After an error the event loop goes on without a window.
+            resume_collections()

@@ -97,6 +97,14 @@ class HubFinder(QObject):
         keep = partial(self.access.keep_token, token)
         self._background.run("Keeping the token", keep, kept, self._notices.tell, quiet=True)
 
+    def remove_token(self) -> None:
+        """Delete the access token that was entered here. Tokens of the environment and of other programs are kept."""
+
+        def removed(_result: None) -> None:
+            self._notices.say(tr("The access token was removed from the keyring."))
+
+        self._background.run("Removing the token", self.access.remove_token, removed, self._notices.tell, quiet=True)
+
     # ------------------------------------------------------------------ questions
 
     def search(self, request: SearchRequest) -> None:

@@ -54,6 +54,10 @@ class HubAccess:
         """
         return self._tokens.keep(self.settings, token)
 
+    def remove_token(self) -> None:
+        """Delete the saved access token of the present hub. May block."""
+        self._tokens.forget(self.settings)
+
     def set_offline(self, offline: bool) -> None:
         """Store whether all requests to hubs are refused."""
         self._keep(msgspec.structs.replace(self.kept, offline=offline))

@@ -22,15 +22,12 @@ from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
 """Smallest change of free memory, in bytes, for which the rig is updated and forecasts are computed again."""
-_STEPS = 64
-"""Divisor of a device's memory. On devices below 1 GiB, a change of free memory by 1/64 of the memory updates the rig.
-
-There the normal step of 16 MiB would be too coarse, for instance for a worker of 160 MiB.
-"""
-
-
 _LARGE_SHARE = 64
-"""Divisor of a device's memory: a change of free memory by at least 1/64 of it updates the rig at once."""
+"""Divisor of a device's memory: a change of free memory by at least 1/64 of it updates the rig at once.
+
+On devices below 1 GiB it is also the smallest change that updates the rig. There the normal step of 16 MiB would be too
+coarse, for instance for a worker of 160 MiB.
+"""
 FOLLOW_S = 5.0
 """Least seconds between two updates of the rig for smaller changes of a device's free memory.
 
@@ -145,7 +142,7 @@ class LiveMemory:
         def follow(device: Device) -> Device:
             now = self._free.get(device.id)
             # A forecast is made anew for each change of the rig, so small movements are not followed.
-            step_bytes = min(FREE_STEP_BYTES, device.total_bytes // _STEPS)
+            step_bytes = min(FREE_STEP_BYTES, device.total_bytes // _LARGE_SHARE)
             if now is None:
                 return device
             if device.free_bytes is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import QComboBox, QDialogButtonBox, QFormLayout, QPlainTextEdit, QWidget
 
 from engine.base.language import tr
+from widgets.common.delayed_call import DelayedCall
 from widgets.common.dialog import OK_CANCEL, Dialog
 from widgets.common.roles import plain_label
 
@@ -126,8 +127,7 @@ class ImportLayoutDialog(Dialog):
         self.name_box.hide()
         self.notes_label = plain_label("", wrap=True)
         self.notes_view = _Notes(tr("Result of the import"))
-        self._pause = QTimer(self, singleShot=True, interval=PAUSE_MS)
-        self._pause.timeout.connect(self.text_changed)
+        self._pause = DelayedCall(self, self.text_changed.emit, PAUSE_MS)
         self.add_button(tr("Open File…"), self.open_requested.emit)
         introduction = tr(
             "Paste a command of llama-server or llama-cli, an entry of llama-swap, or a Modelfile of ollama. "

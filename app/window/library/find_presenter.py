@@ -80,6 +80,7 @@ class FindPresenter(QObject):
         menu.addAction(
             tr("Access &Token…"), lambda: self._ask_token(tr("Enter an access token of your Hugging Face account."))
         )
+        menu.addAction(tr("&Remove Access Token"), self._finder.remove_token)
         menu.addAction(tr("&Mirror…"), self._ask_mirror)
         button = self._panel.more_button
         menu.popup(button.mapToGlobal(button.rect().bottomLeft()))

@@ -108,8 +108,9 @@ class ChatTransfer(QObject):
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
-    """Return conversations as bytes of a file. A format for a single conversation gets only the first one.
+    """Return the content of an export file with the conversations in `found`, in the format `form`.
 
+    If the format can hold only one conversation, the file has the first one.
     `found`: conversations with their messages. `store`: database from which the attachments are read.
 
     Raises:

@@ -36,7 +36,7 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A requested load that has not started.
+    """A load of `plan` by `model` that was requested and has not started.
 
     `room`: the models to unload for this load, and the memory that is missing even then.
     """
@@ -138,7 +138,10 @@ class Loader(QObject):
         return self._obstacle(plan)
 
     def room_for(self, model: OpenModel, plan: Plan) -> Room:
-        """Return the models to unload so that `plan` of `model` fits, and the memory that is missing even then."""
+        """Return the models to unload before `plan` is loaded, and the memory that is missing even without them.
+
+        `model`: the open model that loads `plan`. Its own memory counts as free.
+        """
         return self._wanted(model, plan).room
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:
@@ -238,7 +241,7 @@ class Loader(QObject):
             self._go_on(wanted, answer)
 
     def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
-        """Return a request to load `plan`, with the models to unload and the memory that is still missing then."""
+        """Return a request to load `plan`, with the models to unload and the memory that is missing even then."""
         # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
@@ -246,10 +249,10 @@ class Loader(QObject):
         return _Wanted(model, plan, room)
 
     def _would_fail(self, wanted: _Wanted) -> bool:
-        """Return whether the load is forecast to fail, even after all models in its way have been unloaded.
+        """Return whether the forecast says that the load fails even after all models in its way are unloaded.
 
-        The result is False if the load may try other layouts (step back). Such a load unloads the present model only
-        when the engine has a plan that fits.
+        False if the load may try other layouts (step back): the engine then unloads the loaded model only after it
+        has found a plan that fits.
         """
         return bool(wanted.room.still_short) and not self._settings.steps_back
 

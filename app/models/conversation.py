@@ -92,8 +92,8 @@ class Conversation(QObject):
     answer_finished = Signal(Done)
     context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
-    """Emitted with a question if the context is full; the user's choice goes to `Answering.answer_overflow`.
-    Emitted with an empty text when the question must be removed."""
+    """Carries the question to the user what to do with a full context; `Answering.answer_overflow` takes the choice.
+    An empty text removes the question."""
     restored = Signal(Restored)
     """Emitted when the saved KV state of the shown conversation was restored, or could not be used."""
     shown_changed = Signal()
@@ -101,7 +101,7 @@ class Conversation(QObject):
     message_changed = Signal(str)
     """Carries the id of a message that has changed."""
     piece_kept = Signal(Append)
-    """Carries text of the shown answer that is on disk and may be painted."""
+    """Carries a piece of the shown answer's text, which is on disk and may now be painted."""
     chat_changed = Signal()
     """Emitted when another conversation is shown, or when its title, prompt or settings have changed."""
 
@@ -122,9 +122,9 @@ class Conversation(QObject):
         self.answering.finished.connect(self._on_finished)
         self.answering.kept.connect(self.message_changed)
         self._failed: AnswerRun | None = None
-        """The last answer that failed; None if there is none."""
+        """The last answer that failed, until it is known whether the model is loaded again for it; else None."""
         self._waiting = ""
-        """The id of an answer that continues after the model is loaded with another layout; empty if there is none."""
+        """The id of the answer that will continue once the model is loaded with another layout; empty if none will."""
         loading.loaded_changed.connect(self._on_loaded_changed)
         # After `Answering`, which ends the answer by the same signal.
         loading.answer_lost.connect(self._on_lost)
@@ -226,7 +226,10 @@ class Conversation(QObject):
         )
 
     def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
-        """Return the prompt with unsent text and `attachments`, for counting without a loaded model; None if empty."""
+        """Return the prompt with the unsent text and `attachments`, to count its tokens without a loaded model.
+
+        None if there are no messages, no unsent text and no attachments.
+        """
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
             path = (*path, new_question(self.chat.draft, None, attachments))
@@ -238,7 +241,10 @@ class Conversation(QObject):
         )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
-        """Emit `restored` if the KV state belongs to the shown conversation. `chat`: id of its conversation."""
+        """Emit the signal `restored` if the KV state belongs to the shown conversation.
+
+        `chat`: id of the conversation whose state was restored, or could not be used.
+        """
         if chat == self.chat.id:
             self.restored.emit(restored)
 
@@ -314,9 +320,9 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ tools
 
     def type_result(self, message: str, call: str, text: str) -> None:
-        """Store the result that a person has typed for a tool call but not sent.
+        """Store the unsent text that a person has typed as the result of a tool call.
 
-        `message`: id of the answer with the call.
+        `message`: id of the answer that has the call. `call`: id of the call.
         """
         key = result_key(message, call)
         if text != self.chat.results.get(key, ""):
@@ -324,7 +330,7 @@ class Conversation(QObject):
             self.change_chat(msgspec.structs.replace(self.chat, results={**results, key: text} if text else results))
 
     def give_result(self, call: str, text: str) -> bool:
-        """Add the result of the tool call with id `call`. After the last missing result, the model is asked.
+        """Add `text` as the result of the tool call with id `call`. After the last missing result, the model answers.
 
         Returns:
             Whether the result was accepted. It is refused if the call needs none, or if the model cannot answer now.
@@ -349,7 +355,10 @@ class Conversation(QObject):
             self._forget_results(typed)
 
     def edit_result(self, message: str, text: str) -> None:
-        """Add a changed result of a tool call as another version, and ask the model if all calls have results."""
+        """Add `text` as another version of a tool call's result. If no result is missing, the model answers.
+
+        `message`: id of the message with the earlier result.
+        """
         if self.can_ask:
             tree = edited_result(self.tree, message, text, created_ms=now_ms())
             if missing_results(tree.path):
@@ -488,7 +497,7 @@ class Conversation(QObject):
         self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
-        """Make the model continue an existing message. `begun`: the text after which the model continues."""
+        """Make the model continue `message` of the tree. `begun`: the text after which the model continues."""
         self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
     def _begin(self, run: AnswerRun) -> None:
@@ -526,7 +535,7 @@ class Conversation(QObject):
             self._waiting = failed.message.id
 
     def _on_phase_changed(self, phase: Phase) -> None:
-        """Continue the answer for which memory ran out, when the model is loaded with another layout."""
+        """Continue the answer that ran out of memory, as soon as the model is loaded with another layout."""
         if phase is Phase.READY:
             waiting, self._waiting = self._waiting, ""
             if waiting in self.tree.messages:

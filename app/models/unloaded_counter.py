@@ -42,7 +42,7 @@ class UnloadedCounter(QObject):
         self._latest = background.latest()
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
-        """The file whose vocabulary could not be read; None if there is none. It is not tried again before `forget`."""
+        """The model file whose vocabulary could not be read. It is not tried again before `forget`; None: no such file."""
         self._timer = DelayedCall(self, self._run, DELAY_MS)
 
     @property
@@ -59,7 +59,7 @@ class UnloadedCounter(QObject):
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the request, because the child of the loaded model counts now, or there is nothing to count."""
+        """Cancel the running count. Called if the child of the loaded model counts now, or nothing is to be counted."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

@@ -115,9 +115,9 @@ class Lender(QObject):
         self.state_changed.emit(state)
 
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
-        """Run `change` in the GUI thread, unless lending was stopped or restarted meanwhile.
+        """Run `change` in the GUI thread, if the run of the server that reports it is still the present one.
 
-        Called in the server's threads. `until`: event that ends this run of the server.
+        Called in the server's threads. `until`: event that ends this run.
         """
         self._reported.emit((until, change))
 

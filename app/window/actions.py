@@ -16,7 +16,8 @@ Shortcut = QKeySequence.StandardKey | str | None
 class Command:
     """A menu entry that runs a command.
 
-    `name`: key of its action in `Actions`. `slot`: function that a click calls. `tip`: text of the tooltip.
+    `name`: key of the action in `Actions`. `text`: text of the entry. `slot`: function that a click calls.
+    `tip`: text of the tooltip.
     `other_shortcut`: a second shortcut, for keyboards on which the first one needs Shift.
     """
 
@@ -32,7 +33,7 @@ class Command:
 class Switch:
     """A menu entry with a check mark.
 
-    `name`: key of its action in `Actions`. `is_on`: whether the entry is checked at the start.
+    `name`: key of the action in `Actions`. `is_on`: whether the entry is checked at the start.
     `turn`: function that a click calls with the new state. `tip`: text of the tooltip.
     """
 

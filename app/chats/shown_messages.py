@@ -160,7 +160,7 @@ def answer_note(message: Message) -> str:
 
 
 def answer_details(message: Message) -> str:
-    """Return the details below an answer as text: speed of prompt processing, time to first token, cache use, layout."""
+    """Return the details below an answer as text: prompt processing speed, time to first token, cache use, layout."""
     if message.role != "assistant" or message.state == "failed":
         return ""
     parts = [] if message.timings is None else prompt_words(message.timings)

@@ -299,7 +299,6 @@ class LibraryCatalogue:
 
     def is_left_behind(self, path: Path) -> bool:
         """Return whether `documents_of` returns layouts of an earlier file with this path, not of the present file."""
-        """
         mark = fingerprint(path)
         return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
 

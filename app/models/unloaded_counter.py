@@ -42,7 +42,7 @@ class UnloadedCounter(QObject):
         self._latest = background.latest()
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
-        """The model file whose vocabulary could not be read. It is not tried again before `forget`; None: no such file."""
+        """The model file whose vocabulary could not be read, or None. It is not tried again before `forget`."""
         self._timer = DelayedCall(self, self._run, DELAY_MS)
 
     @property

@@ -222,7 +222,7 @@ class Settings:
     """The language that the window uses from its next start on."""
     remote_warning_given = _switch("remote_warning_given")
     reload_lost = _switch("reload_lost")
-    """Whether a model whose child process died is loaded again automatically. If not, the window asks first."""
+    """Whether a model whose child process died is loaded again automatically. If not, the user may load it again."""
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
@@ -235,7 +235,7 @@ class Settings:
     idle_time_s = Preference("idle_time_s", _idle_time_s, lambda idle_s: "" if idle_s == inf else f"{idle_s:g}")
     """Seconds from the last answer of a model until it is unloaded; infinite if models stay loaded."""
     arrangement = _text("window/arrangement")
-    """The last arrangement of the panels; empty if none was stored yet."""
+    """Name of the last arrangement of the panels (`Arrangement`); empty if none was stored yet."""
     shows_load_details = _switch("window/load_details")
     """Whether the settings bar shows cache types and flash attention."""
     shows_report_details = _switch("window/report_details")

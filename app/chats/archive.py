@@ -247,9 +247,9 @@ class ChatArchive(QObject, ChatStorage):
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+        """Read attachments, then call `then` with a mapping from SHA-256 to bytes, for those that are stored.
 
-        `names`: SHA-256 of each attachment.
+        `names`: SHA-256 of each attachment to read.
         """
         store = self._store
         if store is None:

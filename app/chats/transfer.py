@@ -60,7 +60,7 @@ class ChatTransfer(QObject):
         self._notices = notices
 
     def export(self, chats: Sequence[str], path: Path, form: Form) -> None:
-        """Write conversations to the file `path` in the background. `chats`: their ids."""
+        """Write conversations to the file `path` in the background, in the format `form`. `chats`: their ids."""
 
         def work(store: ChatStore) -> int:
             found = [(chat, store.tree(chat.id)) for each in chats if (chat := store.conversation(each)) is not None]

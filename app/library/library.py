@@ -349,9 +349,9 @@ class Library(QObject):
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
-        """Save a layout or a preset for the model file `path`, then emit all layouts and presets of its model.
+        """Save `document`, a layout or a preset, for the model file `path`.
 
-        `marks`: fingerprints of the model's files.
+        Then `documents_found` is emitted with all of the model. `marks`: fingerprints of the model's files.
         """
 
         def done(_none: None) -> None:
@@ -361,9 +361,9 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset of a model, then emit the remaining layouts and presets.
+        """Delete `document`, a saved layout or preset of a model.
 
-        `marks`: fingerprints of the model's files.
+        Then `documents_found` is emitted with the remaining ones. `marks`: fingerprints of the model's files.
         """
         # Read twice, which an iterator does not allow.
         known = tuple(marks)

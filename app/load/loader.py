@@ -195,7 +195,7 @@ class Loader(QObject):
             self.load()
 
     def ask_again(self) -> None:
-        """Delete the stored answer of the user, so that the question is shown again next time."""
+        """Delete the user's stored answer for loads beside other models, so that the next such load asks again."""
         self._settings.without_room = None
         self.notice.emit(
             Notice(tr("You will be asked if a model does not fit together with the loaded models"), bad=False)
@@ -219,9 +219,10 @@ class Loader(QObject):
         model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
-        """Load a model again whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
+        """Load `model` again, whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
 
-        `reload_lost` does not load a model a second time before it has answered, so that crashes do not repeat forever.
+        The setting does not load a model a second time before it has answered, so that crashes do not repeat forever.
+        `lost`: False if the model can no longer be loaded again.
         """
         if lost and model.loading.steps_back:
             # Without asking, as a load steps back: the layout did not fit.

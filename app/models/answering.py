@@ -50,9 +50,9 @@ class ChatStorage:
         """Store the bytes of an attachment. Called before the message that refers to it is stored."""
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+        """Read attachments, then call `then` with a mapping from SHA-256 to bytes, for those that are stored.
 
-        `names`: SHA-256 of each attachment.
+        `names`: SHA-256 of each attachment to read.
         """
         then({})
 

@@ -271,7 +271,7 @@ class Conversation(QObject):
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Replace title, unsent text, system prompt or settings of the conversation, and store the change."""
+        """Replace title, unsent text, system prompt and settings by those of `chat`, and store the change."""
         before, self.chat = self.chat, chat
         # An untouched new conversation is not stored.
         if self._is_kept:
@@ -348,7 +348,7 @@ class Conversation(QObject):
         return True
 
     def answer_results(self) -> None:
-        """Make the model answer now. A tool call without a result gets the typed text, or an empty result."""
+        """Make the model answer now. A tool call without a result gets the text typed for it, or an empty result."""
         if self.can_ask and self.tree.path:
             typed = self._typed_results()
             self._ask(self._with_results())
@@ -367,7 +367,10 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages with a result for each tool call of the last answer: the typed text, or an empty one."""
+        """Return the messages, in which each tool call of the last answer has a result.
+
+        A missing result is the unsent text that a person has typed for it, or empty.
+        """
         answer = calls_of_path(self.tree.path)
         if answer is None or self.open_message is not None:
             return self.tree
@@ -377,16 +380,16 @@ class Conversation(QObject):
         )
 
     def _typed_results(self, *calls: str) -> set[str]:
-        """Return the storage keys of typed results of the last answer's tool calls.
+        """Return the keys under which unsent results for tool calls of the last answer are stored.
 
-        `calls`: ids of these calls; if none are given, all calls of the answer.
+        `calls`: ids of the tool calls; if none are given, all calls of the answer.
         """
         answer = calls_of_path(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
         return set() if answer is None else {result_key(answer.id, call) for call in found}
 
     def _forget_results(self, keys: set[str]) -> None:
-        """Delete the typed results with these storage keys.
+        """Delete the unsent results for tool calls that are stored under `keys`.
 
         Called after the results are stored as messages, so that a crash in between loses nothing.
         """
@@ -403,7 +406,7 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return the tags around thoughts in the chat template, or None if it has none."""
+        """Return the tags that the chat template puts around thoughts, or None if it has none."""
         return marks_of(self._template)
 
     @property

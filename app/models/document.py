@@ -194,7 +194,10 @@ class LayoutDocument(QObject):
         return state
 
     def show(self, state: EditState, rig: Rig) -> None:
-        """Make `state` current. The edit state that was current is dropped, unless `put_aside` has returned it."""
+        """Make `state` current, and forecast for the devices of `rig`.
+
+        The edit state that was current is dropped, unless `put_aside` has returned it.
+        """
         self._state, self._rig = state, rig
         self._end_drag()
         self.undo_group.setActiveStack(state.undo_stack)

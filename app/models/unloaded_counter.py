@@ -30,7 +30,7 @@ _log = logging.getLogger("layerdeck.tokens")
 
 
 class UnloadedCounter(QObject):
-    """Counts tokens for one open model; a newer request cancels the previous one."""
+    """Counts tokens for one open model while it is not loaded. A newer request cancels the previous one."""
 
     counted = Signal(ContextUse)
 
@@ -51,7 +51,7 @@ class UnloadedCounter(QObject):
         return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
 
     def count(self, chat: CountedChat) -> None:
-        """Count the tokens of a conversation.
+        """Count the tokens of a conversation, `DELAY_MS` after the last call.
 
         `counted` is emitted with the result, unless another count is requested before that.
         """

@@ -31,7 +31,10 @@ from widgets.devices.limits import DeviceLimits
 
 
 class DeviceSearch(QObject):
-    """Searches for devices in the background, puts them with the user's limits into the device list, and tests them."""
+    """Searches for devices in the background, and puts them into the device list with the user's limits.
+
+    It also tests devices, and adds and removes remote workers.
+    """
 
     def __init__(
         self,

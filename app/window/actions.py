@@ -74,7 +74,7 @@ class Actions:
         }
 
     def enable(self, **enabled: bool) -> None:
-        """Enable or disable actions by their names."""
+        """Enable or disable actions. `enabled`: the new state by the name of the action."""
         for name, value in enabled.items():
             self._by_name[name].setEnabled(value)
 

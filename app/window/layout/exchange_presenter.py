@@ -111,7 +111,7 @@ class _Read:
 
 
 class ImportPresenter(OneDialog[ImportLayoutDialog]):
-    """Converts a text of another program into the edited layout, as one step of undo.
+    """Replaces the edited layout by one that is read from a text of another program, as one step of undo.
 
     Texts are read in the background.
     """

@@ -41,7 +41,7 @@ from engine.runtime.session.events import Answered
 from widgets.common.delayed_call import DelayedCall
 
 PAUSE_MS = 2000
-"""Milliseconds from the end of an answer until its KV state is saved. A question that comes earlier saves a write."""
+"""Milliseconds from the end of an answer until its KV state is saved. If a question comes before, it is not saved."""
 
 _log = logging.getLogger("layerdeck.states")
 
@@ -127,7 +127,7 @@ class KvStateRepository(QObject):
         return self._states.place(conversation, key) if is_wanted else None
 
     def keep(self, conversation: str, path: Path) -> None:
-        """Count the file `path`, into which the child has written the KV state of `conversation`, as a saved state.
+        """Add the file `path` to the saved states. The child has written the KV state of `conversation` into it.
 
         If all states together exceed the limit of the disk space, those used longest ago are removed.
         """
@@ -143,7 +143,7 @@ class KvStateRepository(QObject):
         self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
 
     def remove(self, path: Path) -> None:
-        """Remove a state file that could not be restored, so that nobody tries it again."""
+        """Remove a state file that could not be restored, so that it is not tried again."""
         self._background.run(
             "Removing a saved KV state", lambda: self._states.forget(path), lambda _: None, self._fail, quiet=True
         )
@@ -278,7 +278,7 @@ class ModelKvStates(QObject, StateStorage):
     def asked(self, chat: str, request: int) -> None:
         """Record that the model begins an answer in conversation `chat`. `request`: number of the request for it.
 
-        The state after the previous answer is not saved any more if it still waits for that.
+        If the state after the previous answer still waits to be saved, it is not saved.
         """
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
@@ -313,7 +313,7 @@ class ModelKvStates(QObject, StateStorage):
         self._saving[number] = unsaved.chat, path
 
     def _on_leaving(self) -> None:
-        """Save the KV state before the model is unloaded. A running answer is stopped, and its text so far counts."""
+        """Save the KV state before the model is unloaded. A running answer is stopped first."""
         if self._running is not None:
             self._unsaved, self._running = self._running, None
             self._loading.bridge.session.stop(self._unsaved.request)

@@ -351,7 +351,8 @@ class Library(QObject):
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
         """Save `document`, a layout or a preset, for the model file `path`.
 
-        Then `documents_found` is emitted with all of the model. `marks`: fingerprints of the model's files.
+        Then `documents_found` is emitted with all layouts and presets of the model.
+        `marks`: fingerprints of the model's files.
         """
 
         def done(_none: None) -> None:
@@ -363,7 +364,8 @@ class Library(QObject):
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
         """Delete `document`, a saved layout or preset of a model.
 
-        Then `documents_found` is emitted with the remaining ones. `marks`: fingerprints of the model's files.
+        Then `documents_found` is emitted with the remaining layouts and presets of the model.
+        `marks`: fingerprints of the model's files.
         """
         # Read twice, which an iterator does not allow.
         known = tuple(marks)

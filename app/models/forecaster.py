@@ -25,10 +25,7 @@ from engine.runtime.probing.probe import ProbeCache
 DIRECT_S = 0.005
 """Processor seconds: if no recent forecast took longer, the next one is computed in the GUI thread."""
 PREVIEW_SECONDS = 0.5
-"""Limit in processor seconds for one preview.
-
-If the forecast of some memory takes longer, this memory is shown as unknown until a probe.
-"""
+"""Limit in processor seconds for one preview. Memory that is not computed by then is unknown until a probe."""
 
 
 REMEMBERED = 8

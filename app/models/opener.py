@@ -46,7 +46,7 @@ from widgets.library.recent_models import RecentModel
 OPENING_SECONDS = 10.0
 """Limit in processor seconds for the first preview of a model.
 
-If the forecast of some memory takes longer, this memory is shown as unknown until a probe.
+Memory that is not computed by then is unknown until a probe.
 """
 
 

@@ -20,7 +20,7 @@ from widgets.library.load_question import LoadAnswer
 SETTLE_MS = 1500
 """Milliseconds between a change of free memory and the search for a layout, because drivers free memory in steps."""
 _STEPS = 32
-"""Divisor of a device's memory: smaller changes of free memory than 1/32 of it are ignored as other programs' use."""
+"""Divisor of a device's memory: changes of free memory below 1/32 are ignored, because other programs cause them."""
 _LEAST_BYTES = 16 * MIB
 
 

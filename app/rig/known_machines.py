@@ -211,7 +211,7 @@ def _write(path: Path, rig: Rig) -> None:
 
 
 def _stored_fields(devices: Sequence[Device]) -> list[object]:
-    """Return the values that decide whether the file is written again: without free memory, which changes often."""
+    """Return the values of `devices` at whose change the file is written. Free memory is left out: it changes often."""
     return [
         (device.id, device.name, device.endpoint, device.fingerprint, device.total_bytes, device.remote)
         for device in devices

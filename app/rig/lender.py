@@ -115,9 +115,9 @@ class Lender(QObject):
         self.state_changed.emit(state)
 
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
-        """Run `change` in the GUI thread, if the run of the server that reports it is still the present one.
+        """Run `change` in the GUI thread, unless the server was stopped or restarted in the meantime.
 
-        Called in the server's threads. `until`: event that ends this run.
+        Called in the server's threads. `until`: event that ends the run of the server to which `change` belongs.
         """
         self._reported.emit((until, change))
 

@@ -64,7 +64,7 @@ class LiveMemory:
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace the loaded models. Return how many bytes more are used on each device than the last samples show.
+        """Replace the loaded models. Return, by device id, how many bytes more are used than the last samples show.
 
         The samples may already show a part of a model that was being loaded. After an unload the numbers are negative.
         The host is left out: its samples show the memory of our own processes separately.
@@ -170,7 +170,7 @@ class LiveMemory:
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
-        """Return `rig` with the memory free that running loads of the models `leaving` have taken so far.
+        """Return `rig`, in which the memory that running loads of the models `leaving` have taken counts as free.
 
         The samples show this memory as used, but it is free again after the model is unloaded. So a device has at
         least as much free memory as before the load.

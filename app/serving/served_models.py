@@ -181,7 +181,7 @@ class ServedModels(QObject):
         await loaded
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the seconds of idle time after which the model of `entry` is unloaded. A request to the server asks this.
+        """Set the idle time, in seconds, that a request states, and after which the model of `entry` is unloaded.
 
         Ignored for models that a person has opened.
         """

@@ -417,7 +417,10 @@ class ChatPresenter(QObject):
                 self._pane.offer_undo(before is not None)
 
     def _on_result(self, action: MessageAction) -> None:
-        """Carry out `action` on the result of a tool call: store typed text, send it, or answer with what is typed."""
+        """Carry out `action` on the results of tool calls.
+
+        It stores a result that is being typed, sends a result, or makes the model answer with the results so far.
+        """
         conversation = self._conversation
         match action.kind:
             case "type_result":

@@ -15,7 +15,10 @@ MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo model, and memory caps in bytes of lab workers (RPC workers on this computer) which share its layers."""
+    """A demo model for a lab rig (RPC workers on this computer).
+
+    `path`: model file. `caps_bytes`: memory cap of each worker, in bytes, so that the workers share the layers.
+    """
 
     path: Path
     caps_bytes: tuple[int, ...]

@@ -185,7 +185,7 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 
 
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
-    """Open the files that a later start of the program passes to this process, which already has the window.
+    """From now on, open the files that later starts of the program pass to this process, which has the window.
 
     Files that arrive before the window is complete are opened as soon as it is.
     """

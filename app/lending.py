@@ -22,7 +22,7 @@ def find_lendings(
 ) -> tuple[Lending, ...]:
     """Find the devices of this computer, and return the devices to lend with their limits and speeds.
 
-    `only`, `without`: ids of devices to lend and not to lend. If `only` is empty, all others are lent.
+    `only`, `without`: ids of devices to lend, and not to lend. If `only` is empty, all devices but `without` are lent.
     `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.
 
     The search for devices takes time: not for the GUI thread.

@@ -41,9 +41,9 @@ def pack_keys() -> PackKeys:
 
 
 def find_all_devices(self_tests: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this computer, including devices that only engine packs support, and of RPC servers.
+    """Return the devices of this computer and of RPC servers, also devices that only an engine pack supports.
 
-    `self_tests`: file with the results of testing whether a device may be several entries of one layout.
+    `self_tests`: file with the test results that say which devices may occur twice in llama.cpp's device list.
     `rpc_endpoints`: addresses `host:port` of the RPC servers.
     `checks`: file with the results of the engine checks, which name broken features; None to ignore them.
     """

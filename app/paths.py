@@ -39,7 +39,7 @@ def calibration_path() -> Path:
 
 
 def self_test_path() -> Path:
-    """Return the file with the results of testing whether a device may be several entries of one layout."""
+    """Return the file with the test results that say which devices may occur twice in llama.cpp's device list."""
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 

@@ -43,7 +43,7 @@ class RunMark(msgspec.Struct, frozen=True):
     """The content of a run mark: a running window and its open models.
 
     `process`: id and start time of the process. `models`: the open models; the visible one is last.
-    `restored`: whether this window opened the models of a crashed window again. If it crashes too, they stay closed.
+    `restored`: whether the models were opened again after a crash. If this window crashes too, they stay closed.
     """
 
     version: int
@@ -67,7 +67,7 @@ class EndedRun:
 
     @property
     def report(self) -> str:
-        """A report of the crash for people. It has no home folder, no names of models and no text of conversations."""
+        """A report of the crash for people. The home folder, model names and conversations do not appear in it."""
         seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.seen_s))
         count = len(self.mark.models)
         open_text = f"{count} {'model' if count == 1 else 'models'}"
@@ -97,7 +97,7 @@ class RunMarks:
         self._has_ended = False
 
     def begin(self) -> None:
-        """Write the mark of this process, and set the faulthandler's output to a file next to it.
+        """Write the mark of this process, and make faulthandler write crashes to a file next to the mark.
 
         Raises:
             OSError: the folder cannot be written.

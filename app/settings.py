@@ -222,17 +222,20 @@ class Settings:
     """The language that the window uses from its next start on."""
     remote_warning_given = _switch("remote_warning_given")
     reload_lost = _switch("reload_lost")
-    """Whether a model whose child process died is loaded again automatically. If not, the window asks first."""
+    """Whether a model whose child process died is loaded again automatically. If not, the user may load it again."""
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
-    """Seconds without progress after which a load or an answer is ended; None for the default limit."""
+    """A load or an answer that makes no progress for this number of seconds is ended; None for the default limit."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
-    """What to do if a model does not fit beside the loaded ones: the answer that the user chose to keep; None: ask."""
+    """The user's stored answer to the question what to do if a model does not fit beside the loaded ones.
+
+    None if the user must be asked.
+    """
     idle_time_s = Preference("idle_time_s", _idle_time_s, lambda idle_s: "" if idle_s == inf else f"{idle_s:g}")
-    """Seconds after the last answer before an idle model is unloaded; infinite: it stays loaded."""
+    """Seconds from the last answer of a model until it is unloaded; infinite if models stay loaded."""
     arrangement = _text("window/arrangement")
-    """The last arrangement of the panels; empty if none was stored yet."""
+    """Name of the last arrangement of the panels (`Arrangement`); empty if none was stored yet."""
     shows_load_details = _switch("window/load_details")
     """Whether the settings bar shows cache types and flash attention."""
     shows_report_details = _switch("window/report_details")

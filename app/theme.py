@@ -24,7 +24,7 @@ DEFAULT_ZOOM = 100
 
 _LENGTH = re.compile(r"\b(\d+)px")
 _MOST_BORDER_PX = 2
-"""Lengths up to this number of pixels are not zoomed, so that lines and borders keep their width."""
+"""Pixels: lengths in the stylesheet up to this one are not zoomed, so that lines and borders keep their width."""
 
 
 def style_sheet(palette: Palette, zoom: float = 1.0) -> str:

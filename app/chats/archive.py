@@ -61,15 +61,18 @@ class ChatArchive(QObject, ChatStorage):
         self._store: ChatStore | None = None
         self._lock = threading.Lock()
         self._opened: ChatStore | None = None
-        """The open store, which `close` closes; None before it is open.
+        """The open database, which `close` closes; None before it is open.
 
-        It is set in the background thread, because the window may close before `_on_opened` is called.
+        The background thread sets it, because the window may close before `_on_opened` is called.
         """
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
-        """Changes that wait until the store is open, and the callbacks for their end; None if it cannot be opened."""
+        """Changes that wait until the database is open, each with the callback for its end.
+
+        None if the database cannot be opened.
+        """
         self._later: list[Callable[[], None]] = []
-        """Calls of `work` that wait until the database is open."""
+        """Functions passed to `work`, which wait until the database is open."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
@@ -244,9 +247,9 @@ class ChatArchive(QObject, ChatStorage):
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+        """Read attachments, then call `then` with a mapping from SHA-256 to bytes, for those that are stored.
 
-        `names`: SHA-256 of each attachment.
+        `names`: SHA-256 of each attachment to read.
         """
         store = self._store
         if store is None:
@@ -268,7 +271,7 @@ class ChatArchive(QObject, ChatStorage):
         self._do(lambda store: store.append(piece.message, piece.content, piece.reasoning, piece.calls), then)
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
-        """Store the complete last version of an answer that has ended, then call `then`."""
+        """Store the complete answer `message`, which has ended, in conversation `chat`; then call `then`."""
         self._do(lambda store: store.finish(chat, message), then)
 
     def delete(self, chat: str) -> None:

@@ -47,7 +47,7 @@ _log = logging.getLogger("layerdeck.images")
 class Attached:
     """A file to send with the next question.
 
-    `attachment`: content of the file; None while the file is being read.
+    `id`: id of the file in this list. `attachment`: what is sent; None while the file is being read.
     `data`: bytes of the file; None if they are stored already.
     `tokens`: number of tokens of the file in the prompt; None if they were not counted.
     """
@@ -90,7 +90,7 @@ class Attacher(QObject):
 
     @property
     def tokens(self) -> int:
-        """Sum of the tokens of all attachments that were counted."""
+        """Number of tokens of all attachments together. Attachments that were not counted are left out."""
         return sum(each.tokens or 0 for each in self.files)
 
     def add(self, paths: Sequence[Path]) -> None:
@@ -162,9 +162,9 @@ class Attacher(QObject):
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     def _lacks(self, attachment: Attachment) -> str:
-        """Return a message if the loaded model has no projector that reads this attachment; else an empty text.
+        """Return a message if no projector of the loaded model reads this attachment; empty if one does.
 
-        The text is also empty if no model is loaded.
+        Empty also if no model is loaded.
         """
         info = self._loading.snapshot.loaded
         if info is None:
@@ -227,7 +227,7 @@ class Thumbnails(QObject):
         gallery.wanted.connect(self._on_wanted)
 
     def put(self, sha256: str, picture: Picture) -> None:
-        """Pass an existing thumbnail to the gallery."""
+        """Show the thumbnail `picture`, which exists already, in the gallery. `sha256`: SHA-256 of the image."""
         self._gallery.put(sha256, picture.width_px, picture.height_px, picture.pixels)
 
     def _on_wanted(self, sha256: str) -> None:

@@ -41,14 +41,17 @@ from engine.runtime.session.events import Answered
 from widgets.common.delayed_call import DelayedCall
 
 PAUSE_MS = 2000
-"""Milliseconds from the end of an answer to the saving of its KV state: the next question often comes before that."""
+"""Milliseconds from the end of an answer until its KV state is saved. If a question comes before, it is not saved."""
 
 _log = logging.getLogger("layerdeck.states")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedKvUse:
-    """Disk use of saved KV states: size in bytes, number of conversations, and limit of the size in bytes."""
+    """Disk use of all saved KV states.
+
+    `n_conversations`: number of conversations with a saved state. `quota_bytes`: limit for the size.
+    """
 
     size_bytes: int
     n_conversations: int
@@ -56,9 +59,9 @@ class SavedKvUse:
 
 
 class KvStateRepository(QObject):
-    """Runs the methods of `SavedKvStates` in background threads.
+    """The folder of saved KV states of all models' conversations. Its files are accessed in background threads.
 
-    The first error is shown, later ones are only logged.
+    The first error is shown to the user, later ones are only logged.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class KvStateRepository(QObject):
         self._background = background
         self._notices = notices
         self._deleted: set[str] = set()
-        """Ids of deleted conversations, whose states are removed also if their writing ends after the deletion."""
+        """Ids of deleted conversations. A state that is still being written at the deletion is removed afterwards."""
         self._has_warned = False
 
     def start(self) -> None:
@@ -84,9 +87,10 @@ class KvStateRepository(QObject):
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
-        """Call `then` with the key under which KV states of `plan` are stored: its model, settings and adapters.
+        """Call `then` with the key of KV states made with `plan`: states with another key do not fit.
 
-        The key is None if the model cannot be identified.
+        The key consists of the model, its adapters, and the settings of the KV cache. It is None if the model cannot be
+        identified.
         """
 
         def fail(error: EngineError) -> None:
@@ -99,7 +103,10 @@ class KvStateRepository(QObject):
         self._background.run("Naming a model", work, then, fail, quiet=True)
 
     def find(self, conversation: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
-        """Call `then` with the file of a conversation's saved state, or with None if no state can be read."""
+        """Call `then` with the file of a saved state, or with None if there is none or it cannot be read.
+
+        `conversation`: id. `key`: key of the states that fit the loaded model.
+        """
 
         def fail(error: EngineError) -> None:
             self._fail(error)
@@ -110,18 +117,19 @@ class KvStateRepository(QObject):
         )
 
     def place(self, conversation: str, key: KvStateKey) -> Path | None:
-        """Return the file in which to save the state of a conversation.
+        """Return the path for the file into which the child writes the state of a conversation.
 
         Return None if the conversation was deleted, or if the limit of the disk space is 0, which turns saving off.
+        `conversation`: id. `key`: key of the states that fit the loaded model.
         """
         # A quota of 0 turns saving off.
         is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
         return self._states.place(conversation, key) if is_wanted else None
 
     def keep(self, conversation: str, path: Path) -> None:
-        """Register the file `path`, into which the child has written the KV state of `conversation`.
+        """Add the file `path` to the saved states. The child has written the KV state of `conversation` into it.
 
-        If all states exceed the limit of the disk space, those used longest ago are removed.
+        If all states together exceed the limit of the disk space, those used longest ago are removed.
         """
         # The conversation was deleted while the child wrote its state.
         if conversation in self._deleted:
@@ -135,7 +143,7 @@ class KvStateRepository(QObject):
         self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
 
     def remove(self, path: Path) -> None:
-        """Remove a state file that cannot be restored, so that it is not tried again and needs no space."""
+        """Remove a state file that could not be restored, so that it is not tried again."""
         self._background.run(
             "Removing a saved KV state", lambda: self._states.forget(path), lambda _: None, self._fail, quiet=True
         )
@@ -150,7 +158,7 @@ class KvStateRepository(QObject):
         self._deleted.discard(conversation)
 
     def warn(self, sentence: str) -> None:
-        """Log that a state cannot be saved or restored. The first time, show `sentence` to the user, too."""
+        """Log `sentence`, which says why a state is not saved or restored. The first one is shown to the user, too."""
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
@@ -233,7 +241,7 @@ class ModelKvStates(QObject, StateStorage):
         self._key: KvStateKey | None = None
         """The key of states that fit the loaded model; None while it is unknown."""
         self._held: list[str] = []
-        """Ids of the conversations in the KV cache, most recently used last."""
+        """Ids of the conversations whose tokens the KV cache has, most recently used last."""
         self._running: _Unsaved | None = None
         self._unsaved: _Unsaved | None = None
         self._saving: dict[int, tuple[str, Path]] = {}
@@ -253,7 +261,7 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ calls of the conversation
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        """Restore the saved state of a conversation that is not in the KV cache, then call `then`.
+        """Restore the saved state of conversation `chat` if the KV cache lacks the conversation, then call `then`.
 
         `goes_on`: whether the conversation has earlier messages; a new conversation has no saved state.
         """
@@ -270,7 +278,7 @@ class ModelKvStates(QObject, StateStorage):
     def asked(self, chat: str, request: int) -> None:
         """Record that the model begins an answer in conversation `chat`. `request`: number of the request for it.
 
-        If the KV state after the previous answer was not saved yet, it is no longer saved.
+        If the state after the previous answer still waits to be saved, it is not saved.
         """
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
@@ -305,7 +313,7 @@ class ModelKvStates(QObject, StateStorage):
         self._saving[number] = unsaved.chat, path
 
     def _on_leaving(self) -> None:
-        """Save the state before the model is unloaded; an answer that is being written is stopped."""
+        """Save the KV state before the model is unloaded. A running answer is stopped first."""
         if self._running is not None:
             self._unsaved, self._running = self._running, None
             self._loading.bridge.session.stop(self._unsaved.request)
@@ -399,9 +407,10 @@ class ModelKvStates(QObject, StateStorage):
             self._end_restoring()
 
     def _sentence(self, lost: AnswerLost) -> str:
-        """Return the reason, for people, why a state was not restored.
+        """Return the reason, for people, why a saved KV state was not restored.
 
-        The conversation's title replaces the name of the state file, which people do not know.
+        `lost`: the failure of the request to restore. In its sentence the name of the state file, which people do not
+        know, is replaced by the title of the conversation.
         """
         restoring, chat = self._restoring, self._conversation.chat
         if restoring is None or restoring.path is None or restoring.chat != chat.id:

@@ -144,9 +144,10 @@ def _never_began(message: Message) -> bool:
 
 
 def answer_note(message: Message) -> str:
-    """Return the line below a message.
+    """Return the line of text that the chat shows below `message`.
 
-    For an answer the line is its error, or its speed, tokens and ending; for any other message it is the stored note.
+    Below an answer it is the error, or else speed, number of tokens and reason of the end. Below any other message it
+    is the note that is stored with the message.
     """
     if message.role != "assistant" or message.state == "failed":
         return message.note
@@ -159,7 +160,7 @@ def answer_note(message: Message) -> str:
 
 
 def answer_details(message: Message) -> str:
-    """Return the details below an answer: speed of the prompt, time to the first token, cached tokens, layout."""
+    """Return the details below an answer as text: prompt processing speed, time to first token, cache use, layout."""
     if message.role != "assistant" or message.state == "failed":
         return ""
     parts = [] if message.timings is None else prompt_words(message.timings)
@@ -167,7 +168,7 @@ def answer_details(message: Message) -> str:
 
 
 def speed_words(timings: Timings) -> list[str]:
-    """Return texts for the generation speed, the number of generated tokens, and the drafted tokens of an answer."""
+    """Return texts with the generation speed, the number of generated tokens, and the use of a draft in an answer."""
     speed = timings.generation_tokens_per_second
     words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
     number = format_count(timings.generated_tokens)
@@ -176,7 +177,7 @@ def speed_words(timings: Timings) -> list[str]:
 
 
 def prompt_words(timings: Timings) -> list[str]:
-    """Return texts for the speed of reading the prompt, the time to the first token, and the cached tokens."""
+    """Return texts with the speed of prompt processing, the time to the first token, and the count of cached tokens."""
     words: list[str] = []
     speed = timings.prompt_tokens_per_second
     if speed is not None:
@@ -195,7 +196,7 @@ def prompt_words(timings: Timings) -> list[str]:
 
 
 def thinking_note(message: Message, *, is_open: bool) -> str:
-    """Return a text for the duration and length of the thought in `message`.
+    """Return a text with the duration of the model's thinking in `message`, and the length of the thought.
 
     The text is empty if there is no thought, or while the model still thinks.
     `is_open`: whether the answer is being written.

@@ -60,7 +60,7 @@ class ChatTransfer(QObject):
         self._notices = notices
 
     def export(self, chats: Sequence[str], path: Path, form: Form) -> None:
-        """Write conversations to the file `path` in the background. `chats`: their ids."""
+        """Write conversations to the file `path` in the background, in the format `form`. `chats`: their ids."""
 
         def work(store: ChatStore) -> int:
             found = [(chat, store.tree(chat.id)) for each in chats if (chat := store.conversation(each)) is not None]
@@ -108,8 +108,9 @@ class ChatTransfer(QObject):
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
-    """Return conversations as bytes of a file. A format for a single conversation gets only the first one.
+    """Return the content of an export file with the conversations in `found`, in the format `form`.
 
+    If the format can hold only one conversation, the file has the first one.
     `found`: conversations with their messages. `store`: database from which the attachments are read.
 
     Raises:

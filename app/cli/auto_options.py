@@ -25,7 +25,7 @@ _OUTPUT = -1
 
 
 def add_auto_arguments(command: argparse.ArgumentParser) -> None:
-    """Add --auto, the options that are allowed only with --auto, --device and --margin to the parser `command`."""
+    """Add options to the parser `command`: --auto with the options that require it, --device, and --margin."""
     command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
     command.add_argument(
         "--off",

@@ -60,7 +60,7 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def chosen_settings(options: Namespace) -> dict[str, object]:
-    """Return the values of the sampler options that were given, with the keys of the settings."""
+    """Return the sampler settings that options of the command line set: a mapping from setting key to value."""
     given = vars(options)
     return {setting.key: given[setting.key] for setting in SAMPLING if setting.key in given}
 

@@ -42,9 +42,9 @@ class Spoken(Event, frozen=True, kw_only=True, tag="token"):
 
 
 class Called(Event, frozen=True, kw_only=True, tag="tool_call"):
-    """Event of a tool call by the model. `arguments`: a JSON object, as text.
+    """Event of a tool call by the model. Its result is then read as a line of standard input.
 
-    The result of the call is then read as a line of standard input.
+    `id`: id of the call. `name`: name of the tool. `arguments`: a JSON object, as text.
     """
 
     id: str
@@ -66,8 +66,8 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     `message`: id of the answer's message.
     `replaced`: the reason why the model's chat template was not used; absent if the template was used.
     `dropped_tokens`: number of tokens that context shifts removed; absent if there were none.
-    `draft`: speculative decoding: numbers of drafted and accepted tokens, and how many times as fast it was; absent if
-    the loaded model has no draft.
+    `draft`: statistics of speculative decoding, such as the number of accepted tokens; absent if the loaded model has
+    no draft.
     """
 
     prompt_tokens: int

@@ -83,9 +83,9 @@ def run_packs(options: Namespace) -> int:
 
 
 def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
-    """Print who signed the pack in the file of `options`, and return whether to install the pack.
+    """Print who signed the pack that is to be installed, and return whether to install it.
 
-    The user is asked if this publisher is not trusted and --yes is not given.
+    If this publisher is not trusted, the user is asked, unless --yes is given.
 
     Raises:
         ArgumentError: if standard input is not a terminal, so that nobody can be asked.
@@ -122,7 +122,7 @@ def _run_keys(options: Namespace) -> int:
 
 
 def _change(keeper: PackInstaller, options: Namespace) -> set[str]:
-    """Run the subcommand of `packs`, and return the names of the packs that it checked."""
+    """Install, remove, enable, disable or check packs as `options` say; return the names of the checked packs."""
     match options.packs_command:
         case "install":
             say(f"Installing and checking {options.file.name}")

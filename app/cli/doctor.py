@@ -52,7 +52,7 @@ def run_doctor(options: Namespace) -> int:
 
 
 def _machines(options: Namespace) -> list[str]:
-    """Return names to be removed from the report: hosts of endpoints, and names of paired computers."""
+    """Return the names of other computers that the report must not contain: RPC endpoints and paired computers."""
     return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 

@@ -36,9 +36,9 @@ def _silence(_explanation: str) -> None:
 
 
 def _vectors(order: LoadOrder, texts: Sequence[str], printer: TextPrinter | None) -> Embedded | BadEnding:
-    """Return the vectors of `texts`, or the event of a failure.
+    """Load the layout of `order` and return a vector for each of `texts`, or the last event if that fails.
 
-    `printer`: prints progress; None: nothing is printed.
+    `printer`: prints the progress of the load; None prints nothing.
     """
     follower = Follower()
     with follower.loading(order):
@@ -59,7 +59,7 @@ def _vectors(order: LoadOrder, texts: Sequence[str], printer: TextPrinter | None
 
 
 def _end(ending: Embedded | BadEnding, printer: TextPrinter | None) -> int:
-    """Print the vectors or the error, and return the exit code."""
+    """Print the vectors or the error in `ending`, and return the exit code. `printer`: None prints JSON."""
     if isinstance(ending, Embedded):
         _print(ending.vectors, printer)
         return exit_codes.OK
@@ -90,7 +90,7 @@ def _kind(ending: BadEnding) -> str:
 
 
 def _error(ending: BadEnding) -> dict[str, object]:
-    """Return the contents of the error document for a failure, since `embed` prints no events."""
+    """Return the failure `ending` as fields of the error document, because `embed` prints no events."""
     if isinstance(ending, Cancelled):
         return {"kind": _kind(ending), "message": "Cancelled before the texts were embedded."}
     fields: dict[str, object] = {"kind": _kind(ending), "message": ending.message}

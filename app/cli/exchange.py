@@ -73,9 +73,9 @@ def run_import(options: Namespace) -> int:
 
 
 def _side_file_notes(projector: str, device: str | None, adapters: tuple[tuple[str, float], ...]) -> list[str]:
-    """Return a sentence with the options for projector and adapters, because a layout file cannot contain them.
+    """Return a list with one sentence: the options for projector and adapters, which a layout file cannot contain.
 
-    The list is empty if there are none.
+    The list is empty if there are neither. `device`: device of the projector. `adapters`: path and scale of each.
     """
     words = [f"--mmproj {projector}"] if projector else []
     words += [f"--mmproj-device {device}"] if projector and device else []

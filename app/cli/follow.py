@@ -107,7 +107,7 @@ class Follower:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interrupt came after the last call of `heed`, and so is not handled yet."""
+        """Whether there is an unhandled interrupt: one that came after the last call of `heed`."""
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
@@ -116,7 +116,7 @@ class Follower:
 
     @property
     def cancelled(self) -> Cancelled:
-        """The last event of a command that was interrupted, with the stage that the load had reached."""
+        """The last event of an interrupted command. It names the stage that the load had reached."""
         return Cancelled(stage=self._stage)
 
     @property
@@ -131,9 +131,9 @@ class Follower:
     # ------------------------------------------------------------------ news of the session
 
     def load(self, printer: Printer | None) -> LoadEnding:
-        """Print the progress of the load, and return its last event without printing it.
+        """Wait for the end of the load, and return its last event, which is not printed.
 
-        After an interrupt the last event is `Cancelled`.
+        After an interrupt the last event is `Cancelled`. `printer`: prints the progress; None prints nothing.
         """
         for news in self.news():
             if isinstance(news, Progress):
@@ -150,7 +150,7 @@ class Follower:
         raise AssertionError("news have no end")
 
     def news(self) -> Iterator[SessionUpdate]:
-        """Yield the updates of the session, without end.
+        """Yield the updates of the session as they arrive. The iterator never ends.
 
         An interrupt stops the load or the requests that are running.
         """
@@ -164,10 +164,10 @@ class Follower:
                 yield self._news.get(timeout=INTERRUPT_POLL_S)
 
     def check(self) -> None:
-        """Raise an error if the model was lost while no request was running.
+        """Raise an error if the model was lost while no request was running, or after an interrupt.
 
         Raises:
-            Ended: if it was lost, or after an interrupt.
+            Ended: with the event that names the reason.
         """
         if self.interrupted:
             raise Ended(self.cancelled)
@@ -177,9 +177,9 @@ class Follower:
                 raise Ended(news)
 
     def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
-        """Load another layout if an answer ran out of memory, the model is lost and the order allows a retry.
+        """Start a load of another layout if an answer ran out of memory, so that the model was lost.
 
-        Return whether a load was started; the caller then calls `load`.
+        Return whether a load was started; the caller then calls `load`. None is started if the order allows no retry.
         `order`: the order of the load, with the plan that was loaded. `ending`: the last event of the answer.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
@@ -209,7 +209,10 @@ class Follower:
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 
     def events(self, stream: RequestStream, *, stops: bool = True) -> Iterator[RequestEvent]:
-        """Yield the events of a request. `stops`: whether an interrupt stops the request."""
+        """Yield the events of a request up to its last one. `stream`: result of `ask`.
+
+        `stops`: whether an interrupt stops the request.
+        """
         while True:
             if self.interrupted and stops:
                 stops = False

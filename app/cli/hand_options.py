@@ -27,7 +27,7 @@ _ALL = -1
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """A parsed part of --experts: the experts of layers `first` to `last` are placed on the device called `name`.
+    """One placement of --experts: the experts of layers `first` to `last` are on the device that `name` matches.
 
     For all layers, `first` and `last` are both `_ALL`.
     """
@@ -62,10 +62,10 @@ def add_hand_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def has_hand_layout(options: Namespace) -> bool:
-    """Return whether --layers, --gpu-layers or --ratio place the layers.
+    """Return whether one of --layers, --gpu-layers and --ratio is given.
 
     Raises:
-        ArgumentError: if two options are given that exclude each other.
+        ArgumentError: if they are combined with each other, --auto or --layout in a way that is not allowed.
     """
     given = [name for name in ("--layers", "--gpu-layers", "--ratio") if getattr(options, _key(name), None) is not None]
     if not given:
@@ -84,10 +84,10 @@ def _key(name: str) -> str:
 
 
 def hand_layout(options: Namespace, model: ModelFile, rig: Rig) -> Layout:
-    """Return the layout of --layers, or of --gpu-layers and --ratio.
+    """Return the layout that --layers describes, or --gpu-layers and --ratio together.
 
     Raises:
-        ArgumentError: if it is impossible for this model or on these devices.
+        ArgumentError: if the layout is impossible for this model or on these devices.
     """
     if options.layers is not None:
         return _counted(options.layers, model.n_layers, rig)
@@ -127,10 +127,12 @@ def _counted(counts: tuple[tuple[str, int], ...], n_layers: int, rig: Rig) -> La
 
 
 def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin, ...]:
-    """Return the placements of --experts as pins: the experts of a range of layers, with their device.
+    """Return a pin for each placement of --experts: the experts of a range of layers must be on a device.
+
+    `n_layers`: number of layers of the model.
 
     Raises:
-        ArgumentError: if there is no such layer or device.
+        ArgumentError: if the model lacks a layer, or the rig a device.
     """
     from engine.planning.layout.parts import PartPin
 

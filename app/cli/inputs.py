@@ -69,7 +69,7 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
 
 
 def load_plan(plan: Plan) -> Plan:
-    """Return `plan` for a load. If its memory cannot be computed, it gets the numbers of a probe.
+    """Check that `plan` can be loaded, and return it. If its memory cannot be computed, it gets a probe's numbers.
 
     Raises:
         RuleViolationError: if `plan` violates a rule.

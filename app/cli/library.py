@@ -80,8 +80,9 @@ def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
 
 
 def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -> dict[str, Fit]:
-    """Return forecasts of the models on this computer, or on the rig of --rig. The keys are fingerprints of files.
+    """Return a forecast for each of `models`, by the fingerprint of its file.
 
+    The forecasts are for the devices of this computer, or of the rig file of --rig.
     Forecasts that `index` lacks are computed and saved in it.
     """
     # Imported for --fit only: a plain list needs neither strategies nor devices.

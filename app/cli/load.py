@@ -53,8 +53,9 @@ def _generate_request(prompt: str, options: Namespace) -> Generate:
 
 
 class LoadCommand:
-    """One run of `load`: a load and the answers to its prompts, up to the last event. Interrupts cancel it.
+    """One run of the command `load`: a load, and the answers to the prompts. Interrupts cancel it.
 
+    `requests`: a request for each prompt.
     `numbered`: whether events of answers carry the index of their prompt, and a last event sums up all answers.
     """
 
@@ -66,7 +67,7 @@ class LoadCommand:
         self._printer = printer
         self._follower = Follower()
         self._indices: dict[int, int] = {}
-        """Indices of the prompts. The keys are the numbers of the requests for their answers."""
+        """Index of the prompt by the number of the request for its answer."""
         self._left = list(range(len(requests)))
         """Indices of the prompts whose answers have not ended."""
         self._summary = Answers()
@@ -97,7 +98,7 @@ class LoadCommand:
         return exit_code_of(ending)
 
     def _answers(self) -> Ending:
-        """Print the answers to all prompts as they arrive, and return the last event without printing it.
+        """Print the events of all answers as they arrive. Return the last event, which is not printed.
 
         If answers ran out of memory, this method is called again after another load. The answers then continue.
         """
@@ -135,12 +136,15 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` for the output: its request number becomes the index of the prompt, or None for one prompt."""
+        """Return `event` as it is printed: with the index of the prompt as its request number.
+
+        The number is None if events are not numbered, because there is only one prompt.
+        """
         number = self._indices.get(event.request or 0) if self._numbered else None
         return msgspec.structs.replace(event, request=number)
 
     def _request(self, index: int) -> Generate:
-        """Return the request for the prompt at `index`. If a part of the answer exists, the request continues it."""
+        """Return the request for the prompt at `index`. A part of the answer that was generated before is continued."""
         request, text = self._requests[index], self._texts[index]
         if not text:
             return request
@@ -149,7 +153,7 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects how the answers to several prompts end, and measures the time since its construction."""
+    """Collects the last events of answers to several prompts, and measures the time from its construction on."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []

@@ -61,7 +61,7 @@ def run_plan(options: Namespace) -> int:
 
 
 class _Forecast:
-    """The forecast of a plan, memory and speed, as JSON document and as text."""
+    """The forecast of memory and speed for a plan, which `document` returns as JSON and `text` for people."""
 
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation
@@ -82,7 +82,7 @@ class _Forecast:
 
 
 def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
-    """Print the forecast `here` and its differences from the layout in `file`; return the exit code of `here`.
+    """Print the forecast `here`, and how the forecast of the layout in `file` differs; return the exit code of `here`.
 
     The layout in `file` is planned with the settings and the draft of the file, but with the devices, projector and
     adapters of `here`.
@@ -115,7 +115,10 @@ def compared(here: _Forecast, there: _Forecast) -> str:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return the plan with the engine's numbers from a probe, or unchanged if its devices are missing or in use."""
+    """Return the plan with llama.cpp's numbers from a probe.
+
+    If local devices of the plan are missing here, or a device is in use, the plan is returned unchanged.
+    """
     try:
         return probe(plan)
     except BusyError:

@@ -141,7 +141,10 @@ def check_host(host: str) -> None:
 
 
 def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
-    """Return whether the system enforces each memory cap. A cap on a graphics card is only respected in planning."""
+    """Return whether the system enforces every memory cap. Caps on graphics cards are only respected in planning.
+
+    `lent`: the running workers, in the order of `lendings`.
+    """
     return all(
         serving.caps_enforced
         for each, serving in zip(lendings, lent.servings, strict=True)
@@ -188,7 +191,10 @@ def _only_here() -> str:
 
 
 def announced_words(host: str) -> str:
-    """Return a sentence that says which computers see the announcement of a worker listening on `host`."""
+    """Return a sentence for people: whether the local network or only this computer sees the worker's announcement.
+
+    `host`: address on which the worker listens.
+    """
     if not ipaddress.ip_address(host).is_loopback:
         return "This computer announces itself in the local network."
     return (
@@ -203,7 +209,10 @@ def _show_code(address: SecureAddress) -> None:
 
 
 def _renew_on_enter(address: SecureAddress) -> None:
-    """Start a thread that shows a new pairing code when Enter is pressed, if standard input is a terminal."""
+    """Start a thread that shows a new pairing code whenever Enter is pressed; only if standard input is a terminal.
+
+    `address`: holds the valid code.
+    """
     if not sys.stdin.isatty():
         return
     tell("Press Enter for a new pairing code.")

@@ -117,7 +117,7 @@ def _version() -> str:
 
 
 def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
-    """Load a model before requests arrive; return whether it was loaded before an interrupt came.
+    """Load the model of `entry` before requests arrive. Return False if an interrupt came before it was loaded.
 
     `interrupted`: event that an interrupt sets.
 
@@ -134,7 +134,7 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
 
 
 class Catalogue:
-    """The models that `serve` offers, and for each the order that loads it.
+    """The models that `serve` offers. `plan` returns the order to load one of them.
 
     The methods read files and devices, so they block. They may be called in any thread.
     """
@@ -204,7 +204,9 @@ class Catalogue:
         return with_margins(options.tunnels.reach(rig), options.margin)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order to load a model: with the layout of --layout, its saved layout, or else an automatic one.
+        """Return the order to load the model of `entry` on `rig`.
+
+        Its layout is the one of --layout, or the saved layout of the model, or else an automatic one.
 
         Raises:
             EngineError: if the model cannot be loaded.

@@ -22,7 +22,7 @@ from engine.base.texts import escape
 MAX_LINES = 1000
 """Maximum number of lines that wait to be written; further lines are dropped and counted."""
 CLOSE_S = 2.0
-"""Maximum time in seconds to write the last lines when the server ends."""
+"""Maximum seconds to wait until the last lines are written, when the server ends."""
 
 
 class ServeLog:

@@ -80,8 +80,8 @@ def address_of(options: Namespace) -> Address:
     """Return the address to listen on.
 
     Raises:
-        ArgumentError: if other computers could reach the server without a key, or without TLS although --plain-http is
-            not given.
+        ArgumentError: if other computers could reach the server without a key, or if they could reach it without TLS
+            and --plain-http is not given.
     """
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ArgumentError("--tls-cert and --tls-key belong together; give both.")

@@ -32,7 +32,7 @@ def unit_path() -> Path:
 
 
 def run_service(options: Namespace) -> int:
-    """Write or remove the systemd user unit, print the commands that remain to be run, and return the exit code.
+    """Write or remove the systemd user unit, print the commands that the user still has to run; return the exit code.
 
     Raises:
         ArgumentError: if the options cannot be served, or this system has no systemd units.

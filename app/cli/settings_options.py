@@ -39,7 +39,7 @@ class LoraOption(NamedTuple):
 
 
 def positive(text: str) -> int:
-    """Return the number that `text` states, a whole number above 0 such as "512" or "8k"."""
+    """Return the number that `text` states, a whole number above 0 such as "512" or "8k" (8192)."""
     try:
         number = parse_count(text)
     except ValueError:
@@ -113,11 +113,11 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
 
 
 def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> ContextSettings:
-    """Return settings in which each of `count` parallel prompts has the requested context.
+    """Return context settings for `count` parallel prompts: each of them has the context size of --ctx.
 
-    If --ctx is not given, the context of the layout file or of the defaults is used for each prompt.
+    If --ctx is not given, each has the context size in `context`.
 
-    `context`: settings without the options. `chosen`: settings that the options set, by key.
+    `context`: settings of the layout file, or the defaults. `chosen`: settings that the options set, by key.
     """
     if "n_seq_max" in chosen:
         raise ArgumentError("--parallel and --sequences exclude each other; remove one.")
@@ -129,7 +129,10 @@ def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value |
 
 
 def option_name(setting: Setting) -> str:
-    """Return the attribute of `setting` in the parsed options; its value is None if the option was not given."""
+    """Return the name of the attribute that has the value of `setting` in the parsed options.
+
+    The value of the attribute is None if the option was not given.
+    """
     return setting.flag.removeprefix("--").replace("-", "_")
 
 

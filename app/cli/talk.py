@@ -60,6 +60,7 @@ STORED_AGAIN = "The conversation is saved again, with the text since the failure
 class TalkOptions:
     """Options of a chat.
 
+    `preset`: the preset of --preset or of the stored conversation; None if there is none.
     `settings`: sampler settings by key.
     `overflow`: what to do if the context is full.
     `prompt`: the only question; None to read lines of standard input.
@@ -149,7 +150,10 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether a line of input may be the result of a tool call. The question of --prompt never is one."""
+        """Whether a question was asked, so that the next line may be the result of a tool call.
+
+        False until the question of --prompt is asked. True from the start if questions come from standard input.
+        """
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
@@ -272,7 +276,10 @@ class Talk:
             self._ask(line)
 
     def _take_result(self, missing: Sequence[ToolCall], text: str) -> None:
-        """Store `text` as the result of the first call in `missing`. After the last missing result, ask the model."""
+        """Store `text` as the result of the first tool call in `missing`. After the last one, the model answers.
+
+        `missing`: the tool calls that have no result yet.
+        """
         tree = add(self._tree, result_message(missing[0], text, self._tree.leaf))
         if len(missing) == 1:
             self._answer(tree)
@@ -331,7 +338,10 @@ class Talk:
             self._printer.notice(finish.failure)
 
     def _go_on(self, message: Message, run: AnswerRun) -> None:
-        """Continue an answer whose generation was cut off, after another layout was loaded."""
+        """Continue the unfinished answer `message`, now that the model is loaded with another layout.
+
+        `run`: the state of this answer when the generation was cut off.
+        """
         thinking = bool(message.reasoning) and not message.content
         begun = begun_answer(message.reasoning, message.content, run.marks, thinking=thinking)
         self._write_answer(continued_answer(run.chat, self._tree, message, self._answer_options, begun))
@@ -375,7 +385,7 @@ class Talk:
             self._do(run, run.fail(loss_words(answer)))
 
     def _follow(self, run: AnswerRun, request: Generate) -> None:
-        """Print and store an answer up to its end.
+        """Send `request` to the model, then print and store the pieces of the answer `run` until it ends.
 
         Pieces that arrive during a write to the database are written together.
         """

@@ -68,7 +68,7 @@ def _context(model: ModelFile, n_ctx: int | None) -> ContextSettings:
 
 
 def _write_layouts(folder: Path, found: Together) -> None:
-    """Write a layout file for each model, named after the file of the model."""
+    """Write a layout file into `folder` for each model in `found`, named after the model."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

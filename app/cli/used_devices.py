@@ -32,8 +32,9 @@ def settle_used(options: Namespace, rig: Rig) -> Rig:
 
 
 def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
-    """Return `rig` without the lent devices that others use if `choice` is "skip"; else wait until they are free.
+    """Wait until nobody else uses the lent devices of `rig`, or leave out those in use; return the rig.
 
+    `choice`: "skip" leaves the devices in use out at once; with any other value the call waits.
     `ask`: returns which devices a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
     """
     told: dict[str, str] = {}
@@ -53,7 +54,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
 
 
 def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
-    """Return for each lent device in use a phrase such as "RPC0 is used by Ann", by device id.
+    """Return a phrase such as "RPC0 is used by Ann" for each lent device that somebody uses, by device id.
 
     `ask`: returns which devices a machine lends now, and to whom. It is called once for each machine.
     """

@@ -66,7 +66,7 @@ class ProgressLimit:
         self._last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether progress must be reported now. After a report the next one is due an interval later."""
+        """Return whether an interval has passed since the last report. If so, this call counts as a report."""
         now_s = time.monotonic()
         if now_s - self._last_s < self._every_s:
             return False
@@ -137,7 +137,7 @@ class LibraryCatalogue:
         )
 
     def scan(self) -> Changes:
-        """Scan all stores (folders with models), and return the differences from the last scan."""
+        """Scan all model folders, and return the differences from the last scan."""
         index = self.index
         census, changes = rescan(index, self._places(index))
         facts = current_facts(census, index.facts())
@@ -146,7 +146,7 @@ class LibraryCatalogue:
         return changes
 
     def is_stale(self) -> bool:
-        """Return whether files in the stores have changed since the last scan."""
+        """Return whether the model folders, or files in them, have changed since the last scan."""
         index = self.index
         with self._lock:
             census = self._census
@@ -237,9 +237,9 @@ class LibraryCatalogue:
         self.index.save_folders(folders)
 
     def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:
-        """Change fields of the `Notes` of files, such as favourites and tags. `marks`: fingerprints of the files.
+        """Change what is noted of model files, such as favourite and tags, and store it.
 
-        `change`: new values by field name.
+        `marks`: fingerprints of the files. `change`: new values by the name of the field of `Notes`.
         """
         index, marks = self.index, tuple(marks)
         known = index.notes()
@@ -247,7 +247,7 @@ class LibraryCatalogue:
             index.save_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
     def note_opened(self, path: Path, at_s: float) -> Notes:
-        """Save the time when a model was opened, and return its notes.
+        """Save the time when a model was opened, and return what is noted of the model.
 
         `path`: the model's first file. `at_s`: the time in seconds since 1970.
         """
@@ -258,11 +258,17 @@ class LibraryCatalogue:
         return self.notes_of(path)
 
     def notes_of(self, path: Path) -> Notes:
-        """Return the notes of the model file `path`; empty notes if nothing is stored or the file cannot be read."""
+        """Return what is noted of the model file `path`, such as tags and the time of its last use.
+
+        The notes are empty if nothing is stored or the file cannot be read.
+        """
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
-        """Change fields of the notes of the model file `path`. `change`: new values by field name."""
+        """Change what is noted of the model file `path`, and store it.
+
+        `change`: new values by the name of the field of `Notes`.
+        """
         mark = fingerprint(path)
         if mark:
             self.note((mark,), change)
@@ -285,17 +291,14 @@ class LibraryCatalogue:
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
         """Return the saved layouts and presets of the model file `path`; none if the file cannot be read any more.
 
-        If another model file now has this path, the layouts of the file that had it before are returned.
+        If nothing is saved for this file, the layouts of an earlier file with the same path are returned.
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()
         return found if found or not mark else self._left_behind(path, mark)
 
     def is_left_behind(self, path: Path) -> bool:
-        """Return whether layouts exist that were saved for another file, which had this path before.
-
-        `documents_of` then returns these layouts.
-        """
+        """Return whether `documents_of` returns layouts of an earlier file with this path, not of the present file."""
         mark = fingerprint(path)
         return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
 
@@ -378,9 +381,9 @@ class LibraryCatalogue:
 
 
 def _mark_of_path(path: Path) -> str:
-    """Return the key under which layouts of the model at `path` are saved a second time.
+    """Return a key made from `path`, under which layouts are saved in addition to the fingerprint of the file.
 
-    A file that is downloaded again has another fingerprint, but the same path. The key is a hash of the path with a
-    prefix that no fingerprint has.
+    A file that is downloaded again may have another fingerprint, but has the same path. The key is a hash of the path
+    with a prefix that no fingerprint has.
     """
     return f"path:{blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}"

@@ -42,7 +42,7 @@ class DownloadController(QObject):
             self._queue.close()
 
     def go_on(self) -> None:
-        """Open the queue that an earlier run has left, if there is one. Its downloads are resumed."""
+        """Resume the downloads that an earlier run has left in the queue, if there are any."""
         if downloads_path().is_file():
             self._open_queue()
 
@@ -69,7 +69,7 @@ class DownloadController(QObject):
         self._open_queue().resume(job_id, restart=True)
 
     def remove(self, job_id: str) -> None:
-        """Remove a download from the queue, with the bytes of unfinished files."""
+        """Remove a download from the queue, and delete the downloaded bytes of files that are not complete."""
         self._open_queue().remove(job_id, discard=True)
 
     def add(self, job: Job) -> None:

@@ -108,7 +108,10 @@ class HubFinder(QObject):
     # ------------------------------------------------------------------ questions
 
     def search(self, request: SearchRequest) -> None:
-        """Search for repositories. If the text has a slash, it is taken as an address, and its repository is shown."""
+        """Search the hub for repositories, and emit `found`.
+
+        If the text of `request` has a slash, it is taken as the address of a repository, which is then shown.
+        """
         # Names of repositories and addresses have a slash.
         if "/" in request.text:
             self.show_repo(request.text)
@@ -131,9 +134,9 @@ class HubFinder(QObject):
         self._ask(tr("Searching"), ask, show)
 
     def show_repo(self, text: str) -> None:
-        """Show the files of the repository at an address, with forecasts.
+        """Show the quantisations in the repository that `text` names, with forecasts of their memory.
 
-        If the address is on another server than the hub, the file is downloaded instead.
+        If `text` is a URL on another server than the hub, that file is downloaded instead.
         """
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.
@@ -181,7 +184,10 @@ class HubFinder(QObject):
         self._ask(tr("Reading {text}", text=text), ask, show)
 
     def read_card(self) -> None:
-        """Download the model card of the shown repository, at the commit of its listing, and emit `card_read`."""
+        """Download the model card of the shown repository, and emit `card_read`.
+
+        The card is from the same commit as the list of files.
+        """
         listing = self._listing
         if listing is None:
             return
@@ -201,7 +207,7 @@ class HubFinder(QObject):
 
     @property
     def _web_folder(self) -> Path:
-        """Folder for downloads from servers other than the hub."""
+        """Folder for files that are downloaded from other servers than the hub."""
         return downloads_path().parent / "models"
 
     def _ask(self, what: str, ask: Callable[[Task[None]], _T], show: Callable[[_T], None]) -> None:

@@ -42,7 +42,10 @@ class HubAccess:
         return self._tokens.find(hub)
 
     def token_of(self, endpoint: str) -> str | None:
-        """Return the access token for the hub at `endpoint`; None if there is none or another hub is set. May block."""
+        """Return the access token for the hub at `endpoint`. May block.
+
+        None if there is no token, or if the settings name another hub.
+        """
         hub = self.settings
         return self.token(hub) if hub.endpoint == endpoint else None
 
@@ -59,13 +62,13 @@ class HubAccess:
         self._tokens.forget(self.settings)
 
     def set_offline(self, offline: bool) -> None:
-        """Store whether all requests to hubs are refused."""
+        """Store whether the hub is used offline: all requests are then refused."""
         self._keep(msgspec.structs.replace(self.kept, offline=offline))
 
     def set_mirror(self, mirror: str) -> None:
-        """Store the address to use in place of the public hub; empty for the public one.
+        """Store the address of a hub to use in place of the public one. An empty `mirror` selects the public one.
 
-        An invalid address is reported.
+        If the address is not valid, an error is shown and nothing is stored.
         """
         try:
             # Only checked here: an invalid address raises.

@@ -40,11 +40,10 @@ def found_repo(model: HubModel) -> FoundRepo:
 
 
 def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, why: str) -> ShownRepo:
-    """Return the quantisations of a repository as rows of the Find tab.
+    """Return the quantisations of the repository `listing` as rows of the Find tab. One row is marked as proposed.
 
-    If `address` names a quantisation, that quantisation is proposed; else the best one by the forecast is proposed.
-    `fit`: forecasts of the quantisations; None if they are not known yet.
-    `why`: note below the rows.
+    That is the quantisation or file in `address`, or else the best one according to the forecast.
+    `fit`: forecasts of the quantisations; None if there are none. `why`: note below the rows.
     """
     fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}
     best = None if fit is None else fit.best
@@ -55,7 +54,10 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
 
 
 def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
-    """Return the model card of a repository for the Find tab. If `card` is None, a note says that there is no card."""
+    """Return the model card of the repository `repo` for the Find tab. If `card` is None, a note says that it has none.
+
+    `endpoint`: address of the hub, for a link to the page of the repository.
+    """
     page = f"{endpoint}/{repo}"
     if card is None:
         return ShownCard(repo, (), "", tr("This repository has no model card."))

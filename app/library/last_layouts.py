@@ -29,7 +29,7 @@ class LastLayouts(QObject):
     """
 
     offered_changed = Signal(bool)
-    """Carries whether there is a saved layout to offer for the current model."""
+    """Carries True if a saved layout of the current model is offered, else False."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class LibraryTask:
         self._latest.cancel()
 
     def _show_step(self, text: str) -> None:
-        """Show the text of a progress report, and the list of models as it is known now."""
+        """Show `text`, a report of progress, and the models with all headers and forecasts that are known now."""
         self._library.progress.emit(text)
 
         def show(contents: LibraryContents) -> None:
@@ -176,9 +176,9 @@ class Library(QObject):
         failed: Callable[[EngineError], None] | None = None,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `change`, which changes the catalogue, in the background; then show the new contents and call `then`.
+        """Call `change`, which changes the catalogue, in the background. Then show the library as it is now.
 
-        The contents are not shown before the library has been opened.
+        Nothing is shown before the library has been opened. `then` is called last, if there was no error.
         `what`: description of the change. `failed`: called with an error; if it is None, the error is shown.
         """
 
@@ -194,7 +194,7 @@ class Library(QObject):
         self.run(what, changed, show, failed)
 
     def show(self, contents: LibraryContents) -> None:
-        """Store the contents, and emit `contents_changed`."""
+        """Show `contents` from now on: store the snapshot of the library, and emit `contents_changed`."""
         self.contents = contents
         self.contents_changed.emit(contents)
 
@@ -282,7 +282,10 @@ class Library(QObject):
         self.run(tr("Adding a folder"), add, lambda _none: self.scan())
 
     def models_folder(self, opened: Iterable[Path]) -> Path | None:
-        """Return the folder in which a file dialog for models starts. `opened`: models opened before, latest first."""
+        """Return the folder that a file dialog for models shows first; None if none is known.
+
+        `opened`: files of the models that were opened before, latest first.
+        """
         return models_folder(opened, self.contents.folders, self.catalogue.other_stores())
 
     def remove_folder(self, folder: Path) -> None:
@@ -294,7 +297,10 @@ class Library(QObject):
         self.run(tr("Removing a folder"), remove, lambda _none: self.scan())
 
     def note(self, marks: Iterable[str], **change: object) -> None:
-        """Change fields of a model's notes to the values in `change`. `marks`: fingerprints of the model's files."""
+        """Change what is noted of a model, such as tags. `change`: new values by the name of the field of `Notes`.
+
+        `marks`: fingerprints of the model's files.
+        """
         self.change(tr("Saving notes"), lambda: self.catalogue.note(marks, change))
 
     def plan_removal(self, entry: Entry, quantisation: Quantisation, copy: Copy) -> None:
@@ -343,8 +349,9 @@ class Library(QObject):
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
-        """Save a layout or a preset for the model file `path`, then emit all layouts and presets of its model.
+        """Save `document`, a layout or a preset, for the model file `path`.
 
+        Then `documents_found` is emitted with all layouts and presets of the model.
         `marks`: fingerprints of the model's files.
         """
 
@@ -355,8 +362,9 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset of a model, then emit the remaining layouts and presets.
+        """Delete `document`, a saved layout or preset of a model.
 
+        Then `documents_found` is emitted with the remaining layouts and presets of the model.
         `marks`: fingerprints of the model's files.
         """
         # Read twice, which an iterator does not allow.
@@ -378,9 +386,10 @@ class Library(QObject):
     # ------------------------------------------------------------------ notes that use of a model makes
 
     def note_opened(self, file: ModelFile | None) -> None:
-        """Save the time when the current model was opened.
+        """Save that the current model was opened now, and set its preset if its conversation is empty.
 
-        An empty conversation gets the preset that is noted for the model.
+        The preset is the one that the user has chosen for this model in the library.
+        `file`: file of the current model; None does nothing.
         """
         if file is None:
             return
@@ -400,7 +409,7 @@ class Library(QObject):
         )
 
     def follow(self, model: OpenModel) -> None:
-        """Save the speed of each answer of `model` in its notes."""
+        """Save the speed of each answer of `model`, so that the library shows it."""
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
@@ -418,7 +427,7 @@ class Library(QObject):
 
 
 def _begin_with(model: OpenModel, preset: str) -> None:
-    """Set the preset of a conversation that has no messages and no preset yet."""
+    """Set the preset named `preset` for the conversation of `model`, if that has no messages and no preset yet."""
     conversation = model.conversation
     is_known = not conversation.presets or preset in conversation.presets
     if preset and is_known and conversation.is_empty and not conversation.chat.preset:

@@ -56,12 +56,12 @@ class ForecastPlanner(QObject):
         self._task.cancel()
 
     def _on_rig_changed(self, _rig: Rig) -> None:
-        """Start new forecasts if the rig has changed since the last ones. Memory that loaded models hold is ignored."""
+        """Start new forecasts if the rig has changed since the last ones. Memory of loaded models counts as free."""
         if self._library.is_awake and self._settled() != self._rig:
             self._plan_soon()
 
     def _on_speeds_changed(self, speeds: Speeds) -> None:
-        """Start forecasts if measurements or answers have changed the speeds noticeably."""
+        """Start new forecasts if measurements or answers have changed the speeds of devices noticeably."""
         before = self._planned_speeds
         if before is not None and settled_speeds(speeds, before) is not before:
             self._plan_soon()

@@ -38,7 +38,7 @@ class NamedEdit:
 
 
 class LayoutComparer(QObject):
-    """Starts and cancels comparisons of layouts, and emits their progress and results.
+    """Compares the speeds of layouts by measuring them in a child process, and emits progress and results.
 
     Measured speeds are stored in the repository `speeds`.
     """
@@ -111,7 +111,7 @@ class LayoutComparer(QObject):
         self._comparing.stop()
 
     def read_layout(self, path: Path, model: ModelFile, add: Callable[[str, Edit], None]) -> None:
-        """Read the layout file `path` and its draft in the background, then call `add` with a name and the edit.
+        """Read the layout file `path` in the background, then call `add` with a name and an edit for `model`.
 
         The edit has the layout, the settings and the draft of the file, but no projector and no adapters.
         """

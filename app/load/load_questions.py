@@ -20,7 +20,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
     `room`: the models to unload for the load, and the memory that is missing even then.
-    `now_s`: present time in seconds, by the clock of `OpenModels.now_s`.
+    `now_s`: the present time in seconds, from `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
@@ -65,10 +65,10 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
 
 
 def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
-    """Return the question whether to load a layout of the model `name` that is forecast not to fit.
+    """Return the question whether to load the model `name` with a layout that will not fit according to the forecast.
 
-    `room`: models that would have to be unloaded, and the memory that is missing even then.
-    `is_loaded`: whether the layout replaces a loaded one of the same model.
+    `room`: has the missing memory; there are no models to unload.
+    `is_loaded`: whether the model is loaded with another layout, which stays loaded until the answer.
     """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
@@ -96,7 +96,10 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
 
 
 def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
-    """Return `question` with a proposal that would fit. `proposal` is None if the search found nothing."""
+    """Return `question` with a sentence and a button for `proposal`, a layout or setting that would fit.
+
+    `proposal`: None if the search found nothing; the sentence then says so.
+    """
     if proposal is None:
         return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
     text = tr(
@@ -106,9 +109,9 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:
-    """Return a text for people: "answering", or how long the model has been idle, in whole minutes or hours.
+    """Return "answering" or how long the model has been idle, in whole minutes or hours, as a text for people.
 
-    `now_s`: present time in seconds, by the clock of `OpenModels.now_s`.
+    `now_s`: the present time in seconds, from `OpenModels.now_s`.
     """
     if model.idle_since_s is None:
         return tr("answering")

@@ -36,7 +36,7 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A requested load that has not started.
+    """A load of `plan` by `model` that was requested and has not started.
 
     `room`: the models to unload for this load, and the memory that is missing even then.
     """
@@ -138,7 +138,10 @@ class Loader(QObject):
         return self._obstacle(plan)
 
     def room_for(self, model: OpenModel, plan: Plan) -> Room:
-        """Return the models to unload so that `plan` of `model` fits, and the memory that is missing even then."""
+        """Return the models to unload before `plan` is loaded, and the memory that is missing even without them.
+
+        `model`: the open model that loads `plan`. Its own memory counts as free.
+        """
         return self._wanted(model, plan).room
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:
@@ -192,7 +195,7 @@ class Loader(QObject):
             self.load()
 
     def ask_again(self) -> None:
-        """Delete the stored answer of the user, so that the question is shown again next time."""
+        """Delete the user's stored answer for loads beside other models, so that the next such load asks again."""
         self._settings.without_room = None
         self.notice.emit(
             Notice(tr("You will be asked if a model does not fit together with the loaded models"), bad=False)
@@ -216,9 +219,10 @@ class Loader(QObject):
         model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
-        """Load a model again whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
+        """Load `model` again, whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
 
-        `reload_lost` does not load a model a second time before it has answered, so that crashes do not repeat forever.
+        The setting does not load a model a second time before it has answered, so that crashes do not repeat forever.
+        `lost`: False if the model can no longer be loaded again.
         """
         if lost and model.loading.steps_back:
             # Without asking, as a load steps back: the layout did not fit.
@@ -238,7 +242,7 @@ class Loader(QObject):
             self._go_on(wanted, answer)
 
     def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
-        """Return a request to load `plan`, with the models to unload and the memory that is still missing then."""
+        """Return a request to load `plan`, with the models to unload and the memory that is missing even then."""
         # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
@@ -246,10 +250,10 @@ class Loader(QObject):
         return _Wanted(model, plan, room)
 
     def _would_fail(self, wanted: _Wanted) -> bool:
-        """Return whether the load is forecast to fail, even after all models in its way have been unloaded.
+        """Return whether the forecast says that the load fails even after all models in its way are unloaded.
 
-        The result is False if the load may try other layouts (step back). Such a load unloads the present model only
-        when the engine has a plan that fits.
+        False if the load may try other layouts (step back): the engine then unloads the loaded model only after it
+        has found a plan that fits.
         """
         return bool(wanted.room.still_short) and not self._settings.steps_back
 

@@ -29,7 +29,7 @@ from widgets.library.load_question import LoadAnswer
 from widgets.library.room_offer import RoomOffer
 
 SETTLE_MS = 400
-"""Milliseconds without a change of layout, devices or loaded models before the search begins."""
+"""Milliseconds without a change of layout, devices or loaded models before the search for an offer begins."""
 
 
 class RoomOffers(QObject):
@@ -59,9 +59,12 @@ class RoomOffers(QObject):
         self._loader, self._speeds, self._settings, self._notices = loader, speeds, settings, notices
         self._searching = background.latest()
         self._asked: tuple[object, ...] | None = None
-        """Model, edit, loaded models and devices of the last search; None if there was none."""
+        """Inputs of the last search (model, edit, loaded models, devices), to see whether they have changed.
+
+        None if no search was made, or if its offer was dropped.
+        """
         self._rig: Rig | None = None
-        """The devices at the last search. The memory of all idle models counts as free."""
+        """The devices at the last search, as if the models that may be unloaded were not loaded."""
         self._found: WholeWithout | None = None
         self._edit: Edit | None = None
         self._timer = DelayedCall(self, self._search, SETTLE_MS)
@@ -71,9 +74,9 @@ class RoomOffers(QObject):
         loader.load_asked.connect(self._on_load_asked)
 
     def accept(self) -> bool:
-        """Unload the models of the offer, and make its layout, which has no layers on the CPU, the edited one.
+        """Park the models of the offer, and replace the edited layout by the offered one, without layers on the CPU.
 
-        Return False, and unload nothing, if there is no offer or the offer is no longer valid.
+        Return False, and park nothing, if there is no offer or the offer is no longer valid.
         """
         # Before `_forget`, which clears the offer.
         found, edit, is_current = self._found, self._edit, self._is_current
@@ -119,7 +122,7 @@ class RoomOffers(QObject):
 
     @property
     def _is_current(self) -> bool:
-        """Whether the offer is for the shown edit and the present devices, and its models are still loaded and idle."""
+        """Whether the offer is still valid: same edit and devices, and its models are still loaded and idle."""
         found, model = self._found, self._models.current
         if found is None or self._document.edit != self._edit or found.plan.rig.ids != self._live.rig.ids:
             return False
@@ -184,7 +187,10 @@ def _known(others: list[HeldModel]) -> tuple[tuple[FileIdentity, bool], ...]:
 
 
 def offer_of(found: WholeWithout) -> RoomOffer:
-    """Return the texts of the offer to unload models. `found`: these models, and the layout that fits without them."""
+    """Return the offer to unload models as texts for people.
+
+    `found`: the models to unload, and the layout that fits after that without layers on the CPU.
+    """
     devices = ", ".join(name for name in found.plan.edit.layout.devices if name != CPU_ID)
     names = [victim.name for victim in found.victims]
     whom = names[0] if len(names) == 1 else tr("{count} models", count=len(names))

@@ -139,7 +139,6 @@ class SeveralModels(QObject):
         self._go_on()
 
     def _answering(self, paths: Sequence[Path]) -> list[HeldModel]:
-        """Return the models at `paths` that are answering now."""
         chosen = {model.key for model in self._models.all if model.file is not None and model.file.paths[0] in paths}
         return [held for held in self._models.held if held.is_busy and held.key in chosen]
 

@@ -31,7 +31,7 @@ KEEP_INTERVAL_MS = 30
 
 Then = Callable[[], None]
 """Callback in the GUI thread after a change was written to disk, or after the write has failed.
-Text is painted only after that, so that a crash does not lose text that people have seen."""
+Text of an answer is painted only in this callback: so a crash loses no text that was visible."""
 
 
 class ChatStorage:
@@ -41,7 +41,7 @@ class ChatStorage:
     """
 
     def save(self, chat: Chat, before: Chat | None) -> None:
-        """Store a conversation: a new one if `before` is None, else its differences from `before`."""
+        """Store the conversation `chat`. `before`: its last stored version; None if it is new."""
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
         """Store how the messages of conversation `chat` have changed. `before`, `after`: all its messages."""
@@ -50,9 +50,9 @@ class ChatStorage:
         """Store the bytes of an attachment. Called before the message that refers to it is stored."""
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments, then call `then` with the bytes of each stored attachment by its SHA-256.
+        """Read attachments, then call `then` with a mapping from SHA-256 to bytes, for those that are stored.
 
-        `names`: SHA-256 of each attachment.
+        `names`: SHA-256 of each attachment to read.
         """
         then({})
 
@@ -61,7 +61,7 @@ class ChatStorage:
         then()
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
-        """Store the complete last version of an answer that has ended, then call `then`."""
+        """Store the complete answer `message`, which has ended, in conversation `chat`; then call `then`."""
         then()
 
 
@@ -80,12 +80,15 @@ class StateStorage:
         then()
 
     def asked(self, chat: str, request: int) -> None:
-        """Record that the model begins an answer. It will overwrite a KV state that is not saved yet."""
+        """Record that the model begins an answer in conversation `chat`.
+
+        The answer changes the sequence of the conversation, so an earlier KV state of it can no longer be saved.
+        """
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """Record that an answer has ended, so that the KV state can be saved.
+        """Record that an answer in conversation `chat` has ended, so that the KV state can be saved.
 
-        `tokens`: length of the conversation in the KV cache; 0 if it cannot be reused.
+        `tokens`: length of the conversation in the KV cache; 0 if the cached tokens cannot be reused.
         """
 
 
@@ -99,10 +102,10 @@ class Answering(QObject):
     changed = Signal(AnswerRun)
     """Carries an answer whose message has changed."""
     written = Signal(AnswerRun, Append)
-    """Carries a piece of the answer's text that is stored and may be painted."""
+    """Carries an answer and a piece of its text, which is on disk and may now be painted."""
     overflow_asked = Signal(str)
-    """Emitted with a question if the context is full; the user's choice goes to `answer_overflow`.
-    Emitted with an empty text when the question must be removed."""
+    """Carries the question to the user what to do with a full context; `answer_overflow` takes the choice.
+    An empty text removes the question."""
     notice_given = Signal(AnswerRun, str)
     """Carries a sentence for people about the answer that is being written."""
     finished = Signal(AnswerRun, Finish)
@@ -133,7 +136,7 @@ class Answering(QObject):
     # ------------------------------------------------------------------ what people do
 
     def begin(self, run: AnswerRun) -> None:
-        """Make `run` the present answer, and carry out its first effects."""
+        """Make `run` the present answer, and carry out the first actions that it wants, such as a request."""
         self.answer, self.request, self._count = run, None, None
         self.begun.emit()
         self._do(run, run.begin())

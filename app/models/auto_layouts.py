@@ -53,10 +53,11 @@ Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
 
 
 class KeptPins(msgspec.Struct, frozen=True):
-    """Stored pins of all models: layers that automatic layouts must leave on a device. The keys are paths of models.
+    """Stored pins of all models: layers that automatic layouts must leave on a device.
 
-    `layers`: tuples of device, first and last layer. `outputs`: device of the output layer. `parts`: tuples of device,
-    part of a layer, first and last layer.
+    The keys of each field are paths of model files.
+    `layers`: tuples of (device, first layer, last layer). `outputs`: device of the output layer.
+    `parts`: tuples of (device, part of a layer, first layer, last layer).
     """
 
     layers: dict[str, tuple[tuple[str, int, int], ...]] = {}
@@ -239,9 +240,9 @@ class AutoLayouts(QObject):
             self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
-        """Return the reason, for people, why a layout that a search has found must not be used now; empty if it may.
+        """Return why a layout that a search has found can no longer be used, as a text for people; empty if it can.
 
-        The layout may be used even if layers were moved during the search.
+        Layers that were moved during the search do not matter, but changed settings or another current model do.
         `model`, `asked`: the model and its edit when the search was started.
         """
         edit = self._document.edit
@@ -285,7 +286,7 @@ def _wishes(kept: AutoWishes) -> AutoWishes:
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[Pin, ...]:
-    """Return the pins of layers after layers `first` to `last` were pinned to their devices in `layout`.
+    """Pin layers `first` to `last` to their devices in `layout`, and return all pins of layers.
 
     If all these layers are pinned to these devices already, their pins are removed instead.
     """
@@ -296,7 +297,7 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[Pin, ..
 
 
 def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PartPin, ...]:
-    """Return the pins of layer parts after `part` of layers `first` to `last` was pinned to its devices in `layout`.
+    """Pin `part` of the layers `first` to `last` to its devices in `layout`, and return all pins of layer parts.
 
     If the part is pinned to these devices in all these layers already, its pins are removed instead.
     """
@@ -313,12 +314,12 @@ def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, la
 
 
 def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, str]:
-    """Pin or unpin layers, and return the device of each pinned layer.
+    """Pin or unpin the layers in `places`. Return the device of each layer that is pinned then.
 
     If all layers of `places` are pinned to their present devices, they are unpinned. Otherwise all of them are pinned
-    to these devices, also those that are pinned to another device.
+    to these devices, also layers that were pinned to another device.
 
-    `held`: device of each layer that is pinned before. `places`: present device of each layer to pin or unpin.
+    `held`: device of each layer that was pinned before the call. `places`: present device of each layer to change.
     """
     if all(held.get(layer) == device for layer, device in places.items()):
         return {layer: device for layer, device in held.items() if layer not in places}
@@ -326,9 +327,9 @@ def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, s
 
 
 def _ranges(held: dict[int, str]) -> list[tuple[str, int, int]]:
-    """Return device, first and last layer of each range of neighbouring layers on the same device, in order.
+    """Join neighbouring layers on the same device to ranges; return (device, first layer, last layer) of each range.
 
-    `held`: device of each layer.
+    `held`: device by layer.
     """
     ranges: list[tuple[str, int, int]] = []
     for layer in sorted(held):

@@ -56,12 +56,15 @@ class CountedChat:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that are also counted separately: system prompt and texts of attachments."""
+        """The texts that are also counted alone, for their own parts of the meter: system prompt and attachments."""
         return tuple(text for text in (self.system, *self.files) if text)
 
 
 class ContextCounter(QObject):
-    """Counts tokens with the model's child for the meter; a newer request replaces one that waits."""
+    """Counts tokens for the context meter, by requests to the model's child.
+
+    A newer request replaces one that waits.
+    """
 
     counted = Signal(ContextUse)
 
@@ -128,7 +131,7 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Drop the request, because the chat template failed or the model is being unloaded."""
+        """Drop a request of this counter that failed: the chat template failed, or the model is being unloaded."""
         if self._asked is not None and lost.request == self._asked[0]:
             self._asked = None
 

@@ -92,8 +92,8 @@ class Conversation(QObject):
     answer_finished = Signal(Done)
     context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
-    """Emitted with a question if the context is full; the user's choice goes to `Answering.answer_overflow`.
-    Emitted with an empty text when the question must be removed."""
+    """Carries the question to the user what to do with a full context; `Answering.answer_overflow` takes the choice.
+    An empty text removes the question."""
     restored = Signal(Restored)
     """Emitted when the saved KV state of the shown conversation was restored, or could not be used."""
     shown_changed = Signal()
@@ -101,7 +101,7 @@ class Conversation(QObject):
     message_changed = Signal(str)
     """Carries the id of a message that has changed."""
     piece_kept = Signal(Append)
-    """Carries text of the shown answer that is on disk and may be painted."""
+    """Carries a piece of the shown answer's text, which is on disk and may now be painted."""
     chat_changed = Signal()
     """Emitted when another conversation is shown, or when its title, prompt or settings have changed."""
 
@@ -122,9 +122,9 @@ class Conversation(QObject):
         self.answering.finished.connect(self._on_finished)
         self.answering.kept.connect(self.message_changed)
         self._failed: AnswerRun | None = None
-        """The last answer that failed; None if there is none."""
+        """The last answer that failed, until it is known whether the model is loaded again for it; else None."""
         self._waiting = ""
-        """The id of an answer that continues after the model is loaded with another layout; empty if there is none."""
+        """The id of the answer that will continue once the model is loaded with another layout; empty if none will."""
         loading.loaded_changed.connect(self._on_loaded_changed)
         # After `Answering`, which ends the answer by the same signal.
         loading.answer_lost.connect(self._on_lost)
@@ -226,7 +226,10 @@ class Conversation(QObject):
         )
 
     def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
-        """Return the prompt with unsent text and `attachments`, for counting without a loaded model; None if empty."""
+        """Return the prompt with the unsent text and `attachments`, to count its tokens without a loaded model.
+
+        None if there are no messages, no unsent text and no attachments.
+        """
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
             path = (*path, new_question(self.chat.draft, None, attachments))
@@ -238,7 +241,10 @@ class Conversation(QObject):
         )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
-        """Emit `restored` if the KV state belongs to the shown conversation. `chat`: id of its conversation."""
+        """Emit the signal `restored` if the KV state belongs to the shown conversation.
+
+        `chat`: id of the conversation whose state was restored, or could not be used.
+        """
         if chat == self.chat.id:
             self.restored.emit(restored)
 
@@ -265,7 +271,7 @@ class Conversation(QObject):
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Replace title, unsent text, system prompt or settings of the conversation, and store the change."""
+        """Replace title, unsent text, system prompt and settings by those of `chat`, and store the change."""
         before, self.chat = self.chat, chat
         # An untouched new conversation is not stored.
         if self._is_kept:
@@ -314,9 +320,9 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ tools
 
     def type_result(self, message: str, call: str, text: str) -> None:
-        """Store the result that a person has typed for a tool call but not sent.
+        """Store the unsent text that a person has typed as the result of a tool call.
 
-        `message`: id of the answer with the call.
+        `message`: id of the answer that has the call. `call`: id of the call.
         """
         key = result_key(message, call)
         if text != self.chat.results.get(key, ""):
@@ -324,7 +330,7 @@ class Conversation(QObject):
             self.change_chat(msgspec.structs.replace(self.chat, results={**results, key: text} if text else results))
 
     def give_result(self, call: str, text: str) -> bool:
-        """Add the result of the tool call with id `call`. After the last missing result, the model is asked.
+        """Add `text` as the result of the tool call with id `call`. After the last missing result, the model answers.
 
         Returns:
             Whether the result was accepted. It is refused if the call needs none, or if the model cannot answer now.
@@ -342,14 +348,17 @@ class Conversation(QObject):
         return True
 
     def answer_results(self) -> None:
-        """Make the model answer now. A tool call without a result gets the typed text, or an empty result."""
+        """Make the model answer now. A tool call without a result gets the text typed for it, or an empty result."""
         if self.can_ask and self.tree.path:
             typed = self._typed_results()
             self._ask(self._with_results())
             self._forget_results(typed)
 
     def edit_result(self, message: str, text: str) -> None:
-        """Add a changed result of a tool call as another version, and ask the model if all calls have results."""
+        """Add `text` as another version of a tool call's result. If no result is missing, the model answers.
+
+        `message`: id of the message with the earlier result.
+        """
         if self.can_ask:
             tree = edited_result(self.tree, message, text, created_ms=now_ms())
             if missing_results(tree.path):
@@ -358,7 +367,10 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages with a result for each tool call of the last answer: the typed text, or an empty one."""
+        """Return the messages, in which each tool call of the last answer has a result.
+
+        A missing result is the unsent text that a person has typed for it, or empty.
+        """
         answer = calls_of_path(self.tree.path)
         if answer is None or self.open_message is not None:
             return self.tree
@@ -368,16 +380,16 @@ class Conversation(QObject):
         )
 
     def _typed_results(self, *calls: str) -> set[str]:
-        """Return the storage keys of typed results of the last answer's tool calls.
+        """Return the keys under which unsent results for tool calls of the last answer are stored.
 
-        `calls`: ids of these calls; if none are given, all calls of the answer.
+        `calls`: ids of the tool calls; if none are given, all calls of the answer.
         """
         answer = calls_of_path(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
         return set() if answer is None else {result_key(answer.id, call) for call in found}
 
     def _forget_results(self, keys: set[str]) -> None:
-        """Delete the typed results with these storage keys.
+        """Delete the unsent results for tool calls that are stored under `keys`.
 
         Called after the results are stored as messages, so that a crash in between loses nothing.
         """
@@ -394,7 +406,7 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return the tags around thoughts in the chat template, or None if it has none."""
+        """Return the tags that the chat template puts around thoughts, or None if it has none."""
         return marks_of(self._template)
 
     @property
@@ -488,7 +500,7 @@ class Conversation(QObject):
         self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
-        """Make the model continue an existing message. `begun`: the text after which the model continues."""
+        """Make the model continue `message` of the tree. `begun`: the text after which the model continues."""
         self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
     def _begin(self, run: AnswerRun) -> None:
@@ -526,7 +538,7 @@ class Conversation(QObject):
             self._waiting = failed.message.id
 
     def _on_phase_changed(self, phase: Phase) -> None:
-        """Continue the answer for which memory ran out, when the model is loaded with another layout."""
+        """Continue the answer that ran out of memory, as soon as the model is loaded with another layout."""
         if phase is Phase.READY:
             waiting, self._waiting = self._waiting, ""
             if waiting in self.tree.messages:

@@ -20,14 +20,14 @@ from widgets.devices.readings import Mark
 
 HISTORY_S = 3600.0
 MAX_SAMPLES = 3600
-"""Largest number of readings per device, one a second."""
+"""Largest number of stored readings per device. There is one a second."""
 MAX_MARKS = 500
 
 
 class _Readings:
-    """The last `MAX_SAMPLES` readings of one device, in 0.3 MB that are allocated at once.
+    """The last `MAX_SAMPLES` readings of one device, in arrays of 0.3 MB that are allocated at the start.
 
-    As `Sample` objects they would take 1 MB, and memory would grow for an hour.
+    `Sample` objects would take 1 MB, and memory would grow during the first hour.
     """
 
     def __init__(self, device: str) -> None:

@@ -110,9 +110,9 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """The last layout in split mode `layer`, and the layout that replaced it when another mode was chosen.
+        """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
 
-        Both are None before another mode was chosen (`EditState.left`).
+        Both are None before the user has chosen another mode.
         """
         return (None, None) if self._state is None else self._state.left
 
@@ -194,7 +194,10 @@ class LayoutDocument(QObject):
         return state
 
     def show(self, state: EditState, rig: Rig) -> None:
-        """Make `state` current. The edit state that was current is dropped, unless `put_aside` has returned it."""
+        """Make `state` current, and forecast for the devices of `rig`.
+
+        The edit state that was current is dropped, unless `put_aside` has returned it.
+        """
         self._state, self._rig = state, rig
         self._end_drag()
         self.undo_group.setActiveStack(state.undo_stack)
@@ -237,7 +240,7 @@ class LayoutDocument(QObject):
     # ------------------------------------------------------------------ editing
 
     def move(self, move: Move) -> None:
-        """Preview `move`, applied to the layout at the start of the drag. The first call starts the drag."""
+        """Apply `move` to the layout from the start of the drag, and draw a preview. The first call starts the drag."""
         if self._state is None:
             return
         # All moves refer to the start of the drag, so that moving back restores it exactly.
@@ -249,7 +252,7 @@ class LayoutDocument(QObject):
         self._frame.begin()
 
     def finish_move(self) -> None:
-        """End the drag and add it to the undo stack. If there is no drag, or it changed nothing, nothing is added."""
+        """End the drag, and add it as one step to the undo stack if it has changed the layout."""
         start = self._end_drag()
         if start is None or self._state is None:
             return
@@ -294,13 +297,16 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, side_files=side_files), text)
 
     def replace(self, edit: Edit, text: str) -> None:
-        """Replace layout, settings and side files as one step of undo named `text`."""
+        """Replace layout, settings and side files by `edit`, as one step of undo named `text`."""
         self.cancel_move()
         if self._state is not None and edit != self._state.edit:
             self._push(self._state, self._state.edit, edit, text)
 
     def replace_in(self, state: EditState, edit: Edit, text: str) -> None:
-        """Replace layout and settings of a model that is not current, as one step `text` of its undo stack."""
+        """Replace layout and settings of a model that is not current by `edit`, as one undo step named `text`.
+
+        `state`: the edit state of that model.
+        """
         if edit != state.edit:
             self._push(state, state.edit, edit, text)
 
@@ -337,9 +343,9 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
-        """Return the last answer of the model at `path` with `edit`.
+        """Return the speed of the last answer of the model at `path` with layout and settings `edit`.
 
-        If there is none, return its last answer with another edit that has the same draft, or None.
+        If there was none, return that of its last answer with another edit that has the same draft; else None.
         """
         same = self._answered.get((path, edit))
         if same is not None:
@@ -354,7 +360,10 @@ class LayoutDocument(QObject):
         return next(others, None)
 
     def _draw_meanwhile(self, state: EditState) -> None:
-        """Draw the edited layout without numbers, or the model's last preview, until the forecast arrives."""
+        """Draw something until the forecast arrives: the edited layout without numbers, or the model's last preview.
+
+        `state`: the edit state that is current now. The last preview is drawn if another model was shown before.
+        """
         drawn = self.preview
         if state.forecast is not None and (self.plan is None or self.plan.memory is not state.tables.memory):
             # Another model was shown before, so the last preview of this model is drawn.
@@ -388,7 +397,7 @@ class LayoutDocument(QObject):
 
 
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
-    """Return whether the edits differ only in the devices of layers.
+    """Return whether the edits differ, but only in the layout, and both layouts have the same split mode.
 
     The new layout can then be drawn at once, without its numbers.
     """

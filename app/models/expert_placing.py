@@ -21,10 +21,10 @@ TO_CPU, BACK = "to_cpu", "back"
 
 
 class ExpertPlacing(QObject):
-    """Places experts of the edited layout.
+    """Moves experts of the edited layout between devices.
 
-    `outcomes_found`: carries the memory and speed (`ExpertOutcome`) after each of the two moves of all experts. The
-    keys are `TO_CPU` (to the CPU) and `BACK` (back to the devices of their layers).
+    `outcomes_found`: carries the memory and speed (`ExpertOutcome`) that two moves would lead to, by move: `TO_CPU`
+    moves all experts to the CPU, and `BACK` as many as fit back to the devices of their layers.
     """
 
     outcomes_found = Signal(object)
@@ -40,7 +40,7 @@ class ExpertPlacing(QObject):
         self._placing = background.latest()
 
     def look(self) -> None:
-        """Compute memory and speed for both moves of all experts, to the CPU and back, and emit `outcomes_found`."""
+        """Compute memory and speed after the moves `TO_CPU` and `BACK`, and emit `outcomes_found`."""
         self._document.when_forecast(self._look)
 
     def _look(self) -> None:
@@ -57,9 +57,9 @@ class ExpertPlacing(QObject):
         self._looking.run("Comparing places of experts", find, self.outcomes_found.emit, self._notices.tell, quiet=True)
 
     def use(self, kind: str) -> None:
-        """Move the experts of all layers to the CPU, or back to the devices of their layers.
+        """Carry out a move of experts, as one undo step.
 
-        `kind`: `TO_CPU`, or `BACK`, which moves as many experts as fit.
+        `kind`: `TO_CPU` moves all experts to the CPU, `BACK` as many as fit back to the devices of their layers.
         """
 
         def find(plan: Plan) -> Layout:
@@ -70,7 +70,7 @@ class ExpertPlacing(QObject):
         self._search(find, tr("move experts to the CPU") if kind == TO_CPU else tr("move experts back from the CPU"))
 
     def place(self, device: str, count: int) -> None:
-        """Put the experts of `count` layers on `device`."""
+        """Put the experts of the first or the last `count` layers on `device`, whichever is predicted to be faster."""
         speeds = self._document.speeds
 
         def find(plan: Plan) -> Layout:

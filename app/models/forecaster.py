@@ -23,20 +23,23 @@ from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
-"""Largest processor time of recent forecasts, in seconds, with which the next one is computed in the GUI thread."""
+"""Processor seconds: if no recent forecast took longer, the next one is computed in the GUI thread."""
 PREVIEW_SECONDS = 0.5
-"""Limit in processor seconds for one preview. Memory that takes longer to compute is unknown until a probe."""
+"""Limit in processor seconds for one preview. Memory that is not computed by then is unknown until a probe."""
 
 
 REMEMBERED = 8
-"""Number of durations that are stored for each kind of change. The longest one decides whether the next forecast runs
-in the GUI thread: most steps of a drag are quick, but some have to compute new numbers."""
+"""Number of forecast durations that are stored for each kind of change (`Pace`).
+
+The longest one decides whether the next forecast runs in the GUI thread: most steps of a drag are quick, but some have
+to compute new numbers.
+"""
 
 
 class Pace:
-    """Processor seconds of the last forecasts of one model, by kind of change. Use it in the GUI thread only.
+    """Durations of the last forecasts for one model, in processor seconds. Use it in the GUI thread only.
 
-    A kind says what has changed: "devices", "settings", "layout", or only the free "memory".
+    They are stored by what had changed before the forecast: "devices", "settings", "layout", or only free "memory".
 
     `first_s`: duration of the first forecast, which is made when the model is opened.
     """
@@ -61,11 +64,11 @@ class Pace:
         return "layout" if edit.layout != before.layout else "memory"
 
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
-        """Return whether a forecast for `rig` and `edit` is expected to be quick.
+        """Return whether a forecast for `rig` and `edit` will probably take at most `DIRECT_S` seconds.
 
-        It is if recent forecasts after the same kind of change were quick. If there were none, all other recent
-        forecasts must have been quick. The first forecast of a model counts as quick, because its tables are computed
-        already.
+        That is expected if all recent forecasts after the same kind of change were so quick. If there were none, all
+        other recent forecasts must have been so quick. The first forecast counts as quick, because the tables of the
+        model are computed already.
         """
         if self._last is None:
             return True
@@ -73,7 +76,7 @@ class Pace:
         return max(known) <= DIRECT_S
 
     def note(self, rig: Rig, edit: Edit, seconds: float) -> None:
-        """Store the duration of a forecast for `rig` and `edit`, in processor seconds."""
+        """Store that the forecast for `rig` and `edit` took `seconds` of processor time."""
         self._seconds.setdefault(self.kind(rig, edit), deque(maxlen=REMEMBERED)).append(seconds)
         self._last = (rig, edit)
 
@@ -110,10 +113,11 @@ class Forecast:
 
 
 class Forecaster:
-    """Computes the newest requested forecast.
+    """Computes forecasts in the GUI thread or in the background; of waiting requests, only the newest is computed.
 
-    `show`: called in the GUI thread with each computed forecast. If a newer one was requested in the meantime,
-    `is_behind` is then true. If `background` is None, forecasts are computed at once.
+    `show`: called in the GUI thread with each forecast. If `is_behind` is true in this call, a newer one was requested.
+    `probes`: numbers of probes that replace estimated ones.
+    `background`: None computes every forecast at once.
     """
 
     def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:
@@ -129,7 +133,7 @@ class Forecaster:
         return self._waiting is not None
 
     def request(self, request: ForecastRequest) -> None:
-        """Compute `request` now, or when the tables of its model are free."""
+        """Compute a forecast now, or as soon as no background thread uses the tables of its model."""
         self._waiting = request
         self._go_on()
 

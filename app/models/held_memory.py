@@ -31,14 +31,17 @@ class HeldMemory(QObject):
         live.samples_arrived.connect(self._on_samples)
 
     def follow(self, model: OpenModel) -> None:
-        """Pass readings of the model's child to the live rig, for devices that only the child can read."""
+        """From now on, pass memory readings of the model's child to the live rig.
+
+        They are of devices that only the child can read, such as workers on other computers.
+        """
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 
     def may_probe(self, document: LayoutDocument) -> bool:
         """Return whether the edited layout may be probed.
 
-        A probe is not allowed while the model is loaded, while other models use its RPC workers, or if this computer
-        lacks a device of a rig file.
+        It must not be probed while the model is loaded, or while other models use its RPC workers. It cannot be probed
+        if this computer lacks a device of an opened rig file.
         """
         plan, edit = document.plan, document.edit
         if (

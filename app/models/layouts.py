@@ -80,9 +80,9 @@ class Layouts(QObject):
         )
 
     def use(self, name: str, text: str) -> bool:
-        """Replace the edited layout by the layout file with the content `text`; return whether the text could be used.
+        """Replace the edited layout by the layout in `text`, the content of a layout file.
 
-        `name`: name of the layout for undo and errors.
+        Return whether the text could be used. `name`: name of the layout for undo and errors.
         """
         model = self._document.model
         if model is None:
@@ -96,10 +96,11 @@ class Layouts(QObject):
         return True
 
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
-        """Replace the edited layout and settings by the content of a layout file, as one undo step.
+        """Replace the edited layout and settings by the layout file `document`, as one undo step.
 
-        The draft model of the file is read in the background first.
-        `folder`: folder of the file. If the file has no usable draft, the edited layout has no draft afterwards.
+        If the file names a draft model, it is read in the background first. If there is no usable draft, the draft of
+        the edited settings is removed.
+        `name`: name of the layout for the undo step. `folder`: folder of the file, which may also have the draft model.
         """
         entry, text = document.draft, tr("open {name}", name=name)
 
@@ -130,7 +131,10 @@ class Layouts(QObject):
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
-        """Show a notice if the layout was made for other devices than the present ones; it names the differences."""
+        """Show a notice if the layout in `file` was made for other devices than the present ones.
+
+        The notice names the differences. `name`: name of the layout for the notice.
+        """
         layout = file.layout
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
@@ -237,9 +241,9 @@ class Layouts(QObject):
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return the reason, for people, why a proposed layout must not be used now; empty if it may.
+        """Return why a layout that a search has found can no longer be used, as a text for people; empty if it can.
 
-        A change of free memory does not prevent its use. `asked`: the plan when the search was started.
+        Changed free memory does not matter. `asked`: the plan when the search was started.
         """
         if self._document.model is not asked.model:
             return tr(

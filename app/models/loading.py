@@ -49,11 +49,11 @@ class StepBack:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLost:
-    """A request that failed.
+    """The failure of a request to the loaded model.
 
     `request`: number of the request. `sentence`: the reason, for people.
     `kind`: kind of the error that the model's child reported (`Failed.kind`); empty for other failures.
-    `goes_on`: whether the model is loaded again with another layout, in which the answer continues.
+    `goes_on`: whether the model is loaded again with another layout, and then continues the answer.
     """
 
     request: int
@@ -105,7 +105,10 @@ class Loading(QObject):
         """Changes of the layout or settings that should fit, if the last load ran out of memory."""
         self.proposals_model: ModelFile | None = None
         self.short_bytes = 0
-        """Bytes that the last load lacked on the device that ran out of memory, by its forecast; 0 if unknown."""
+        """Missing bytes on the device that ran out of memory in the last load, according to the forecast.
+
+        0 if no load ran out of memory, or if the forecast found enough memory.
+        """
         self._calibrator = calibrator
         self._asked: LoadOrder | None = None
         """The order (plan and options) of the running load; None if none runs."""
@@ -147,7 +150,7 @@ class Loading(QObject):
 
     @property
     def fault(self) -> Fault:
-        """Kind of failure of the model that `reload` can load again: "crashed" or "lost"; empty if there is none."""
+        """How the model that `reload` can load again has failed: "crashed" or "lost"; empty without such a model."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
@@ -314,7 +317,7 @@ class Loading(QObject):
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         """Handle the failure of a load or request, or the loss of the child.
 
-        A model loaded before may still be loaded.
+        After a failed load, the model that was loaded before may still be loaded.
         """
         if event.request is not None:
             sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event)
@@ -325,7 +328,7 @@ class Loading(QObject):
         self._tell_end(event)
 
     def _goes_on(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> bool:
-        """Return whether a loaded model ran out of memory and its order allows other layouts to be tried."""
+        """Return whether `event` says that the loaded model ran out of memory, and other layouts may be tried."""
         was_loaded = isinstance(event, OutOfMemory) and self._asked is None and self.snapshot.loaded is None
         return was_loaded and self._held is not None and self._held.retry.retries > 0
 

@@ -49,7 +49,7 @@ class OpenModel(QObject):
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None
-        """Layout, settings and undo stack of this model while another one is current; None for the current model."""
+        """Layout, settings and undo stack of this model while another model is current; None for the current model."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
@@ -78,17 +78,16 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace the model's file: nothing is loaded, and there are no messages or proposals.
+        """Whether another file may replace this one: the model is not loaded, and has no messages and no proposals.
 
-        Messages that were written before the first file was opened do not count: the conversation continues with that
-        file.
+        Messages from before the first file do not count, because their conversation continues with the opened file.
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Make this object the open model of `file`, which has no layout yet."""
+        """Make this object the open model of `file`. There is no layout yet. `key`: identity of the file."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.planned_rig = None
         # The idle time of an API client's request must not stay with the next file.
@@ -114,7 +113,7 @@ class OpenModel(QObject):
         return True
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Store the edited layout and settings, and update the status: it shows if they differ from the loaded ones."""
+        """Store `edit`, the edited layout and settings. The status shows whether it differs from the loaded edit."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:
@@ -123,7 +122,7 @@ class OpenModel(QObject):
 
     @property
     def planned_context(self) -> int | None:
-        """Context size in tokens for each request after a load; None if unknown.
+        """Context size in tokens that each request will have after the next load; None if unknown.
 
         If the setting is automatic, this is the context size that the model was trained for.
         """
@@ -152,7 +151,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. An idle time that was set for this model is not changed."""
+        """Set the idle time, in seconds, that holds unless another one was set for this model with `keep_alive`."""
         # An idle time other than the former default was chosen for this model.
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s

@@ -21,7 +21,7 @@ _LONGEST_WAIT_MS = 3_600_000
 
 
 class OpenModels(QObject):
-    """Owns all open models. One of them is always current; at the start it has no file."""
+    """Owns all open models. One of them is always current. At the start there is one open model, without a file."""
 
     added = Signal(object)  # OpenModel
     current_changed = Signal(object)  # OpenModel
@@ -61,7 +61,7 @@ class OpenModels(QObject):
         return next((model for model in self._all if model.loading.is_busy), None)
 
     def now_s(self) -> float:
-        """Return the present time of the clock that measures idle times, in seconds."""
+        """Return the present time, in seconds, on the clock that measures idle times."""
         return self._clock()
 
     def find(self, key: FileIdentity) -> OpenModel | None:
@@ -80,10 +80,10 @@ class OpenModels(QObject):
         return sum(model.file is not None and model.file.paths[0] == path for model in self._all)
 
     def place(self, file: ModelFile, key: FileIdentity, *, beside: bool = False) -> OpenModel:
-        """Return an open model for `file`: the current one if it has no content, else a new one.
+        """Return an `OpenModel` for `file`: the current one if it is not loaded and its chat is empty, else a new one.
 
-        The caller then opens the file in that model.
-        `beside`: whether the current model must stay open even if it has no content.
+        The caller then makes the returned model current. `key`: identity of the file.
+        `beside`: whether a current model that has a file must stay open in any case.
         """
         # A model that was opened a moment ago has a file but no content, and has to stay with `beside`.
         is_free = self.current.file is None if beside else self.current.is_blank

@@ -46,7 +46,7 @@ from widgets.library.recent_models import RecentModel
 OPENING_SECONDS = 10.0
 """Limit in processor seconds for the first preview of a model.
 
-Memory that takes longer to compute is unknown until a probe.
+Memory that is not computed by then is unknown until a probe.
 """
 
 
@@ -59,7 +59,7 @@ class _Request:
     """A file to open.
 
     `read`: reads the file, in a background thread.
-    `beside`: whether the current model stays open even if it has no content.
+    `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
     `opened`: called when the model of this file is shown, but not if opening fails.
     `then`: called after `opened`, or after opening has failed.
     If another file is requested meanwhile, neither callback is called.
@@ -76,7 +76,7 @@ class _Request:
 class _FirstPlan:
     """The initial edit of a model, and the tables with which its first preview was computed.
 
-    `pace`: duration of that computation.
+    `pace`: duration of the first preview, for decisions about later ones.
     `rig`: the devices for which the layout was found; None if the layout was given.
     """
 
@@ -127,7 +127,7 @@ class ModelOpener(QObject):
         """Open the file `path` with an initial layout; if it is open already, show its model.
 
         If another file is requested before this one is shown, neither callback is called.
-        `beside`: whether the current model stays open even if it has no content.
+        `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
         `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
         """
         # The settings are read now: `read` is called in a background thread.
@@ -135,7 +135,10 @@ class ModelOpener(QObject):
         self._open(_Request(path, read, beside, opened, then))
 
     def open_all(self, paths: Sequence[Path], *, beside: bool = False) -> None:
-        """Open several files, one after another; each stays open beside the others, and the last one is shown."""
+        """Open all files in `paths`, one after another, and show the last one.
+
+        `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
+        """
         if paths:
             first, *rest = paths
             self.open(first, beside=beside, then=lambda: self.open_all(rest, beside=True))
@@ -312,7 +315,7 @@ class ModelOpener(QObject):
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a model file. If the file is open already, put a number before the name of the model, such as "(2)".
+    """Read a model file, and name the model so that copies differ: a second copy of "Qwen" is "(2) Qwen".
 
     `kept`: the model's stored side files. `copy`: how many times the file is open already.
     """
@@ -324,10 +327,10 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return layout and settings (the edit) with which a client of the API server loads a model.
+    """Return layout and settings (the edit) with which a client of the API server loads the model `opened`.
 
-    `layout`: content of a layout file; if it is empty, `find` searches for a layout, which takes time: not for the GUI
-    thread.
+    `layout`: content of a layout file. If it is empty, `find` searches for a layout for the devices of `rig`. The
+    search takes time, so the call is not for the GUI thread.
 
     Raises:
         EngineError: the layout is invalid, or none was found.
@@ -339,10 +342,10 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Compute the first preview of a model on `rig`, and return its edit and the tables for later previews.
+    """Compute the first preview of the model `opened` on `rig`; return its edit and the tables for later previews.
 
-    `edit`: the edit to start with; None to find an initial layout. The call takes time: not for the GUI thread. After
-    the return, only the GUI thread may use the tables.
+    `edit`: the edit to start with; None to find an initial layout, for which `speeds` predicts tokens per second.
+    The call takes time: not for the GUI thread. After the return, only the GUI thread may use the tables.
     """
     tables = PreviewTables(opened.model)
     # Large models of unknown architecture may take long to forecast.

@@ -44,7 +44,10 @@ class OtherLayouts(QObject):
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     def apply_proposal(self, index: int) -> None:
-        """Put the proposal with this index into the editor, but do not load it."""
+        """Put the layout and settings of a proposal into the editor, or unload the model that the proposal names.
+
+        Nothing is loaded. `index`: index in the proposals of the current model.
+        """
         loading = self._models.current.loading
         if index >= len(loading.proposals):
             return

@@ -10,13 +10,13 @@ from engine.library.downloads.job import time_words
 from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
-"""Seconds of prompt processing before the first estimate: earlier, it may be based on a single batch."""
+"""Seconds of prompt processing before the first estimate. An earlier estimate may be based on a single batch."""
 
 
 class ReadingPace:
-    """Measures the speed of reading a prompt, one request at a time.
+    """Measures the speed of prompt processing, for one request at a time.
 
-    It starts at the request's first event, so that cached tokens do not count.
+    The measurement starts at the first event of a request, so that cached tokens do not count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,5 +37,5 @@ class ReadingPace:
 
 
 def left_words(left_s: float | None) -> str:
-    """Return the remaining time as text to append to the count of tokens; empty if it is unknown."""
+    """Return the remaining time `left_s`, in seconds, as text to append to a text about progress; empty if unknown."""
     return "" if left_s is None else tr(", {time} left", time=time_words(max(1.0, left_s)))

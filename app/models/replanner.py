@@ -18,9 +18,9 @@ from widgets.common.delayed_call import DelayedCall
 from widgets.library.load_question import LoadAnswer
 
 SETTLE_MS = 1500
-"""Milliseconds for which free memory must stay changed, because drivers free memory in steps."""
+"""Milliseconds between a change of free memory and the search for a layout, because drivers free memory in steps."""
 _STEPS = 32
-"""Divisor of a device's memory: changes of free memory below 1/32 of it are ignored, as other programs cause them."""
+"""Divisor of a device's memory: changes of free memory below 1/32 are ignored, because other programs cause them."""
 _LEAST_BYTES = 16 * MIB
 
 
@@ -31,8 +31,8 @@ class Replanner(QObject):
     or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
     for a loaded model.
 
-    A parked model (unloaded until its next question) keeps a layout that does not fit now if the preference for idle
-    models allows that other models are unloaded for its next load.
+    A parked model keeps a layout that does not fit now, because its next load may unload other models. With the
+    preference to plan around loaded models, it gets a new layout as well.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Replanner(QObject):
 
     @property
     def _stays_parked(self) -> bool:
-        """Whether the model is parked (unloaded until its next question) and keeps a layout that does not fit now.
+        """Whether the current model is parked and keeps its layout, although the layout does not fit now.
 
-        It keeps the layout if other models may be unloaded for its next load (the preference for idle models).
+        False with the preference to plan around loaded models, since no other model is then unloaded for its next load.
         """
         plan = self._document.plan
         is_around = self._settings.without_room is LoadAnswer.BESIDE
@@ -96,13 +96,13 @@ class Replanner(QObject):
 
 
 def available_of(rig: Rig) -> dict[str, int]:
-    """Return the available bytes of each device, by id. The host is included only if devices share its memory."""
+    """Return the available bytes of each device, by id. The host is left out unless devices share its memory."""
     devices = rig.devices if rig.pool is None else rig.all_devices
     return {device.id: device.available_bytes for device in devices}
 
 
 def has_moved(rig: Rig, before: Mapping[str, int]) -> bool:
-    """Return whether a device's free memory has changed by more than other programs usually change it.
+    """Return whether the free memory of any device has changed by more than other programs usually cause.
 
     `before`: available bytes by device id at an earlier time.
     """

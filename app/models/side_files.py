@@ -169,9 +169,9 @@ class SideFileController(QObject):
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A model file with its side files.
+    """A model file that was read, with its side files.
 
-    `key`: identity of the file. `problems`: errors of stored side files that cannot be read.
+    `key`: identity of the file. `problems`: the errors if stored side files could not be read.
     """
 
     model: ModelFile
@@ -192,7 +192,7 @@ def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
 
 
 def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Read `kept`, the stored side files of `model`. Return the readable ones, and the errors of the others."""
+    """Read `kept`, the stored side files of `model`. Return the readable files, and an error for each other file."""
     problems: list[EngineError] = []
     files = SideFiles()
     if kept.projector:

@@ -83,7 +83,7 @@ class SpeedRepository(QObject):
         self._on_rig_changed(live.rig)
 
     def follow(self, model: OpenModel) -> None:
-        """Correct the known speeds by the measured speed of each answer of `model`."""
+        """From now on, correct the known speeds of devices by the measured speed of each answer of `model`."""
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def known_speeds(self, rig: Rig) -> Speeds:
@@ -91,9 +91,9 @@ class SpeedRepository(QObject):
         return known_speeds(rig, self.book)
 
     def answered_per_second(self, path: Path, edit: Edit) -> float | None:
-        """Return the tokens per second of the last answer with `edit`, None if there is none. Use it in any thread.
+        """Return the tokens per second of the last answer with layout and settings `edit`; None if there was none.
 
-        `path`: path of the model's first file.
+        May be called in any thread. `path`: path of the model's first file.
         """
         answer = self._answered.get((path, edit))
         return None if answer is None else answer.tokens_per_second
@@ -118,15 +118,15 @@ class SpeedRepository(QObject):
     def learn(self, book: SpeedBook) -> None:
         """Store the device speeds of `book`, which the examination of this machine has measured.
 
-        Stored speeds of answers stay, unless they are of devices whose speed has changed.
+        Stored speeds of answers stay, except those on devices whose speed has changed.
         """
         self._keep(self._with_devices_of(book))
 
     def learn_answers(self, before: SpeedBook, after: SpeedBook) -> None:
         """Store the speeds of answers that a comparison of layouts has measured.
 
-        `before`, `after`: the speeds before and after the comparison. Only the differences are stored, because answers
-        in the window may have changed the stored speeds during the comparison.
+        `before`, `after`: the speeds before and after the comparison. Only their differences are stored: answers in the
+        window may also have changed the stored speeds meanwhile.
         """
         self._keep(self.book.with_answers_of(before, after))
         self.compared.emit()
@@ -162,7 +162,10 @@ class SpeedRepository(QObject):
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
 
     def _with_devices_of(self, measured: SpeedBook) -> SpeedBook:
-        """Return the stored speed book, with its device speeds replaced by the device speeds of `measured`."""
+        """Return the stored speeds with the device speeds of `measured`.
+
+        Speeds of answers are left out if the speed of one of their devices has changed.
+        """
         known = self.book.devices
         changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
         # Corrections from answers on these devices belong to the old predictions.
@@ -186,9 +189,9 @@ class SpeedRepository(QObject):
             self._show()
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        """Read the links (PCIe) of the rig's devices, unless the devices are the same as before.
+        """Read the speeds of the devices' PCIe links if the rig has other devices than before.
 
-        Most changes of the rig concern only free memory.
+        Most changes of the rig concern only free memory; then nothing is done.
         """
         devices = tuple((device.id, speed_key(device)) for device in rig.all_devices)
         if devices == self._devices:
@@ -211,7 +214,7 @@ class SpeedRepository(QObject):
 
     @property
     def speeds(self) -> Speeds:
-        """The known speeds of the rig's devices and of the links between them."""
+        """The known speeds of the rig's devices and of their links."""
         return self._speeds
 
     def _keep(self, book: SpeedBook) -> None:

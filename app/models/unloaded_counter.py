@@ -30,7 +30,7 @@ _log = logging.getLogger("layerdeck.tokens")
 
 
 class UnloadedCounter(QObject):
-    """Counts tokens for one open model; a newer request cancels the previous one."""
+    """Counts tokens for one open model while it is not loaded. A newer request cancels the previous one."""
 
     counted = Signal(ContextUse)
 
@@ -42,7 +42,7 @@ class UnloadedCounter(QObject):
         self._latest = background.latest()
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
-        """The file whose vocabulary could not be read; None if there is none. It is not tried again before `forget`."""
+        """The model file whose vocabulary could not be read, or None. It is not tried again before `forget`."""
         self._timer = DelayedCall(self, self._run, DELAY_MS)
 
     @property
@@ -51,7 +51,7 @@ class UnloadedCounter(QObject):
         return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
 
     def count(self, chat: CountedChat) -> None:
-        """Count the tokens of a conversation.
+        """Count the tokens of a conversation, `DELAY_MS` after the last call.
 
         `counted` is emitted with the result, unless another count is requested before that.
         """
@@ -59,7 +59,7 @@ class UnloadedCounter(QObject):
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the request, because the child of the loaded model counts now, or there is nothing to count."""
+        """Cancel the running count. Called if the child of the loaded model counts now, or nothing is to be counted."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

@@ -28,7 +28,7 @@ LOOK_MS = 20
 class Unloader(QObject):
     """Unloads models, and shows a notice for each on the status line.
 
-    It stores in the settings which models are parked, and marks a model as parked when it is opened again.
+    The settings store which models are parked, so that they are parked again when they are opened by a later run.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ _log = logging.getLogger("layerdeck.calibration")
 class Calibrator(QObject):
     """Measures how much memory devices use beyond the forecast (their overhead), and stores it in a file.
 
-    On local devices, the overhead is computed from the growth of used memory between samples before and after a load.
-    On workers and the host, it is computed from the engine's own numbers.
+    On local devices other than the host, the overhead is computed from two memory samples, before and after a load. On
+    workers and the host, it is computed from the sizes that llama.cpp reports.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Calibrator(QObject):
         live.samples_arrived.connect(self._on_samples)
 
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
-        """Store the used memory of all devices before a load.
+        """Store how much memory is used on all devices before a load.
 
-        `nothing_loaded`: whether no model was loaded before, so that the load alone causes the growth of used memory.
+        `nothing_loaded`: whether no model was loaded before. Only then does the load alone cause the growth.
         `forecast_is_whole`: whether the forecast covers all memory; only then is an overhead measured.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
@@ -53,15 +53,15 @@ class Calibrator(QObject):
         self._ended = None
 
     def finish(self, rig: Rig, event: Loaded) -> None:
-        """Store the event of a finished load on `rig`. The overhead is computed when the next samples arrive."""
+        """Store `event` of a successful load on `rig`. When the next samples arrive, the overhead is computed."""
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Discard the event of the last load, because no model is loaded any more."""
+        """Compute no overhead from the last load, because its model was unloaded before the next samples."""
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Use and store a calibration that was measured elsewhere, for example by an examination of this machine."""
+        """Use and store overheads that other code has measured, for example an examination of this computer."""
         self._keep(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:

@@ -28,7 +28,7 @@ class DeviceList:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Ids of local devices of a rig file that this machine lacks. Workers are not checked, so none is included."""
+        """Ids of the local devices of a rig file that this computer lacks. Workers are never included."""
         if not self.from_file:
             return ()
         return tuple(
@@ -36,9 +36,10 @@ class DeviceList:
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list with the result of a search of this machine. Workers and the limits of the user stay.
+        """Return the list in which the devices in `found` replace the local ones. Workers and limits stay.
 
-        `found`: the result of the search, with check results applied. `checks`: check results for the workers.
+        `found`: the result of a search of this machine, with check results applied.
+        `limits`: stored caps and margins. `checks`: check results for the workers.
         """
         known = {device.id: device for device in self.rig.devices}
         # Workers are not searched for: a busy one would not answer, and would seem to be gone.
@@ -48,12 +49,12 @@ class DeviceList:
         return DeviceList(rig, here=_local_keys(found))
 
     def with_findings(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list with new results of the engine's self-check.
+        """Return the list with new results of the engine checks, which find features that are broken on a device.
 
-        The devices of a rig file stay. Otherwise the devices that the search has found replace the local ones.
+        If a rig file describes the devices, they stay in the list. Otherwise the found devices replace the local ones.
 
         `found`: the result of a search of this machine, with check results applied.
-        `checks`: check results for the workers.
+        `limits`: stored caps and margins. `checks`: check results for the workers.
         """
         if not self.from_file:
             return self.with_search(found, limits, checks)
@@ -89,7 +90,10 @@ class DeviceList:
         return self._with(device for device in self.rig.devices if device.endpoint not in endpoints)
 
     def with_limits(self, device_id: str, cap_bytes: int | None, margin_bytes: int) -> DeviceList:
-        """Return the list with another memory cap (None: no cap) and margin for one device or the host."""
+        """Return the list with another memory cap and margin for one device, which may be the host.
+
+        `cap_bytes`: None for no cap.
+        """
 
         def limited(device: Device) -> Device:
             return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
@@ -108,15 +112,15 @@ class DeviceList:
 
 
 def list_of_file(rig: Rig, found: Rig) -> DeviceList:
-    """Return the list for the rig file `rig`. `found`: devices that a search of this machine found."""
+    """Return the list with the devices of the rig file `rig`. `found`: devices that a search of this computer found."""
     return DeviceList(rig, from_file=True, here=_local_keys(found))
 
 
 def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> Device:
     """Return `device`, which a search has found, with the user's memory cap and margin.
 
-    The stored limits are used, or else the limits of the same device in the list.
-    `known`: the same device in the list; None if the list lacks it.
+    These are the stored limits of the device. If none are stored, they are the limits of `known`.
+    `known`: the same device in the present list; None if the list lacks it.
     """
     kept = limits.apply(device)
     if known is None or kept is not device:

@@ -31,7 +31,10 @@ from widgets.devices.limits import DeviceLimits
 
 
 class DeviceSearch(QObject):
-    """Searches for devices in the background, puts them with the user's limits into the device list, and tests them."""
+    """Searches for devices in the background, and puts them into the device list with the user's limits.
+
+    It also tests devices, and adds and removes remote workers.
+    """
 
     def __init__(
         self,
@@ -52,13 +55,16 @@ class DeviceSearch(QObject):
         self._verdicts = verdicts or self_test_path()
 
     def refresh(self) -> None:
-        """Search for this machine's devices. They replace devices of a rig file. Lab and remote workers stay listed."""
+        """Search for the devices of this computer. They replace the listed local devices, also those of a rig file.
+
+        Lab workers and remote workers stay listed.
+        """
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
-        """Search for devices again, and apply new results of the engine checks.
+        """Search for devices again, because there are new results of the engine checks.
 
-        If a rig file is open, its devices stay in the list.
+        If a rig file describes the devices, they stay in the list.
         """
         self._search(DeviceList.with_findings)
 
@@ -73,9 +79,10 @@ class DeviceSearch(QObject):
         return find_all_devices(self._verdicts, checks=engine_checks_path())
 
     def _search(self, merge: Callable[[DeviceList, Rig, LimitStore, CheckResults], DeviceList]) -> None:
-        """Search in the background, then combine the result with the device list by `merge`.
+        """Search for devices in the background, then set the device list that `merge` returns.
 
-        `merge` gets the device list as it is after the search, because it may have changed during the search.
+        `merge`: gets the device list as it is after the search (it may have changed meanwhile), the found devices, the
+        stored limits, and the check results.
         """
 
         def show(found: tuple[Rig, CheckResults]) -> None:
@@ -93,7 +100,7 @@ class DeviceSearch(QObject):
         self._background.run(tr("Looking for devices"), search, show, failed)
 
     def add_remote(self, text: str) -> None:
-        """Add the devices of the RPC server at the endpoint `text` (host:port). Faults are shown on the status line."""
+        """Add the devices of the RPC server at the endpoint `text` (host:port). Errors are shown on the status line."""
         try:
             host, port = parse_endpoint(text)
         except ValueError as error:
@@ -209,7 +216,7 @@ class RigFiles(QObject):
         self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
 
     def imagine(self, rig: Rig) -> None:
-        """Replace the device list by `rig`, to plan with devices that this computer may lack.
+        """Replace the device list by the devices of `rig`, which this computer may lack, to plan for them.
 
         `DeviceSearch.refresh` shows the real devices again.
         """

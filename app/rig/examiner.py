@@ -95,10 +95,10 @@ class Examiner(QObject):
         self._examining.run(tr("Checking this computer"), work, show, fail, self.progressed.emit)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
-        """Return this machine's devices and the listed workers. Searches take time: called in a background thread.
+        """Return the devices to examine: the local ones and the host of this computer, and the listed workers.
 
-        The local devices and the host of a rig file are replaced by a search, since the file may describe another
-        machine.
+        If a rig file describes the devices, the local ones are searched for. A search takes time, so this is called in
+        a background thread.
         """
         if not devices.from_file:
             return devices.rig

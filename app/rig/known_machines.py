@@ -36,7 +36,7 @@ _log = logging.getLogger("layerdeck.machines")
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a paired machine has answered about its lent devices, and the tunnels to them.
+    """A paired machine's answer about the devices that it lends, and the tunnels to them.
 
     `offered`: lent devices by name; None if the machine has an older release, which does not list them.
     `vias`: local tunnel addresses (host:port) by endpoint.
@@ -47,7 +47,10 @@ class _Seen:
 
 
 class KnownMachines(QObject):
-    """Updates the device list from the answers of paired machines, and stores it. `close` stops the requests."""
+    """Asks paired machines which devices they lend, updates the device list, and stores these devices.
+
+    `close` ends the requests.
+    """
 
     def __init__(
         self,
@@ -121,7 +124,9 @@ class KnownMachines(QObject):
         return tuple(device for device in self._live.devices.rig.devices if machine_of(device) == machine)
 
     def _see(self, machine: Machine, devices: tuple[Device, ...]) -> _Seen:
-        """Ask the machine for its devices, and open tunnels to them. Called in a background thread.
+        """Ask the machine which devices it lends, and open tunnels to `devices`. Called in a background thread.
+
+        `devices`: the listed devices of this machine.
 
         Raises:
             EngineError: if the machine does not answer, or a tunnel does not open.
@@ -157,7 +162,10 @@ class KnownMachines(QObject):
         self._change(machine, lambda device: replace(device, away=words))
 
     def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
-        """Apply `change` to the listed devices of a machine; show a notice if the devices became usable or unusable."""
+        """Replace each listed device of a machine by the result of `change`.
+
+        A notice is shown if the machine can be used again, or cannot be used any more.
+        """
         self._asked.discard(machine)
         before = {device.id: device for device in self._devices_of(machine)}
         if not before:
@@ -180,7 +188,7 @@ class KnownMachines(QObject):
         self._keep()
 
     def _keep(self) -> None:
-        """Write the list of lent devices to its file if it has changed."""
+        """Write the devices that paired machines lend to their file, if their list has changed."""
         devices = self._live.devices
         lent = tuple(device for device in devices.rig.devices if device.fingerprint is not None)
         # A rig file is not what this window has used. `restore` has to come first.
@@ -203,7 +211,7 @@ def _write(path: Path, rig: Rig) -> None:
 
 
 def _stored_fields(devices: Sequence[Device]) -> list[object]:
-    """Return the fields of devices whose change is written to the file; free memory changes too often."""
+    """Return the values of `devices` at whose change the file is written. Free memory is left out: it changes often."""
     return [
         (device.id, device.name, device.endpoint, device.fingerprint, device.total_bytes, device.remote)
         for device in devices
@@ -215,7 +223,7 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Ignore the result of writing the file: the callback of a write whose success needs no action."""
+    """Do nothing after the file was written."""
 
 
 def _name_of(device: Device) -> str:

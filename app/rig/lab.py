@@ -57,12 +57,15 @@ class Lab(QObject):
 
     @property
     def has_nodes(self) -> bool:
-        """Whether the workers are bound to NUMA nodes. If not, they simulate devices."""
+        """Whether the workers are bound to NUMA nodes. If not, caps on their memory simulate other devices."""
         return self._workers is not None and self._workers.has_nodes
 
     @property
     def processes(self) -> Mapping[str, WorkerProcess]:
-        """The process of each running worker, by endpoint: its id, and its memory before a client has allocated any."""
+        """The process of each running worker, by the worker's endpoint.
+
+        A value has the process id, and the bytes that the process uses before a client allocates memory.
+        """
         lab = self._workers
         if lab is None:
             return {}
@@ -83,7 +86,7 @@ class Lab(QObject):
         self._start(lambda: LabRig(caps_bytes, on_worker_ended=self._worker_ended.emit), then)
 
     def start_nodes(self, nodes: Sequence[NumaNode]) -> None:
-        """Start a worker bound to each of these NUMA nodes, and add them as devices.
+        """Start a worker for each of these NUMA nodes, bound to the node, and add the workers as devices.
 
         If a lab rig runs, it must be stopped first; a notice says so.
         """
@@ -128,7 +131,7 @@ class Lab(QObject):
         self._notices.tell(error)
 
     def _go_on(self) -> None:
-        """Call the waiting callbacks now that workers run. Workers that have ended meanwhile are restarted first."""
+        """Call the callbacks that wait for running workers. Workers that have ended meanwhile are restarted first."""
         waiting, self._then = self._then, []
         for do in waiting:
             self.when_running(do)

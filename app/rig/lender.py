@@ -51,7 +51,7 @@ class LendState:
     `place`: `host:port` that other computers connect to; empty while nothing is lent.
     `code`: the valid pairing code; empty if there is none, for instance after it was used.
     `users`: pairs of a device id and the name of the client that uses the device.
-    `problem`: why the last attempt failed; empty if it succeeded. `note`: a sentence about the running server.
+    `problem`: why the last attempt to lend failed; empty if it succeeded. `note`: a sentence about the running server.
     """
 
     is_starting: bool = False
@@ -115,9 +115,9 @@ class Lender(QObject):
         self.state_changed.emit(state)
 
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
-        """Run `change` in the GUI thread, unless lending was stopped or restarted meanwhile.
+        """Run `change` in the GUI thread, unless the server was stopped or restarted in the meantime.
 
-        Called in the server's threads. `until`: event that ends this run of the server.
+        Called in the server's threads. `until`: event that ends the run of the server to which `change` belongs.
         """
         self._reported.emit((until, change))
 
@@ -203,7 +203,7 @@ class Lender(QObject):
 
 
 def lending_addresses() -> tuple[str, ...]:
-    """Return this computer's addresses to listen on. Addresses that other computers reach come first."""
+    """Return the addresses of this computer on which lending can listen; first those that other computers reach."""
     from engine.devices.endpoint import own_addresses
 
     return own_addresses()

@@ -13,13 +13,16 @@ MAX_DEVICES = 64
 
 
 class KeptLimits(msgspec.Struct, frozen=True):
-    """Limits by device key, each a pair of cap (None for no cap) and margin, in bytes."""
+    """Stored limits of devices.
+
+    `devices`: (memory cap, margin) in bytes by device key. A cap of None means no cap.
+    """
 
     devices: dict[str, tuple[int | None, int]] = {}
 
 
 class LimitStore:
-    """The stored caps and margins. `settings`: None if caps and margins must last for one run only."""
+    """The stored memory caps and margins of devices. `settings`: None if they must last for this run only."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings

@@ -21,7 +21,7 @@ from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
-"""Smallest change of free memory, in bytes, for which the rig is updated and forecasts are computed again."""
+"""Step in bytes: a smaller change of a device's free memory does not update the rig and the forecasts."""
 _LARGE_SHARE = 64
 """Divisor of a device's memory: a change of free memory by at least 1/64 of it updates the rig at once.
 
@@ -29,10 +29,9 @@ On devices below 1 GiB it is also the smallest change that updates the rig. Ther
 coarse, for instance for a worker of 160 MiB.
 """
 FOLLOW_S = 5.0
-"""Least seconds between two updates of the rig for smaller changes of a device's free memory.
+"""Least seconds between two updates of the rig, if free memory changes by less than the share of `_LARGE_SHARE`.
 
-Other programs change the host's free memory by a step nearly every second, and after each update all forecasts are
-computed again.
+Other programs change the host's free memory nearly every second, and each update computes all forecasts again.
 """
 
 
@@ -45,27 +44,27 @@ class LiveMemory:
         self._free: dict[str, int] = {}
         self._read_s = 0.0
         self._followed_s: dict[str, float] = {}
-        """Time of the sample with which each device's free memory was last updated."""
+        """Time of the sample, in seconds, that last updated the free memory of a device, by device id."""
         self._changed_s = -FOLLOW_S
-        """Time of the last sample before the loaded models changed."""
+        """Time of the last sample, in seconds, before the list of loaded models changed."""
         self._before: dict[FileIdentity, dict[str, int]] = {}
-        """Free bytes of each device before a model's load began, by the key of the model."""
+        """Free bytes of each device before a load began, by the key of the model that is being loaded."""
         self._seen_own_bytes = 0
-        """Bytes of host memory that our processes hold, by the last samples.
+        """Bytes of host memory that our processes hold, according to the last samples.
 
-        An unload frees at most this amount. It may free nothing if the model's weights are mapped (mmap).
+        An unload frees at most this amount. It may free nothing if the weights of the model are mapped (mmap).
         """
 
     @property
     def free_bytes(self) -> Mapping[str, int]:
-        """Free bytes by device id, from the last sample that had a reading, without rounding."""
+        """Exact free bytes by device id, from the last samples. Devices without a reading are left out."""
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace the loaded models. Return for each device id the bytes by which its used memory will grow.
+        """Replace the loaded models. Return, by device id, how many bytes more are used than the last samples show.
 
-        The growth is counted from the last samples, which may already show a part of a model that was being loaded.
-        It is negative after an unload. The host is left out, because its samples tell our own memory apart.
+        The samples may already show a part of a model that was being loaded. After an unload the numbers are negative.
+        The host is left out: its samples show the memory of our own processes separately.
         """
         before, self._models = self._models, tuple(models)
         if self._models != before:
@@ -80,9 +79,9 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return for each device id the bytes of just loaded models that the last samples already show as used.
+        """Return how many bytes of the newly loaded models the last samples already show as used, by device id.
 
-        `before`: the models before the change.
+        `before`: the loaded models before the present change.
         """
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
@@ -96,10 +95,10 @@ class LiveMemory:
         return seen
 
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
-        """Store the free memory of devices at the start of each load, by the key of its model.
+        """Store how much memory is free on each device when a load begins.
 
-        `before`: the models before the change. `grown`: change of the bytes that models hold, by device; the memory
-        of unloaded models counts as free.
+        `before`: the loaded models before the present change.
+        `grown`: bytes by which the memory of models has grown, by device; negative after an unload.
         """
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
@@ -132,10 +131,10 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the free memory of the last samples for each device on which it has changed enough.
+        """Return `rig` with the free memory of the last samples; small or frequent changes are not taken over.
 
-        A change below one step (`FREE_STEP_BYTES`) is ignored. A change that is not large (`_LARGE_SHARE`) is used at
-        most every `FOLLOW_S` seconds, but at once for some seconds after a load or unload.
+        A change below one step (`FREE_STEP_BYTES`) is ignored. A change below the share of `_LARGE_SHARE` is taken over
+        at most every `FOLLOW_S` seconds. In the `FOLLOW_S` seconds after a load or unload, it is taken over at once.
         """
         is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
@@ -168,9 +167,10 @@ class LiveMemory:
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
-        """Return `rig` with at least the free memory that devices had when loads of the models `leaving` began.
+        """Return `rig`, in which the memory that running loads of the models `leaving` have taken counts as free.
 
-        Samples show the memory of a running load as used. When that model is unloaded, the memory is free again.
+        The samples show this memory as used, but it is free again after the model is unloaded. So a device has at
+        least as much free memory as before the load.
         """
         begun = [self._before[model.key] for model in leaving if not model.held_bytes and model.key in self._before]
 
@@ -221,7 +221,10 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes`, bytes by device id, with the bytes of devices that share the host's memory added to it."""
+    """Return `held_bytes` (bytes by device id), in which the host also has the bytes of devices that share its memory.
+
+    Devices share the host's memory on Apple silicon, for example.
+    """
     shared_bytes = sum(held_bytes[device.id] for device in rig.devices if device.unified)
     return held_bytes + Counter({CPU_ID: shared_bytes})
 
@@ -267,12 +270,15 @@ class LiveRig(QObject):
 
     @property
     def rig(self) -> Rig:
-        """The devices, with free memory for a load of the edited layout: the current model is unloaded, others stay."""
+        """The devices with the free memory that a load of the edited layout finds.
+
+        The memory of the current model counts as free, because the load replaces it. Other loaded models stay.
+        """
         return self._rig
 
     @property
     def is_real(self) -> bool:
-        """Whether this machine has all local devices in the list; devices of a rig file may be missing."""
+        """Whether this computer has all local devices of the list. False if a rig file describes another computer."""
         return not self.missing_devices
 
     @property
@@ -315,7 +321,7 @@ class LiveRig(QObject):
             do()
 
     def set_devices(self, devices: DeviceList) -> None:
-        """Replace the device list, and emit signals for the changes."""
+        """Replace the device list. Emit `devices_changed` for other devices, and `rig_changed` if the rig differs."""
         before, self.devices = self.devices, self._learnt(devices)
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
@@ -330,14 +336,14 @@ class LiveRig(QObject):
             self._show_rig()
 
     def set_calibration(self, calibration: Calibration) -> None:
-        """Use these measured memory overheads of devices in forecasts from now on."""
+        """Use the memory overheads of devices in `calibration` for forecasts from now on."""
         self._calibration = calibration
         # It is learnt from every load, and mostly the same as before.
         # Setting the devices emits signals and makes forecasts anew.
         self._refresh()
 
     def set_speed_book(self, book: SpeedBook) -> None:
-        """Use the settings in `book` that were measured as fastest, such as numbers of threads, in later decisions."""
+        """Use `book` in later decisions: its measurements say, for instance, which number of threads is fastest."""
         self._book = book
         self._refresh()
 
@@ -346,7 +352,10 @@ class LiveRig(QObject):
             self.set_devices(self.devices)
 
     def _learnt(self, devices: DeviceList) -> DeviceList:
-        """Return `devices` with measured memory overheads, and settings of the host that were measured as fastest."""
+        """Return `devices` with their measured memory overheads and fastest settings, such as the host's thread count.
+
+        Devices of a rig file get no fastest settings: the file may describe another computer.
+        """
         rig = self._calibration.apply(devices.rig)
         # A rig file may describe another computer, of which nothing was measured here.
         return replace(devices, rig=rig if devices.from_file else self._book.apply(rig))
@@ -366,7 +375,10 @@ class LiveRig(QObject):
         self._show_rig()
 
     def take_samples(self, samples: tuple[Sample, ...]) -> None:
-        """Store the latest samples, emit them with missing values filled in, and update the free memory."""
+        """Store the latest samples and update the free memory of the rig.
+
+        `samples_arrived` is emitted with the samples; missing values come from readings of the models' children.
+        """
         samples = self.memory.take(samples)
         self.samples_arrived.emit(samples)
         if not self.devices.from_file:
@@ -374,7 +386,10 @@ class LiveRig(QObject):
             self._show_rig()
 
     def as_shown(self, sample: Sample) -> Sample:
-        """Return the sample to show in the window: without values if a rig file describes a device that we lack."""
+        """Return `sample` as the window shows it.
+
+        If it is for a device of a rig file that this computer lacks, it gets the note "not on this computer".
+        """
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)
         host = self.devices.rig.host

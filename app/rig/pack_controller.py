@@ -25,9 +25,9 @@ from engine.machines.rigs.pack_installer import PackInstaller
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The installed engine packs (ggml backends as files), and the running action on them.
+    """The installed engine packs (ggml backends as files), and the action on them that runs now.
 
-    `listed`: the packs with their states.
+    `listed`: the packs, each with its state.
     `under_way`: description of the action for people; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
     """
@@ -129,8 +129,8 @@ class PackController(QObject):
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
         """Run `work` in the background, then emit the new list of packs. If another action runs, only show a notice.
 
-        `what`: name of the action, for notices. `quiet`: whether the status line does not show the action.
-        `work`: may return the name of a pack, which is then shown as just installed.
+        `what`: name of the action, for notices. `quiet`: True keeps the action off the status line.
+        `work`: if it returns the name of a pack, that pack is shown as just installed.
         """
         if self.packs.under_way:
             self._notices.say(tr("Wait until this is done: {under_way}.", under_way=self.packs.under_way))

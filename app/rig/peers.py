@@ -34,12 +34,12 @@ Separated by commas; if it is unset, all interfaces are used.
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A machine in the dialog's list: announced on the local network, paired, or both.
+    """A machine in the list of Find Computers Nearby. It is announced on the local network, paired, or both.
 
     `endpoint`: address of the machine (host:port).
-    `fingerprint`: fingerprint of the certificate in its pairing, else of the announced one.
+    `fingerprint`: fingerprint of the machine's certificate: the announced one, or without announcement the paired one.
     `device`, `total_bytes`: name and memory of its announced devices.
-    `is_changed`: whether a machine with this address is paired, but with another certificate than the announced one.
+    `is_changed`: whether this address was paired with another certificate than the announced one.
     `answers`: whether a paired machine that is not announced has answered at its address.
     """
 
@@ -161,7 +161,7 @@ class Peers(QObject):
                 self._tell_found()
 
         def failed(_error: EngineError) -> None:
-            """Ignore the error, because the machine is already shown as not found."""
+            """Do nothing: a machine that has not answered is shown as not found already."""
 
         self._background.run("Looking at machines", partial(self.machines.ask, machine), show, failed, quiet=True)
 
@@ -193,9 +193,9 @@ class Peers(QObject):
         self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
 
     def add(self, machine: Found) -> None:
-        """Connect to a paired machine, and add its lent devices that are not in the list yet.
+        """Connect to a paired machine, and add the devices that it lends to the device list.
 
-        If the machine was set up again, it has another certificate; its devices then replace the previous ones.
+        If the machine has another certificate than before, its devices replace the listed ones.
         """
         asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
 
@@ -275,9 +275,9 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
 
 
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return a row for each address of a machine. Paired machines come first, also if they are not announced now.
+    """Return the rows of the list of machines: first paired machines, announced or not, then the other announced ones.
 
-    A machine that announces several ports has several rows.
+    A machine that announces several ports has a row for each of them.
     `machines`: machines that announce themselves now. `pairings`: all pairings with machines that lend devices.
     """
     by_fingerprint = {each.fingerprint: each for each in pairings}

@@ -39,7 +39,7 @@ class Sampling(QObject):
         self._sampler.start()
 
     def close(self) -> None:
-        """Stop sampling, waiting a short time for the thread. A reading that hangs is not waited for."""
+        """Stop sampling, and wait a short time for the end of the thread, which may hang in a reading."""
         self._closed = True
         self._sampler.stop(STOP_S)
 
@@ -75,13 +75,13 @@ class HeadroomMonitor(QObject):
         self._watched: frozenset[str] = frozenset()
         self._alerts: tuple[Alert, ...] = ()
         self._alarms: dict[tuple[str, AlertKind], str] = {}
-        """Sentence of each present alert as it was when the alert began, by device id and kind."""
+        """The sentence with which each present alert began, by device id and kind."""
         live.samples_arrived.connect(self._on_samples)
 
     def watch(self, devices: Collection[str]) -> None:
-        """Watch the devices with these ids, which hold loaded models, and the host.
+        """Watch the memory of the devices with these ids, and of the host. If `devices` is empty, watch nothing.
 
-        If `devices` is empty, watch nothing.
+        `devices`: ids of the devices that hold parts of loaded models.
         """
         watched = frozenset((*devices, self._live.rig.host.id)) if devices else frozenset()
         # A new watch begins with new baselines, so the same set must not begin it again.

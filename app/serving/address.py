@@ -28,7 +28,7 @@ def own_names(host: str) -> frozenset[str]:
 
 
 def address_fault(host: str, plain: bool, needs_key: bool) -> str:
-    """Return the reason, with a remedy for people, why a server must not listen on `host`; empty if it is allowed.
+    """Return why a server must not listen on `host`, as a text for people with a remedy; empty if it may.
 
     `plain`: whether requests without TLS are allowed. `needs_key`: whether requests need an API key.
     """
@@ -48,7 +48,10 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
 
 
 def listen_fault(error: ArgumentError, host: str, port: int) -> str:
-    """Return the reason why the server cannot listen on `host` and `port`, with a remedy for users of the window."""
+    """Return why the server cannot listen on `host` and `port`, as a text with a remedy for users of the window.
+
+    `error`: the error of the attempt to listen.
+    """
     # The server's own sentence names options of the command line.
     cause = error.__context__
     if isinstance(cause, socket.gaierror | UnicodeError):
@@ -72,7 +75,10 @@ def listen_fault(error: ArgumentError, host: str, port: int) -> str:
 
 
 def reached_url(host: str, port: int) -> str:
-    """Return the URL of a server on `host` for programs on this computer. 0.0.0.0 becomes 127.0.0.1, :: becomes ::1."""
+    """Return the URL with which programs on this computer reach a server that listens on `host` and `port`.
+
+    0.0.0.0 becomes 127.0.0.1, and :: becomes ::1.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

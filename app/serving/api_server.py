@@ -65,7 +65,11 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Objects that outlive one run of the server: list of models, models lent to the server, list of requests."""
+    """Objects that stay when the server is stopped and started again.
+
+    `offers`: the models that clients may request. `served`: the loaded models that the server uses.
+    `journal`: the list of requests.
+    """
 
     offers: Offers
     served: ServedModels
@@ -96,7 +100,7 @@ class WindowApiServer(QObject):
         super().__init__(parent)
         self._make_served, self._settings, self._background = make_served, settings, background
         self._parts: _Parts | None = None
-        """Objects that outlive one run of the server; None before its first start."""
+        """Objects that stay when the server is stopped and started again; None before its first start."""
         self._keeps_texts = False
         self.state = ServerState()
         self._lock = threading.Lock()
@@ -230,7 +234,7 @@ class WindowApiServer(QObject):
         self._set_state(ServerState(phase, self.state.url if is_on else "", error.summary(), self.state.key))
 
     def _tell_fault(self, error: EngineError) -> None:
-        """Put the reason why the key cannot be read or replaced into `state`; the server's phase stays as it is."""
+        """Show in `state` why the key could not be read or replaced. The phase of the server does not change."""
         self._set_state(replace(self.state, fault=error.summary()))
 
     def _set_state(self, state: ServerState) -> None:
@@ -274,7 +278,10 @@ class WindowApiServer(QObject):
         return None if text is None else (text.asked, text.answered)
 
     def _on_request(self, _entry: RequestEntry) -> None:
-        """Emit `_changed` for the GUI thread, once until `take_requests` is called. Called in the server's thread."""
+        """Emit `_changed`, which reaches the GUI thread as `requests_changed`. Called in the server's thread.
+
+        After that, nothing is emitted until `take_requests` is called.
+        """
         with self._lock:
             if self._is_told or self._is_closed:
                 return
@@ -283,7 +290,7 @@ class WindowApiServer(QObject):
 
 
 _QUIET = frozenset({"/health", "/metrics"})
-"""Paths that monitoring programs request every few seconds; the list of requests omits them."""
+"""URL paths that monitoring programs request every few seconds. The list of requests leaves them out."""
 
 
 def _import_server() -> None:

@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A model that the server wants to be loaded.
+    """The server's request to load the model of `entry`.
 
     `deliver`: callback for the end of the load, called once, in any thread. Its argument is the error, or None if the
     model is loaded and lent.
@@ -75,9 +75,9 @@ class _KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A function that the GUI thread calls for a thread of the server.
+    """A call that a thread of the server passes to the GUI thread.
 
-    `read`: the function. `found`: future of its result.
+    `read`: the function to call there. `found`: future for its result, on which the server's thread waits.
     """
 
     read: Callable[[], Any]
@@ -133,18 +133,20 @@ class ServedModels(QObject):
         self._lock = threading.Lock()
         self._server: ApiServer | None = None
         self._entries: dict[OpenModel, ModelEntry] = {}
-        """The server's entry for each open model; its name does not change while the same file is open."""
+        """The server's entry for each open model. An entry keeps its name as long as the model has the same file."""
         self._lent: set[OpenModel] = set()
         self._wanted: _Wanted | None = None
         self._preparing: _Wanted | None = None
-        """The request whose file is read or whose load is planned in the background, even if a newer request has
-        replaced it."""
+        """The request for which a background thread reads the file or plans the load; None if no thread does.
+
+        It stays here until the thread has ended, even if a newer request has replaced it.
+        """
         self._begun: OpenModel | None = None
-        """The requested model after its load was passed to the loader; None before that."""
+        """The model that the loader loads for the present request; None before the load was passed to the loader."""
         self._ending_before: LoadEnding | None = None
-        """The result of the requested model's previous load, which must not be taken for the result of the new load."""
+        """How the previous load of the requested model has ended, to tell it from the end of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
-        """A planned load that waits for the end of answers, or of another load."""
+        """The load of the present request, if it is planned but still waits for answers or another load to end."""
         # Queued explicitly: the server's thread emits this signal.
         self._asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
         models.added.connect(self._follow)
@@ -179,9 +181,9 @@ class ServedModels(QObject):
         await loaded
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the idle time after which the model of `entry` is unloaded, in seconds, as a request demands.
+        """Set the idle time, in seconds, that a request states, and after which the model of `entry` is unloaded.
 
-        Ignored for models that a person has loaded.
+        Ignored for models that a person has opened.
         """
         self._asked.emit(_KeepAlive(entry, keep_alive_s))
 
@@ -196,10 +198,9 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order with which a request would load a model on `rig`; do not load it.
+        """Return the order with which a request would load the model of `entry` on `rig`, without loading it.
 
-        The server uses the plan of the order for a forecast. The call may read the file and search for a layout: not
-        for the GUI thread.
+        The server uses it for forecasts. The call may read the file and search for a layout: not for the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -212,7 +213,7 @@ class ServedModels(QObject):
         return LoadOrder(Plan(ModelMemory(file), rig, edit))
 
     def _basis(self, entry: ModelEntry) -> _Basis:
-        """Return what the server needs to load the model of `entry`. Called in the GUI thread."""
+        """Return what the window knows about the model of `entry` and a load needs. Called in the GUI thread."""
         model = self._find(entry)
         file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
@@ -305,7 +306,7 @@ class ServedModels(QObject):
             self.lent_changed.emit()
 
     def _is_leaving(self, model: OpenModel) -> bool:
-        """Return whether a planned load will unload this model as soon as its answers have ended."""
+        """Return whether the requested load will unload `model` as soon as the answers of `model` have ended."""
         if self._planned is None or model.held is None:
             return False
         return model.held in self._loader.room_for(*self._planned).victims
@@ -341,9 +342,9 @@ class ServedModels(QObject):
             reading.found.set_exception(error)
 
     def _find(self, entry: ModelEntry) -> OpenModel | None:
-        """Return the open model of an entry, or None.
+        """Return the open model with the name of `entry`, or else with its file; None if there is none.
 
-        If the file is open more than once, a loaded model comes first.
+        If there are several, a loaded model is preferred.
         """
         by_id = [model for model, each in self._entries.items() if each.id == entry.id]
         by_path = [model for model in self._models.all if model.file and model.file.paths[0] == entry.path]
@@ -351,7 +352,10 @@ class ServedModels(QObject):
         return found[0] if found else None
 
     def _go_on(self) -> None:
-        """Start the next step of the requested load, if none runs; called whenever a model has changed."""
+        """Start the next step of the requested load (open the file, plan, load) unless a step runs or must wait.
+
+        Called whenever a model has changed.
+        """
         wanted = self._wanted
         if wanted is None or wanted is self._preparing or self._begun is not None:
             return

@@ -84,7 +84,7 @@ def gather_contents(rig: Rig) -> AboutContents:
 
 
 def listed_licences() -> str:
-    """Return a line with name, version and licence for each direct or indirect dependency."""
+    """Return a text with a line for each direct or indirect dependency: its name, version and licence."""
     lines = []
     for distribution in sorted(_used_distributions(), key=lambda each: each.name.lower()):
         fields = distribution.metadata.json

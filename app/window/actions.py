@@ -16,7 +16,8 @@ Shortcut = QKeySequence.StandardKey | str | None
 class Command:
     """A menu entry that runs a command.
 
-    `name`: key of its action in `Actions`. `slot`: function that a click calls. `tip`: text of the tooltip.
+    `name`: key of the action in `Actions`. `text`: text of the entry. `slot`: function that a click calls.
+    `tip`: text of the tooltip.
     `other_shortcut`: a second shortcut, for keyboards on which the first one needs Shift.
     """
 
@@ -32,7 +33,7 @@ class Command:
 class Switch:
     """A menu entry with a check mark.
 
-    `name`: key of its action in `Actions`. `is_on`: whether the entry is checked at the start.
+    `name`: key of the action in `Actions`. `is_on`: whether the entry is checked at the start.
     `turn`: function that a click calls with the new state. `tip`: text of the tooltip.
     """
 
@@ -73,7 +74,7 @@ class Actions:
         }
 
     def enable(self, **enabled: bool) -> None:
-        """Enable or disable actions by their names."""
+        """Enable or disable actions. `enabled`: the new state by the name of the action."""
         for name, value in enabled.items():
             self._by_name[name].setEnabled(value)
 

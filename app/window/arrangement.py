@@ -37,9 +37,9 @@ class Arranger(QObject):
         self._settings = settings
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
-        """The state of the docks (`QMainWindow.saveState`), saved before all panels except the chat were hidden."""
+        """State of the docks (`QMainWindow.saveState`) from before all panels except the chat were hidden."""
         self._widths: dict[str, int] = {}
-        """Widths of the side panels before one of the panels was hidden: `restoreState` does not restore widths."""
+        """Widths in pixels of the side docks while both were last visible; `restoreState` does not restore widths."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:
@@ -86,7 +86,7 @@ class Arranger(QObject):
 
 @dataclass(frozen=True, slots=True)
 class FirstPicture:
-    """The main window with empty panels, and the object that arranges the panels; made before all other objects."""
+    """The main window with empty panels, and the arranger of the panels. They are made before all other objects."""
 
     main: MainWindow
     arranger: Arranger

@@ -22,7 +22,7 @@ _NAME_ROLE = Qt.ItemDataRole.UserRole
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the handbook. `name`: name of its file without extension. `text`: content of the file, in Markdown."""
+    """A page of the handbook. `name`: name of its file without extension. `text`: the page in Markdown."""
 
     name: str
     title: str

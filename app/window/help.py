@@ -1,4 +1,4 @@
-"""Commands of the Help menu: handbook, keys, log folder and About. Their content is read when they are opened."""
+"""Commands of the Help menu: handbook, keys, log folder and About. Pages and texts are read when they are opened."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ SIDES = ("models", "chat")
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
 LOW_HEIGHT = 620
-"""Height of the window in pixels below which device graphs are hidden, so that the lanes of layers get the space."""
+"""Window height in pixels. A lower window hides the device graphs, so that the lanes of layers get the space."""
 MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
 _SAME_HEIGHT = 4
-"""Two heights of a dock count as the same up to this difference in pixels, since Qt rounds heights."""
+"""Pixels: dock heights that differ by no more than this count as equal, because Qt rounds heights."""
 PROPOSALS_REPORT_HEIGHT = 200
 """Height in pixels at which the load report shows the sentence of a failed load and its first proposals."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
@@ -107,9 +107,9 @@ class MainWindow(QMainWindow):
         self._settled_height = 0
         """Last height that `settle_report` gave the load report; 0 before the first one."""
         self._report_gives_way = False
-        """Whether the load report is hidden only as long as the API server panel is open."""
+        """Whether the load report is hidden for the API server panel, and comes back when that panel is closed."""
         self._no_title = QWidget()
-        """An empty title bar for the chat's dock while no other dock is shown."""
+        """An empty widget that takes the place of the chat dock's title bar while no other dock is shown."""
         self._place_widgets()
 
     # ------------------------------------------------------------------ structure
@@ -250,12 +250,12 @@ class MainWindow(QMainWindow):
 
     @property
     def _has_our_height(self) -> bool:
-        """Whether the load report still has a height set by the program; False if the user has dragged its edge."""
+        """Whether the program has set the present height of the load report; False if the user has dragged its edge."""
         height = self.docks["report"].height()
         return any(abs(height - ours) <= _SAME_HEIGHT for ours in (self._report_height, self._settled_height))
 
     def make_room_for_proposals(self) -> bool:
-        """Make the load report high enough for proposals. Return whether it was lower before."""
+        """Make the load report at least `PROPOSALS_REPORT_HEIGHT` high. Return whether it was lower before."""
         dock = self.docks["report"]
         is_low = dock.height() < PROPOSALS_REPORT_HEIGHT
         if is_low:
@@ -269,7 +269,7 @@ class MainWindow(QMainWindow):
         return round(self.height() * REPORT_SHARE) if self.height() >= ROOMY_HEIGHT else MIN_REPORT_HEIGHT
 
     def side_widths(self) -> dict[str, int]:
-        """Return the widths of the side docks in pixels, by name; empty unless both are docked and visible."""
+        """Return the widths of the side docks in pixels, by name; empty if one of them is hidden or floats."""
         sides = {name: self.docks[name] for name in SIDES}
         are_there = all(dock.isVisible() and not dock.isFloating() for dock in sides.values())
         return {name: dock.width() for name, dock in sides.items()} if are_there else {}

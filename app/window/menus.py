@@ -89,7 +89,10 @@ def layout_menu(
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
-    """Return the Layout menu: automatic layouts, pins, speed comparison, export and import."""
+    """Return the Layout menu: automatic layouts, pins, speed comparison, export and import.
+
+    Each callback, such as `show_named`, carries out one menu entry.
+    """
     strategies = (
         Command(
             f"auto_{words.name}",
@@ -177,7 +180,10 @@ def devices_menu(
     show_lending: Callable[[], None],
     show_other_cards: Callable[[], None],
 ) -> Menu:
-    """Return the Devices menu: search, lab rig, other machines, measurements and engine packs."""
+    """Return the Devices menu: search, lab rig, other machines, measurements and engine packs.
+
+    Each callback, such as `show_packs`, carries out one menu entry.
+    """
     return "Devices", (
         Command("refresh", tr("&Refresh"), search.refresh, _Key.Refresh),
         SEPARATOR,
@@ -303,7 +309,10 @@ def chat_menu(
     show_prompt: _Do,
     show_beside: _Do,
 ) -> Menu:
-    """Return the Chat menu: conversations, behaviour of a full context, export and import."""
+    """Return the Chat menu: conversations, behaviour of a full context, export and import.
+
+    Each callback, such as `show_prompt`, carries out one menu entry.
+    """
     return "Chat", (
         Command("new_chat", tr("&New Conversation"), controller.new, _Key.New),
         Command("find_in_chat", tr("&Find in This Conversation…"), find, _Key.Find),
@@ -353,7 +362,10 @@ def view_menu(
     show_palette: _Do,
     show_on_top: Callable[[bool], None],
 ) -> Menu:
-    """Return the View menu: command palette, arrangements, library, zoom, theme and language."""
+    """Return the View menu: command palette, arrangements, library, zoom, theme and language.
+
+    Each callback, such as `show_library`, carries out one menu entry.
+    """
 
     def choose(name: ThemeName) -> None:
         settings.theme = name
@@ -445,7 +457,10 @@ def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget)
 
 
 def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
-    """Return the Help menu: handbook, keys, check of the machine, log folder and About."""
+    """Return the Help menu: handbook, keys, check of this computer, log folder and About.
+
+    Each argument carries out one menu entry.
+    """
     return "Help", (
         Command(
             "handbook",

@@ -31,7 +31,7 @@ class ModelViews(QObject):
     """
 
     check_requested = Signal()
-    """Emitted when the user wants to check the engine on this machine, after a crash."""
+    """Emitted when the user clicks the button that examines this computer, which a load report has after a crash."""
     added = Signal(object)  # ModelView
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The preferences dialog: a page for the preferences that are also in menus.
+"""The preferences dialog: one page with preferences that can also be changed in menus.
 
 Each field is bound to the action of a menu entry. So a preference has one text, one state, and one function that stores
 and applies it.

@@ -127,9 +127,9 @@ class Recovery(QObject):
     # ------------------------------------------------------------------ opening again
 
     def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path]) -> None:
-        """Open `models` one after another, each with its layout. A file that cannot be opened is skipped.
+        """Open the models of a crashed window, one after another, with their layouts. Unreadable files are skipped.
 
-        `reopened`: files that are open already. A file that was open twice is opened again as a copy.
+        `reopened`: files that were opened already; a file that was open twice is then opened as a copy.
         """
         if not models:
             return

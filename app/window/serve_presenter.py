@@ -48,7 +48,7 @@ class ServePresenter(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether less than `UPDATE_MS` have passed since the last update, so that the next one waits."""
+        """Whether the next update of the table still waits, because the last one was less than `UPDATE_MS` ago."""
         return self._timer.isActive()
 
     def show(self) -> None:

@@ -59,7 +59,10 @@ def make_actions(
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
-    """Make all actions and the presenters that carry them out, add the actions to the menu bar, and return them."""
+    """Make all actions of the menu bar, and the presenters that carry them out. Return the actions.
+
+    `show_auto_layout`, `check_machine`: open the dialog of automatic layouts, and the examination of this computer.
+    """
     models, notices = desk.models, desk.notices
 
     def search_chats() -> None:

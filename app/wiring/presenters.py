@@ -181,9 +181,9 @@ def load_last_model(desk: Desk) -> None:
 def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
     """Record this window's open models in its run mark, and open again the models of a window that crashed.
 
-    A run mark is a file that exists while a window runs; one that is left over shows a crash. If no window crashed, no
-    other window is open and the preference is on, the model that was opened last is loaded. A model that may have
-    caused a crash is not loaded automatically, else the program could never be started again.
+    A run mark is a file that exists while a window runs; one that is left over shows a crash. The model that was opened
+    last is loaded if the preference is on, no window crashed, and no other window is open. After a crash nothing is
+    loaded automatically: the model may have caused the crash, and would crash every start.
     """
     # Imported here, after the first picture: `Opening.opened` leads to this call.
     from app.window.recovery import Recovery

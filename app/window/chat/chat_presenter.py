@@ -73,15 +73,15 @@ class ChatPresenter(QObject):
         self._status_line = status_line
         self._files = AttachPresenter(model, archive, background, pane, window)
         self._file: ModelFile | None = None
-        """The model file for which sample questions are shown; None before the first one."""
+        """The model file to which the shown sample questions belong; None before a file was opened."""
         self._shown_chat = ""
         self._context_used = 0
-        """Tokens in the context during an answer: the part of the prompt read so far, then also the answer."""
+        """Number of tokens in the context during an answer: of the prompt read so far, then also of the answer."""
         self._cut: Cut | None = None
-        """The turns that are marked in the shown messages as left out of the prompt, because the context was full."""
+        """The turns that a full context leaves out of the prompt, and that the shown messages therefore mark."""
         self._pace = ReadingPace()
         self._logged = ""
-        """The last logged message about a chat template that cannot be used."""
+        """The last logged message about a chat template that cannot be used; empty if none was logged."""
         self._waiting_question: str | None = None
         """The question that waits until a parked (temporarily unloaded) model is loaded again; None if none waits."""
         self._before_delete: MessageTree | None = None
@@ -199,9 +199,9 @@ class ChatPresenter(QObject):
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
-        """Mark the messages that the full context leaves out of the prompt, if other messages are left out now.
+        """Mark the messages that a full context leaves out of the prompt, if the answer `run` has changed which ones.
 
-        Most changes of an answer concern only its text, so that nothing is done.
+        Most changes of an answer concern only its text; then nothing is done.
         """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
@@ -264,9 +264,9 @@ class ChatPresenter(QObject):
             self._show_answering()
 
     def _answered_requests(self) -> list[int]:
-        """Return the numbers of requests whose answer has begun.
+        """Return the numbers of the requests whose answer has begun.
 
-        `Reading` events of these requests do not report progress of the prompt, only that the engine still works.
+        A `Reading` event of such a request says only that the engine still works, not how much of the prompt is read.
         """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
@@ -279,7 +279,7 @@ class ChatPresenter(QObject):
     def _on_answer_ended(self) -> None:
         """Show that an answer has ended.
 
-        An answer that failed may change neither the messages nor the status, so that no other signal shows its end.
+        Other signals cannot show the end of every answer: a failed one may change neither messages nor status.
         """
         self._show_answering()
 
@@ -417,7 +417,10 @@ class ChatPresenter(QObject):
                 self._pane.offer_undo(before is not None)
 
     def _on_result(self, action: MessageAction) -> None:
-        """Carry out an action on the result of a tool call."""
+        """Carry out `action` on the results of tool calls.
+
+        It stores a result that is being typed, sends a result, or makes the model answer with the results so far.
+        """
         conversation = self._conversation
         match action.kind:
             case "type_result":
@@ -430,7 +433,7 @@ class ChatPresenter(QObject):
                 conversation.answer_results()
 
     def _refuse(self, action: MessageAction) -> None:
-        """Show why the model cannot accept a question. The text of an edited question is put into the input field."""
+        """Show why the model cannot carry out `action` now. The text of an edited question goes to the input field."""
         if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
             self._pane.prompt_edit.setPlainText(action.text)
         busy = tr("The model is answering. Wait for the end of the answer, or stop it.")

@@ -176,7 +176,7 @@ def file_name(title: str) -> str:
 
 
 class SavedKvStatesPresenter(OneDialog[SavedKvStatesDialog]):
-    """Shows a dialog with the disk space of saved KV states, and its limit."""
+    """Shows a dialog with the disk space that saved KV states use, and changes its limit."""
 
     def __init__(self, vault: KvStateRepository, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: self._measure(), window)

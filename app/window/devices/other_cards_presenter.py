@@ -94,7 +94,10 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
         self._latest.run(tr("Comparing devices"), compute, show, failed)
 
     def _figures(self, plan: Plan, rig: Rig) -> Figures:
-        """Return the figures (memory, speed) of a good layout on `rig`. Searches for it: not for the GUI thread."""
+        """Find a fast layout for the model of `plan` on `rig`, and return its figures (memory, speed).
+
+        The search takes time: not for the GUI thread.
+        """
         own, edit, speeds = plan.with_own_tables(), plan.edit, self._speeds.known_speeds(rig)
         layout = initial_layout(own.memory, rig, edit.context, edit.side_files, speeds)
         return figures_of(Plan(own.memory, rig, replace(edit, layout=layout)), speeds)

@@ -24,7 +24,7 @@ from widgets.layout_editor.placement import Pins
 
 
 class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
-    """Shows the dialog of automatic layouts, pinned layers in the editor, and why layers are on their device."""
+    """Shows the dialog of automatic layouts, the pinned layers in the editor, and why a layer is on its device."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._editor = editor
         self._window = window
         self._found: dict[tuple[Path, Layout], str] = {}
-        """Explanations of found layouts by model file and layout, newest last.
-        Undo may restore any of these layouts."""
+        """Why a search has found a layout, as text for people, by (model file, layout), newest last.
+        Texts of earlier layouts are stored, because undo may restore these layouts."""
         editor.pin_toggled.connect(self._layouts.toggle_pin)
         editor.why_requested.connect(self._on_why)
         self._layouts.pins_changed.connect(self._show_pins)
@@ -71,9 +71,9 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
             self.dialog.set_pins_text(_pins_text(pins))
 
     def _on_why(self, words: str) -> None:
-        """Show who placed the layers: a strategy, the proposal made when the model was opened, or the user.
+        """Show a message box that says who has placed layers: a strategy, the first proposal, or the user.
 
-        `words`: description of the layers.
+        `words`: description of the layers, such as their numbers and their device.
         """
         box = QMessageBox(
             QMessageBox.Icon.NoIcon, tr("Why Here?"), f"{words[:1].upper()}{words[1:]}.", parent=self._window

@@ -82,7 +82,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.set_kept(kept == edit)
 
     def _follow_model(self) -> None:
-        """If the current model has changed, drop the layout files that were added for the previous model.
+        """Drop the layout files that were added for another model, if the current model has changed.
 
         Measured results stay in the dialog, with a note that they are of another model.
         """
@@ -208,7 +208,10 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:
-        """Return `edit` with the draft of the layout file that was added under `name`; unchanged if there is none."""
+        """Return `edit` with the draft of the added layout file that the dialog lists as `name`.
+
+        If no layout file has this name, `edit` is returned unchanged.
+        """
         added = next((each for known, each in self._files if known == name), None)
         return edit if added is None else _with_side_files(replace(edit, side_files=added.side_files), edit.side_files)
 
@@ -226,10 +229,13 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
 
 def _with_side_files(edit: Edit, current: SideFiles) -> Edit:
-    """Return `edit` of a layout file with the projector and adapters of `current`, because layout files have none."""
+    """Return `edit`, which is from a layout file, with the projector and adapters of `current`.
+
+    A layout file has neither.
+    """
     return replace(edit, side_files=replace(current, draft=edit.side_files.draft))
 
 
 def _bench_model(model: ModelFile) -> BenchModel:
-    """Return the description of a model that is stored with comparison results."""
+    """Return name, architecture, bytes and layers of `model`, which are stored with the results of a comparison."""
     return BenchModel(model.name, model.architecture, model.size_bytes, model.n_layers)

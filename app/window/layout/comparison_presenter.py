@@ -38,14 +38,15 @@ from engine.planning.speed.speeds import Speeds
 from widgets.layout_editor.comparison_dialog import ComparisonDialog, ShownSide, SideOption
 
 _FILE, _RIG = "choose a file", "choose a rig"
-"""Keys of the options that open a file dialog: for a layout file, and for a rig file."""
+"""Keys of two options in the list of layouts. They open a file dialog for a layout file, and for a rig file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The layout that was found for one side of the comparison, with its plan, preview and figures (`side`).
+    """What one side of the comparison shows: the plan of the layout that was found for it, and its preview.
 
-    `is_other_rig`: whether it is a layout for the devices of a rig file instead of the present devices.
+    `title`: name of the layout. `side`: its figures, such as memory and speed.
+    `is_other_rig`: whether the layout is for the devices of a rig file instead of the present devices.
     """
 
     title: str
@@ -57,9 +58,10 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The current plan, and what a background thread needs to find a second plan to compare it with.
+    """What a background thread needs to make the plan of one side of the comparison.
 
-    `rig`: devices of the second plan. `speeds_of`: returns the known speeds of the devices of a rig.
+    `plan`: plan of the edited layout. `rig`: the present devices.
+    `speeds_of`: returns the known speeds of the devices of a rig.
     `find`: finds an edit with the strategy of the given name; it blocks.
     """
 
@@ -69,10 +71,10 @@ class _Base:
     find: Callable[[str, Plan, CancelToken], Edit]
 
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
-        """Return the plan of a layout file on the devices of the current plan.
+        """Return the plan of the layout in `file` for the model of `plan` on `rig`.
 
-        The draft model of the file is read: not for the GUI thread.
-        `folder`: folder of the file, for its draft model; None for a layout that is saved with the model.
+        The draft model that the file names is read: not for the GUI thread.
+        `folder`: folder of the file, in which the draft model is looked for; None: the folder of the model.
         """
         model = self.plan.model
         edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
@@ -105,9 +107,9 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._keys = ["current", ""]
         self._found: list[_Found | None] = [None, None]
         self._asked: list[tuple[object, ...]] = [(), ()]
-        """For each side, the inputs of the last search for its layout. If the inputs change, the search is repeated."""
+        """For each side, what its shown layout depends on. If that has changed, the layout is found again."""
         self._chosen_files: list[tuple[str, Path]] = []
-        """Keys and paths of the layout files and rig files that the user has chosen."""
+        """The layout files and rig files that the user has chosen, as pairs of option key and path."""
         self._model: ModelFile | None = None
         self._results: BenchResults | None = None
         comparer.finished.connect(self._take_results)
@@ -161,7 +163,10 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             self.dialog.set_options(options, (self._keys[0], self._keys[1]))
 
     def _first_other(self) -> str:
-        """Return the key of the layout with which the current one is compared first."""
+        """Return the key of the layout that the dialog compares with the edited layout when it opens.
+
+        It is the loaded layout if that differs from the edited one, else an automatic layout.
+        """
         loaded, edit = self._models.current.loading.last_loaded, self._document.edit
         if loaded is not None and edit is not None and loaded.edit != edit:
             return "loaded"
@@ -262,7 +267,10 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._finding[side].run(tr("Comparing layouts"), find, show, failed, quiet=True)
 
     def _maker(self, key: str) -> Callable[[_Base, CancelToken], Plan]:
-        """Return a function that makes the plan of the layout with this key. The function is for background threads."""
+        """Return a function for background threads that makes the plan of the layout with this key.
+
+        `key`: key of an option of the dialog, such as "loaded" or "named:" with the name of a layout.
+        """
         kind, _, name = key.partition(":")
         n_layers = 0 if self._document.model is None else self._document.model.n_layers
         loaded = self._models.current.loading.last_loaded
@@ -303,10 +311,10 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return find
 
     def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
-        """Return a function that looks up the measured tokens per second of an edit of `model`.
+        """Return a function that looks up the measured tokens per second of `model` with an edit.
 
-        It uses the last answer, else the results of Compare Speed, else the library's database, which it reads: not
-        for the GUI thread.
+        The function looks at the last answer, then at the results of Compare Speed, then in the library's database. It
+        reads the disk, so it is not for the GUI thread.
         """
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed
@@ -357,7 +365,10 @@ def _on_other_rig(base: _Base, path: Path) -> Plan:
 
 
 def _benched(results: BenchResults, edit: Edit, n_layers: int) -> float | None:
-    """Return the measured tokens per second of a layout in results of Compare Speed; None if it was not measured."""
+    """Return the tokens per second that Compare Speed has measured with `edit`; None if it was not measured.
+
+    `n_layers`: number of layers of the model.
+    """
     for measured in results.layouts:
         try:
             file = layout_of(measured, n_layers)

@@ -99,9 +99,9 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 class _Read:
     """The result of reading a text of another program, such as a command of llama-server.
 
-    `names`: names of the models in a configuration of several models; else empty.
+    `names`: names of the models if the text is a configuration of several models; else empty.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
-    `draft`: the draft that the text names; None if it names none, or if the draft model cannot draft.
+    `draft`: the draft that the text names. None if there is none, or if it cannot draft for the model.
     """
 
     names: tuple[str, ...]
@@ -111,7 +111,7 @@ class _Read:
 
 
 class ImportPresenter(OneDialog[ImportLayoutDialog]):
-    """Converts a text of another program into the edited layout, as one step of undo.
+    """Replaces the edited layout by one that is read from a text of another program, as one step of undo.
 
     Texts are read in the background.
     """
@@ -125,7 +125,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         self._reading = background.latest()
         self._found: tuple[ModelFile, _Read, Imported] | None = None
         self._kept_text = ""
-        """The last text if it could not be used; the dialog shows it when it opens again."""
+        """The text that could not be used when the dialog was closed; the dialog shows it again. Else empty."""
         self._read_for: ModelFile | None = None
         """The model that was current when the dialog's text was read last; None before the first time."""
         document.preview_changed.connect(lambda _preview: self._on_document_changed())

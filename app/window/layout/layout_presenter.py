@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 def outcome_text(found: ExpertOutcome) -> str:
-    """Return the effect of moving experts as text: moved bytes, whether the layout then fits, and predicted speeds.
+    """Return the effect of a move of experts as text: moved bytes, and predicted speeds before and after the move.
 
-    The text is empty if no experts would move.
+    If the layout does not fit after the move, the text says so instead of speeds. It is empty if no experts would move.
     """
     if not found.n_layers:
         return ""
@@ -103,9 +103,10 @@ class LayoutPresenter(QObject):
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
 
     def _take_line(self, text: str) -> None:
-        """Replace the layout by the one that a pasted line (shares or llama.cpp options) has, as one step of undo.
+        """Replace the edited layout by the one in `text`, a typed or pasted line, as one step of undo.
 
-        The text below the input line then shows the new layout, and the options that were ignored.
+        The line has shares or options of llama.cpp. The text below it then shows the new layout, and the options that
+        were ignored.
         """
         from engine.planning.exchange.typed_line import take_line
 
@@ -149,10 +150,10 @@ class LayoutPresenter(QObject):
             self._document.replace(found.edit, found.text)
 
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
-        """Return the layout of `plan` in split mode `mode`.
+        """Return the layout of `plan`, converted to split mode `mode`.
 
-        The layout in mode `layer` is stored while the user tries other modes. It is restored when the user returns to
-        that mode, unless the layout was edited in another mode.
+        While the user tries other modes, the last layout in mode `layer` is stored. When the user returns to that mode,
+        it is restored, unless the layout was edited in another mode.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode

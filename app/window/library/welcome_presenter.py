@@ -34,7 +34,7 @@ def machine_lines(rig: Rig) -> list[str]:
 
 
 def places_text(home: Path) -> str:
-    """Return a text for people about the folders in which models and conversations are stored."""
+    """Return a text for people about the folders in which models and conversations are stored. `home`: home folder."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
     return tr(
         "Models stay where they are. Downloads go to the Hugging Face cache or to a folder of your choice. "

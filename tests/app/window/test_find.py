@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import keyring
+import keyring.backends.fail
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QTreeWidget
+from PySide6.QtWidgets import QApplication, QMenu, QTreeWidget
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
@@ -139,3 +141,21 @@ def test_the_card_is_shown_and_nothing_else_is_fetched(window: WindowParts, hub:
     panel.card_button.click()
     assert panel.offered.isVisible()
     assert not card.isVisible()
+
+
+def test_an_access_token_can_be_removed_again(window: WindowParts, qtbot: QtBot) -> None:
+    finder = window.desk.finder
+    before = keyring.get_keyring()
+    keyring.set_keyring(keyring.backends.fail.Keyring())  # type: ignore[no-untyped-call]
+    try:
+        finder.set_token("hf_mine")
+        qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) == "hf_mine")
+        show_find(window).more_button.click()
+        menu = QApplication.activePopupWidget()
+        assert isinstance(menu, QMenu)
+        (remove,) = [action for action in menu.actions() if action.text() == "&Remove Access Token"]
+        remove.trigger()
+        menu.close()
+        qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) is None)
+    finally:
+        keyring.set_keyring(before)

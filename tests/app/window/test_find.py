@@ -10,7 +10,7 @@ import keyring.backends.fail
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QMenu, QTreeWidget
+from PySide6.QtWidgets import QTreeWidget
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
@@ -150,12 +150,7 @@ def test_an_access_token_can_be_removed_again(window: WindowParts, qtbot: QtBot)
     try:
         finder.set_token("hf_mine")
         qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) == "hf_mine")
-        show_find(window).more_button.click()
-        menu = QApplication.activePopupWidget()
-        assert isinstance(menu, QMenu)
-        (remove,) = [action for action in menu.actions() if action.text() == "&Remove Access Token"]
-        remove.trigger()
-        menu.close()
+        finder.remove_token()
         qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) is None)
     finally:
         keyring.set_keyring(before)

@@ -258,5 +258,5 @@ def _take_blank(lines: list[str]) -> None:
 def _values(text: str) -> dict[str, Any]:
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise TypeError(tr("the file has another value where a JSON object is expected"))
+        raise TypeError(tr("the file has a value that must be a JSON object, but is not"))
     return values

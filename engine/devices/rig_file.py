@@ -198,7 +198,9 @@ def _parse_device(item: JsonObject) -> Device:
     )
     # The workers of this machine's NUMA nodes share its memory.
     if unified and device.is_rpc and (device.fingerprint is not None or not is_on_this_machine(device)):
-        item.refuse(tr("this worker does not use the memory of this host; remove the key"), "unified_memory")
+        item.refuse(
+            tr("this worker does not use the memory of this computer; remove the key unified_memory"), "unified_memory"
+        )
     return device
 
 
@@ -314,7 +316,7 @@ def _parse_speeds(item: JsonObject, key: str) -> tuple[tuple[str, float], ...]:
 def _parse_speed(item: JsonObject, key: str) -> float:
     speed = item.number(key)
     if not 0.0 < speed <= MAX_SPEED:
-        item.refuse(tr("a speed must be above 0 and at most 1e15 a second"), key)
+        item.refuse(tr("a speed must be above 0 and at most 1e15 (bytes or operations per second)"), key)
     return speed
 
 
@@ -378,7 +380,7 @@ def _parse_node(item: JsonObject) -> NumaNode:
     numbers, distances = item.text("processors"), item.maybe("distances", item.text, "")
     processors = parse_list(numbers)
     if numbers and not processors:
-        item.refuse(tr('the processors of a NUMA node are listed as in "0-7,16-23"'), "processors")
+        item.refuse(tr('the processors of a NUMA node must be written as in "0-7,16-23"'), "processors")
     if not all(each.isascii() and each.isdecimal() and len(each) < 5 for each in distances.split()):
         item.refuse(
             tr('distances between NUMA nodes are whole numbers with a space between, as in "10 21"'), "distances"

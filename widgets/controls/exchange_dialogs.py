@@ -85,7 +85,7 @@ class ExportLayoutDialog(Dialog):
         if text != self.text:
             self.text_view.setPlainText(text)
         self._show_notes(
-            tr("What cannot be exported, or differs:") if notes else tr("Everything can be exported."), notes
+            tr("Not exported, or exported differently:") if notes else tr("Everything can be exported."), notes
         )
         self._enable(bool(text))
 

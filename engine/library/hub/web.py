@@ -207,7 +207,7 @@ class Response:
             raise HubError(
                 "answer",
                 tr(
-                    "{host} sent more than {max_bytes} bytes where a short answer was expected.",
+                    "{host} sent more than {max_bytes} bytes where a short answer was expected; check the address.",
                     host=_host(self.head.url),
                     max_bytes=max_bytes,
                 ),
@@ -389,8 +389,9 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     code = headers.get("X-Error-Code") or ""
     if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
         return HubError(
-            "gated", tr("This model is gated on {host}. Accept the terms on the page of the model, then enter an "
-"access token of that account.", host=host),
+            "gated", tr(
+                "This model is gated on {host}. Sign in on the page of the model and accept the terms, then enter an "
+                "access token of your account.", host=host),
         )  # fmt: skip
     if status == 401:
         return HubError(
@@ -426,7 +427,9 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
             tr("{host} reports a server error (status {status}); try again later.", host=host, status=status),
             retry_after_s=retry_after(headers),
         )
-    return HubError("answer", tr("{host} answered with status {status} instead of a file.", host=host, status=status))
+    return HubError(
+        "answer", tr("{host} sent HTTP status {status} instead of the file; try again later.", host=host, status=status)
+    )
 
 
 def retry_after(headers: Message) -> float | None:

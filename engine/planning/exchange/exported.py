@@ -62,7 +62,7 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(
-            "{program} allows CPU layers only at the front, and puts the CPU layers first.",
+            "{program} puts the CPU layers first, because it allows them nowhere else.",
             program=program,
         )
     if layout.split_mode in ("tensor", "row"):

@@ -118,7 +118,7 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
             break
         # Before they are put in: a text of 200 KiB may stand for gigabytes.
         if len(text) + sum(len(macros[match[1]]) - len(match[0]) for match in known) > _MAX_EXPANDED:
-            raise LayoutError(tr("the macros of the configuration make a command that is too long"))
+            raise LayoutError(tr("a command of the configuration is too long after its macros are replaced"))
         text = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
     return text
 

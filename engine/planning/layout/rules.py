@@ -90,7 +90,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
             yield Violation(
                 "engine_fault",
                 tr(
-                    "{id} computes with tensors of at most {limit}, and {tensor} has {size}. The RPC worker of "
+                    "{id} cannot compute with tensors larger than {limit}, but {tensor} has {size}. The RPC worker of "
                     "{id} would crash or compute wrong results.",
                     id=device.id,
                     limit=format_bytes(device.buffers.largest_tensor_bytes or 0),
@@ -392,7 +392,8 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
             # llama.cpp makes a backend for each entry. Two backends of one device are two streams over the same
             # memory; whether results stay right is found by the self-test of the device.
             unknown = tr(
-                "two streams of the engine on one {backend} device are not known to be safe.", backend=device.backend
+                "it is not known whether the engine works correctly with two streams on one {backend} device.",
+                backend=device.backend,
             )
             yield Violation(
                 "repeated_device",
@@ -425,7 +426,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
             yield Violation(
                 "split_member",
                 tr(
-                    "{name} cannot be a member of split mode {mode}{missing}.",
+                    "{name} cannot be used in split mode {mode}{missing}.",
                     name=name,
                     mode=mode,
                     missing=_missing(mode, device),
@@ -474,7 +475,7 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
                 expected=", ".join(expected),
                 members=", ".join(members),
             ),
-            tr("Give exactly these devices a share, or choose split mode layer."),
+            tr("Give each device of that backend a share and no other device, or choose split mode layer."),
         )
 
 

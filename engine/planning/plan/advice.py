@@ -210,7 +210,7 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
     if layout.output_device == CPU_ID and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "output_on_cpu",
-            tr("The output layer is on the CPU, and every token waits for the CPU."),
+            tr("The output layer is on the CPU, so every token waits for the CPU."),
             tr("Move the output layer to the device of the last layers."),
         )
 

@@ -83,8 +83,8 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
             tokens=tokens,
         )
     return tr(
-        "For prompts of at least {tokens} tokens {device} also computes the CPU's layers; for answers the CPU "
-        "computes these layers.",
+        "{device} computes the CPU's layers for prompts of at least {tokens} tokens; the CPU computes them for "
+        "answers.",
         device=device,
         tokens=tokens,
     )

@@ -478,5 +478,5 @@ def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> N
     attempt = next(each for each in reversed(story.events) if isinstance(each, Attempt))
     assert attempt.number == 2
     assert attempt.reason.startswith(
-        "attic refused 7 B with 5 B free while the prompt was read. Change for the next attempt: all layers"
+        "attic could not allocate 7 B with 5 B free while the prompt was read. Change for the next attempt: all layers"
     )

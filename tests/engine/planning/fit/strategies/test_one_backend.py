@@ -56,7 +56,7 @@ def test_the_backend_with_the_most_layers_is_used_alone(strategy: str) -> None:
     assert backends_of(mixed.layout, MIXED) == {"CUDA", "Vulkan"}, "no single backend has room"
     found = auto_layout(strategy, memory(), MIXED, CONTEXT, ONE)
     assert backends_of(found.layout, MIXED) == {"Vulkan"}
-    assert "Only Vulkan is used, which takes" in found.explanation
+    assert "Only Vulkan is used: it takes" in found.explanation
     assert found.fits
 
 
@@ -118,7 +118,7 @@ def test_strategy_context_uses_the_backend_with_the_longest_context() -> None:
     rig = make_rig(card("CUDA0", 6), card("Vulkan0", 8), host_gib=1)
     found = auto_layout("context", memory(), rig, CONTEXT, ONE)
     assert backends_of(found.layout, rig) == {"Vulkan"}
-    assert "Only Vulkan is used, because the context is longer than with CUDA" in found.explanation
+    assert "Only Vulkan is used, because it allows a longer context than CUDA" in found.explanation
 
 
 def test_a_step_back_stays_within_the_backend() -> None:

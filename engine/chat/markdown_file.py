@@ -78,7 +78,7 @@ def read_markdown(text: str) -> MarkdownConversation:
     text = _with_line_feeds(text)
     first = _FIRST.search(text)
     if first is None:
-        raise ValueError(tr("Layerdeck's comment below the title is missing"))
+        raise ValueError(tr("the comment that Layerdeck writes below the title is missing"))
     if int(first[1]) != VERSION:
         raise ValueError(
             tr(

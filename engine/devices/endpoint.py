@@ -451,7 +451,7 @@ class _Talk:
             self._closed()
         # An answer begins with its length, which the engine's client would trust.
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
-            self._end(GreetingStatus.NOT_RPC, tr("answers, but not as an RPC worker does; check the port"))
+            self._end(GreetingStatus.NOT_RPC, tr("answers, but not like an RPC worker; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
             self._send(selector)
             return

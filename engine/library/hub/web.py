@@ -405,7 +405,10 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     if status == 403:
         return HubError(
             "refused",
-            tr("{host} refused this file (403). The link may have expired; search for the file again.", host=host),
+            tr(
+                "{host} refused this file (HTTP status 403). The link may have expired; search for the file again.",
+                host=host,
+            ),
         )
     if status in (404, 410):
         return HubError("not_found", tr("{host} does not have this file; search for the file again.", host=host))
@@ -413,12 +416,20 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
         return HubError("proxy", tr("The proxy needs a user name and a password; add both to the proxy's address."))
     if status == 416:
         return HubError(
-            "answer", tr("{host} does not have these bytes of the file (416); the file may have changed.", host=host)
+            "answer",
+            tr(
+                "{host} does not have the requested part of the file (HTTP status 416). The file may have changed; "
+                "search for the file again.",
+                host=host,
+            ),
         )
     if status == 429:
         return HubError(
             "rate_limited",
-            tr("{host} limits the number of requests (429). Try again later, or enter an access token.", host=host),
+            tr(
+                "{host} limits the number of requests (HTTP status 429). Try again later, or enter an access token.",
+                host=host,
+            ),
             retry_after_s=retry_after(headers),
         )  # fmt: skip
     if status >= 500:

@@ -91,4 +91,8 @@ def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[s
         if setting.key not in said and getattr(plan.edit.context, setting.key) != setting.default
     ]
     if lost:
-        yield tr("Settings that {program} does not have: {names}.", program=program, names=", ".join(lost))
+        yield tr(
+            "Not exported, because {program} does not have these settings: {names}.",
+            program=program,
+            names=", ".join(lost),
+        )

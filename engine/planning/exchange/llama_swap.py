@@ -64,7 +64,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """
     said = _read(text)
     if not isinstance(said, dict):
-        raise LayoutError(tr("the text is not a configuration of llama-swap: the key models is missing"))
+        raise LayoutError(tr('the text is not a configuration of llama-swap: it lacks the key "models"'))
     macros = _pairs(said.get("macros"))
     if isinstance(said.get("cmd"), str):
         return {"": _command(said, macros)}
@@ -76,7 +76,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if isinstance(entry, dict) and isinstance(entry.get("cmd"), str)
     }
     if not found:
-        raise LayoutError(tr("the text is not a configuration of llama-swap: no model has the key cmd"))
+        raise LayoutError(tr('the text is not a configuration of llama-swap: no model has the key "cmd"'))
     return found
 
 

@@ -314,7 +314,10 @@ def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: Cont
                 n_seq_max=context.n_seq_max,
                 type_k=context.type_k,
             ),
-            tr("Set flash attention to on, the K cache type to f16, kv_unified to on, or op_offload to off."),
+            tr(
+                "Change one of these settings: flash attention to on, the K cache type to f16, kv_unified to on, or "
+                "op_offload to off."
+            ),
         )
 
 

@@ -243,7 +243,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Temperature",
         tr("Temperature range"),
-        tr("temperature range around the set value, depending on the entropy of the model; 0: off"),
+        tr("how far the temperature may move from the set value, depending on the entropy of the model; 0: off"),
     ),
     SamplingSetting(
         "dynatemp_exponent",

@@ -176,7 +176,7 @@ def crash_event(
     if not outcome.is_fault_of_engine:
         known = peers = ""
     is_named = not model or model in message or not outcome.may_be_of_model
-    named = "" if is_named else tr("The process was running {model}.", model=model)
+    named = "" if is_named else tr("The engine process was running {model}.", model=model)
     if known or peers or named:
         # The sentence may end with a quotation from standard error, with or without a full stop.
         message = " ".join(filter(None, (f"{message.rstrip('.')}.", named, known, peers)))

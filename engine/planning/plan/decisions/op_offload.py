@@ -98,7 +98,7 @@ def _why_nothing(layout: Layout) -> str:
             if behind
             else tr("no layer's weights are in host memory")
         )
-    return tr("no device here computes with weights in host memory")
+    return tr("no device here can compute with weights that are in host memory")
 
 
 def _weights_on_host(layout: Layout) -> bool:

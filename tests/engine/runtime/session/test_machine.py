@@ -158,7 +158,7 @@ def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Pat
         story.ended(ProcessOutcome(EndReason.ITSELF, signal=11))
         (ending,) = story.endings
         assert isinstance(ending, Crashed)
-        assert ("The process was running small.gguf." in ending.message) == is_draft
+        assert ("The engine process was running small.gguf." in ending.message) == is_draft
 
 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:

@@ -345,7 +345,7 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
     if same_endpoint and device.fingerprint != earlier.fingerprint:
         words = tr(
-            "{id} and {other_id} are both at {endpoint}, which has one certificate",
+            "{id} and {other_id} have the same endpoint {endpoint}, and so the same certificate",
             id=device.id,
             other_id=earlier.id,
             endpoint=device.endpoint,

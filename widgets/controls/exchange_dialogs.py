@@ -130,8 +130,8 @@ class ImportLayoutDialog(Dialog):
         self._pause.timeout.connect(self.text_changed)
         self.add_button(tr("Open File…"), self.open_requested.emit)
         introduction = tr(
-            "Paste a command of llama-server or llama-cli, an entry of llama-swap, or a Modelfile of ollama. "
-            "The layout is for the open model and the devices of this window."
+            "Paste a command of llama-server or llama-cli, an entry of llama-swap, or a Modelfile of ollama. It is "
+            "turned into a layout for the open model and the devices of this window."
         )
         self.lay_out(
             plain_label(introduction, "dim", wrap=True),

@@ -93,8 +93,8 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
         raise ModelFileError(
             paths[0],
             tr(
-                "says that the parts of the model have {stated} tensors, but the parts have {count} tensors; one "
-                "part is from another model",
+                "says that all parts of the model together have {stated} tensors, but the parts have {count} tensors; "
+                "one part is from another model",
                 stated=clean(str(expected)),
                 count=len(tensors),
             ),

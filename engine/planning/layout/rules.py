@@ -376,14 +376,14 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "too_many_entries",
             tr(
-                "The layout has too many separate runs: it needs {count} entries in the engine's list of "
-                "devices, one for each run, and at most {max_entries} entries are allowed.",
+                "The layout has too many separate runs. Each run needs an entry in the engine's list of devices: this "
+                "layout needs {count} entries, and at most {max_entries} are allowed.",
                 count=count,
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge runs, so that layers of one device follow each other. CPU layers at the front need no "
-                "entry, nor does an output layer on the device of the last layer."
+                "Merge runs, so that layers of one device follow each other. No entry is needed for CPU layers at the "
+                "front, or for an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):

@@ -86,8 +86,8 @@ def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes:
     yield Advice(
         "swap_used",
         tr(
-            "{short} of the model would be in swap, which has {swap} free: the model needs {need} of this "
-            "computer's memory, but only {free} are free. Answers would be very slow.",
+            "{short} of the model would be in swap, so answers would be very slow. The model needs {need} of this "
+            "computer's memory, but only {free} are free (free swap: {swap}).",
             short=format_bytes(short_bytes),
             swap=swap,
             need=need,
@@ -261,8 +261,8 @@ def _shared_cache(layout: Layout, model: ModelFile) -> Iterator[Advice]:
         yield Advice(
             "shared_cache",
             tr(
-                "Layers {first}-{last} use the KV cache of layers {source} and {other_source}, which must be "
-                "copied to {devices} for every token.",
+                "Layers {first}-{last} use the KV cache of layers {source} and {other_source}, so this KV cache must "
+                "be copied to {devices} for every token.",
                 first=first,
                 last=layout.n_layers - 1,
                 source=first - 2,

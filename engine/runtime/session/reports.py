@@ -77,7 +77,7 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
         where = tr("{when}, for the draft model", when=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
-    what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("No memory was allocated before.")
+    what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("This was the first allocation.")
     requested = format_bytes(message.requested_bytes)
     if message.draft:
         sentences = tr(

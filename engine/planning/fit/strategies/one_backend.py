@@ -105,7 +105,7 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
         )
     if best.splits != second.splits:
         return tr(
-            "Only {backend} is used, because it allows the requested split and {other} does not.",
+            "Only {backend} is used: a split over several devices was requested, and {other} does not allow it.",
             backend=best.backend,
             other=second.backend,
         )

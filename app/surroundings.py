@@ -36,7 +36,9 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
     if not _is_possible(home):
         environment["HOME"] = _home_of_user()
         if home:
-            wrong.append(tr("HOME={home} ({used} is used)", home=_quoted(home), used=environment["HOME"]))
+            wrong.append(
+                tr("HOME={home} (Layerdeck uses {used} instead)", home=_quoted(home), used=environment["HOME"])
+            )
     for name in _FOLDERS:
         folder = environment.get(name, "")
         if not _is_possible(folder):

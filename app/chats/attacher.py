@@ -245,7 +245,7 @@ class Thumbnails(QObject):
 
 def _thumbnail(data: bytes | None) -> ImageFacts:
     if data is None:
-        raise ChatError(tr("An image is no longer saved."))
+        raise ChatError(tr("The data of an attached image no longer exists."))
     return inspect_image(data, tr("An image"))
 
 

@@ -318,7 +318,11 @@ class LibraryCatalogue:
         mark = fingerprint(path)
         if not mark:
             raise LibraryError(
-                tr("{name} can no longer be read, so {document} was not saved.", name=path.name, document=document.name)
+                tr(
+                    "The model file {name} can no longer be read, so {document} was not saved.",
+                    name=path.name,
+                    document=document.name,
+                )
             )
         self.index.save_document(mark, document)
         if document.kind != "preset":

@@ -402,7 +402,7 @@ class Library(QObject):
                 _begin_with(model, noted[0].preset)
 
         self.change(
-            tr("Saving the time of last use"),
+            tr("Saving when the model was last used"),
             lambda: noted.append(self.catalogue.note_opened(path, now)),
             _log_error,
             begin,

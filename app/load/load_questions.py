@@ -72,7 +72,7 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
-        text += tr(" The present layout stays loaded until you decide.")
+        text += tr(" The layout that is loaded now stays until you decide.")
     return LoadQuestion(
         text=text, unload_text="", unload_tool_tip="", beside_text=tr("Load anyway"), can_remember=False
     )
@@ -119,9 +119,7 @@ def idle_text(model: HeldModel, now_s: float) -> str:
     if minutes < 1:
         return tr("idle")
     return (
-        tr("idle for {minutes} min", minutes=minutes)
-        if minutes < 60
-        else tr("idle for {minutes} h", minutes=minutes // 60)
+        tr("idle for {minutes} min", minutes=minutes) if minutes < 60 else tr("idle for {hours} h", hours=minutes // 60)
     )
 
 

@@ -128,7 +128,7 @@ class SideFileController(QObject):
         def change(files: SideFiles) -> SideFiles:
             return files if files.draft is None else _with_draft(files, replace(files.draft, n_tokens=n_tokens))
 
-        self._change(tr("change the drafted tokens"), change)
+        self._change(tr("change the number of drafted tokens"), change)
 
     @property
     def _drafted_tokens(self) -> int:

@@ -94,7 +94,9 @@ def listed_licences() -> str:
         # Classifiers have the form `License :: OSI Approved :: MIT License`; the last part is the name.
         classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
         licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
-        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see the files of the package')}")
+        lines.append(
+            f"{distribution.name} {distribution.version}: {licence or tr('see the licence files of the package')}"
+        )
     return "\n".join([tr("Third-party software, each under its own licence:"), "", *lines])
 
 

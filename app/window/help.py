@@ -62,7 +62,7 @@ class KeysDialog(Dialog):
     """A dialog with tables of keys. `groups`: for each table, its title and a mapping from keys to their meaning."""
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
-        super().__init__(tr("Keys"), parent, once=True)
+        super().__init__(tr("Keyboard Shortcuts"), parent, once=True)
         content = QWidget()
         grid = QGridLayout(content)
         grid.setHorizontalSpacing(24)
@@ -76,7 +76,7 @@ class KeysDialog(Dialog):
                 grid.addWidget(plain_label(meaning, wrap=True), row, 1)
         grid.setRowStretch(grid.rowCount(), 1)
         scroll = QScrollArea()
-        scroll.setAccessibleName(tr("Keys"))
+        scroll.setAccessibleName(tr("Keyboard Shortcuts"))
         scroll.setWidgetResizable(True)
         scroll.setWidget(content)
         self.lay_out(scroll)

@@ -469,7 +469,7 @@ def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: 
             "F1",
             tip=tr("Open the page about the part of the window that you are using"),
         ),
-        Command("keys", tr("&Keys"), show_keys, "Ctrl+F1"),
+        Command("keys", tr("&Keyboard Shortcuts"), show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
             tr("&Check This Computer…"),

@@ -150,7 +150,7 @@ class JsonObject:
         if value < 0:
             self.refuse(tr("a size must not be negative, but the value is {shown}", shown=_shown(value)), key)
         if value > MAX_SIZE_BYTES:
-            self.refuse(tr("{shown} bytes is larger than any device", shown=_shown(value)), key)
+            self.refuse(tr("{shown} bytes are more memory than any device has", shown=_shown(value)), key)
         return value
 
     def any_value(self, key: str) -> object:
@@ -228,7 +228,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         remedy = (
             tr("update Layerdeck to read the file")
             if found > version
-            else tr("the first version is {version}", version=version)
+            else tr("versions begin at {version}, so correct the number", version=version)
         )
         root.refuse(
             tr(

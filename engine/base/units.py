@@ -41,7 +41,7 @@ def parse_size(text: str) -> int:
     # Whole numbers do not become floats, whose 53 bits would round large sizes.
     size_bytes = int(number) * _FACTORS[unit] if "." not in number else int(float(number) * _FACTORS[unit])
     if size_bytes > MAX_SIZE_BYTES:
-        raise ValueError(tr('"{text}" is larger than any device', text=show(text, 60)))
+        raise ValueError(tr('"{text}" is more memory than any device has', text=show(text, 60)))
     return size_bytes
 
 

@@ -74,8 +74,8 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         raise ChatError(
             tr(
-                "The conversations in {path} cannot be read: they have version {version}, but this program reads "
-                "version {readable}. The folder cannot be written either.",
+                "The conversations in {path} cannot be read: their file has version {version}, but this program reads "
+                "version {readable}, and cannot convert the file because the folder is read-only.",
                 path=path,
                 version=version,
                 readable=VERSION,
@@ -203,7 +203,8 @@ def _newer(path: Path) -> str:
     if version <= VERSION:
         return ""
     return tr(
-        "The database of conversations has version {version}, and this program reads version {readable}.",
+        "The database of conversations was written by a newer Layerdeck: it has version {version}, but this program "
+        "reads version {readable}.",
         version=version,
         readable=VERSION,
     )

@@ -515,7 +515,7 @@ def _loaded(text: str) -> Any:
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse(tr("the file has another value where a JSON object is expected"))
+        _refuse(tr("the file has a value that must be a JSON object, but is not"))
     return value
 
 

@@ -78,7 +78,7 @@ def read_markdown(text: str) -> MarkdownConversation:
     text = _with_line_feeds(text)
     first = _FIRST.search(text)
     if first is None:
-        raise ValueError(tr("Layerdeck's comment below the title is missing"))
+        raise ValueError(tr("the comment that Layerdeck writes below the title is missing"))
     if int(first[1]) != VERSION:
         raise ValueError(
             tr(
@@ -268,5 +268,5 @@ def _take_blank(lines: list[str]) -> None:
 def _values(text: str) -> dict[str, Any]:
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise TypeError(tr("the file has another value where a JSON object is expected"))
+        raise TypeError(tr("the file has a value that must be a JSON object, but is not"))
     return values

@@ -127,10 +127,10 @@ class _Recovered:
                 name=aside,
             )
         return tr_count(
-            "{reason} The old file was kept as {name}; there is no copy of the database, and {count}"
-            " message that could still be read is in a new database.",
-            "{reason} The old file was kept as {name}; there is no copy of the database, and {count}"
-            " messages that could still be read are in a new database.",
+            "{reason} The old file was kept as {name}. There was no backup, so a new database was created from the "
+            "{count} message that could still be read.",
+            "{reason} The old file was kept as {name}. There was no backup, so a new database was created from the "
+            "{count} messages that could still be read.",
             self.added.n_messages,
             reason=reason,
             name=aside,
@@ -140,7 +140,7 @@ class _Recovered:
         n_lost = self.added.n_lost
         if n_lost is None:
             if self.copied_at:
-                return tr("Other messages written after {time} are lost.", time=self.copied_at)
+                return tr("All other messages written after {time} are lost.", time=self.copied_at)
             return tr("All other messages are lost.")
         if not n_lost:
             return tr("No message is lost.")

@@ -302,7 +302,7 @@ def check_depth(value: object, place: str) -> None:
         ]
         if not level:
             return
-    raise DefinitionError(tr("{place} is nested more than {most} deep.", place=place, most=MAX_DEPTH), place)
+    raise DefinitionError(tr("{place} has more than {most} nested levels.", place=place, most=MAX_DEPTH), place)
 
 
 class SchemaBudget:

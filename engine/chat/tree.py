@@ -83,7 +83,7 @@ def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
             raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
         by_id[message.id] = message
     if leaf is not None and leaf not in by_id:
-        raise ValueError(tr("the last shown message is missing"))
+        raise ValueError(tr("the message that was shown last is missing"))
     return MessageTree(by_id, leaf)
 
 

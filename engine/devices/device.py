@@ -362,11 +362,12 @@ def node_lines(device: Device) -> tuple[str, ...]:
     lines = []
     for node in nodes:
         pairs = zip(nodes, node.distances, strict=False)
-        others = ", ".join(f"{each.number}: {distance}" for each, distance in pairs if each is not node)
+        others = [(each.number, distance) for each, distance in pairs if each is not node]
+        distances = ", ".join(tr("{distance} to node {number}", distance=far, number=number) for number, far in others)
         line = node_words(node)
         if node.free_bytes is not None:
             line = tr("{node}, {free} free", node=line, free=format_bytes(node.free_bytes))
-        lines.append(tr("{node}; distance to node {others}", node=line, others=others) if others else line)
+        lines.append(tr("{node}; distances: {distances}", node=line, distances=distances) if others else line)
     return tuple(lines)
 
 

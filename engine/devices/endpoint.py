@@ -327,7 +327,7 @@ class _Talk:
             (max_bytes,) = _HEADER.unpack((yield _request(_GET_MAX_SIZE, device), _HEADER.size))
             if max_bytes == 0:
                 return _absurd(
-                    tr("buffers of at most 0 bytes for device {index}", index=index), tr("buffers of more than 0 bytes")
+                    tr("a largest buffer of 0 bytes for device {index}", index=index), tr("more than 0 bytes")
                 )
             free_bytes, total_bytes = _MEMORY.unpack((yield _request(_GET_DEVICE_MEMORY, device), _MEMORY.size))
             if max(free_bytes, total_bytes) > MAX_DEVICE_BYTES:
@@ -350,7 +350,7 @@ class _Talk:
         if address is None:
             self._end(
                 GreetingStatus.UNRESOLVED,
-                tr('"{host}" has no IPv4 address; check the name, or write the address', host=self._host),
+                tr('"{host}" has no IPv4 address; check the name, or write an IPv4 address instead', host=self._host),
             )
             return
         try:
@@ -452,7 +452,7 @@ class _Talk:
             self._closed()
         # An answer begins with its length, which the engine's client would trust.
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
-            self._end(GreetingStatus.NOT_RPC, tr("answers, but not as an RPC worker does; check the port"))
+            self._end(GreetingStatus.NOT_RPC, tr("answers, but not like an RPC worker; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
             self._send(selector)
             return

@@ -199,7 +199,9 @@ def _parse_device(item: JsonObject) -> Device:
     )
     # The workers of this machine's NUMA nodes share its memory.
     if unified and device.is_rpc and (device.fingerprint is not None or not is_on_this_machine(device)):
-        item.refuse(tr("this worker does not use the memory of this host; remove the key"), "unified_memory")
+        item.refuse(
+            tr("this worker does not use the memory of this computer; remove the key unified_memory"), "unified_memory"
+        )
     return device
 
 
@@ -315,7 +317,7 @@ def _parse_speeds(item: JsonObject, key: str) -> tuple[tuple[str, float], ...]:
 def _parse_speed(item: JsonObject, key: str) -> float:
     speed = item.number(key)
     if not 0.0 < speed <= MAX_SPEED:
-        item.refuse(tr("a speed must be above 0 and at most 1e15 a second"), key)
+        item.refuse(tr("a speed must be above 0 and at most 1e15 (bytes or operations per second)"), key)
     return speed
 
 
@@ -344,7 +346,7 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
     if same_endpoint and device.fingerprint != earlier.fingerprint:
         words = tr(
-            "{id} and {other_id} are both at {endpoint}, which has one certificate",
+            "{id} and {other_id} have the same endpoint {endpoint}, and so the same certificate",
             id=device.id,
             other_id=earlier.id,
             endpoint=device.endpoint,
@@ -379,7 +381,7 @@ def _parse_node(item: JsonObject) -> NumaNode:
     numbers, distances = item.text("processors"), item.maybe("distances", item.text, "")
     processors = parse_list(numbers)
     if numbers and not processors:
-        item.refuse(tr('the processors of a NUMA node are listed as in "0-7,16-23"'), "processors")
+        item.refuse(tr('the processors of a NUMA node must be written as in "0-7,16-23"'), "processors")
     if not all(each.isascii() and each.isdecimal() and len(each) < 5 for each in distances.split()):
         item.refuse(
             tr('distances between NUMA nodes are whole numbers with a space between, as in "10 21"'), "distances"

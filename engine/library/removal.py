@@ -52,12 +52,12 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "{names}, which no other model uses, is moved to the trash too.",
+                    "Also moved to the trash, because no other model uses it: {names}.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )
         if self.owner:
-            parts.append(tr("The file belongs to {owner}, which will no longer find the file.", owner=self.owner))
+            parts.append(tr("{owner} manages this file and will no longer find it.", owner=self.owner))
         return " ".join(parts)
 
 
@@ -98,7 +98,7 @@ def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -
         try:
             move(str(path))
         except OSError as error:
-            gone = tr(" {count} other files are in the trash already.", count=index) if index else ""
+            gone = tr(" Number of files already moved to the trash: {count}.", count=index) if index else ""
             raise LibraryError(
                 tr("{name} could not be moved to the trash ({error}).{gone}", name=path.name, error=error, gone=gone)
             ) from error

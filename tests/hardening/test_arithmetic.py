@@ -69,7 +69,7 @@ def test_what_takes_too_long_is_left_to_the_engine_and_not_tried_again(monkeypat
         monkeypatch.setattr("engine.planning.memory.work_limit._CALLS_PER_CHECK", 1)
         found = memory.estimate(layout_of(model), CONTEXT, RIG)
     assert found.unknown == ("compute",)
-    assert "too large to compute" in (found.probe_only or "")
+    assert "too large for a forecast" in (found.probe_only or "")
     asked: list[object] = []
     monkeypatch.setattr(model_memory, "limited", asked.append)
     assert memory.estimate(layout_of(model), CONTEXT, RIG) == found

@@ -66,7 +66,10 @@ class AutoLayoutDialog(Dialog):
         self.split_box = QCheckBox(tr("Use several devices even if one is enough"))
         self.one_backend_box = QCheckBox(tr("Use devices of one backend only"))
         self.one_backend_box.setToolTip(
-            tr("Each backend (CUDA, Vulkan, RPC) is planned by itself. The backend that takes the most layers is used.")
+            tr(
+                "Finds a layout for each backend alone (CUDA, Vulkan, RPC), and uses the backend that takes the most "
+                "layers."
+            )
         )
         self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}
         self.types_title = plain_label(tr("KV cache types that may be used"), "dim")

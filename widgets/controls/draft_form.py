@@ -78,7 +78,7 @@ class DraftForm(QWidget):
         `has_mtp`: whether the model has an MTP head that can draft.
         """
         self._draft = draft
-        entries = [(tr("off"), _NONE), (tr("n-gram (no memory)"), _NGRAM)]
+        entries = [(tr("off"), _NONE), (tr("n-gram (needs no memory)"), _NGRAM)]
         if has_mtp or draft.kind == _MTP:
             entries.append((tr("MTP head of the model"), _MTP))
         entries += [(each.name, each.path) for each in proposed]

@@ -86,7 +86,7 @@ class ExportLayoutDialog(Dialog):
         if text != self.text:
             self.text_view.setPlainText(text)
         self._show_notes(
-            tr("What cannot be exported, or differs:") if notes else tr("Everything can be exported."), notes
+            tr("Not exported, or exported differently:") if notes else tr("Everything can be exported."), notes
         )
         self._enable(bool(text))
 
@@ -130,8 +130,8 @@ class ImportLayoutDialog(Dialog):
         self._pause = DelayedCall(self, self.text_changed.emit, PAUSE_MS)
         self.add_button(tr("Open File…"), self.open_requested.emit)
         introduction = tr(
-            "Paste a command of llama-server or llama-cli, an entry of llama-swap, or a Modelfile of ollama. "
-            "The layout is for the open model and the devices of this window."
+            "Paste a command of llama-server or llama-cli, an entry of llama-swap, or a Modelfile of ollama. It is "
+            "turned into a layout for the open model and the devices of this window."
         )
         self.lay_out(
             plain_label(introduction, "dim", wrap=True),

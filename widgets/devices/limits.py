@@ -67,7 +67,7 @@ class LimitsDialog(EntryDialog):
         self.cap_edit.setPlaceholderText(tr("no cap: up to {total}", total=format_bytes(device.total_bytes)))
         self.margin_edit = QLineEdit(editable_size(device.margin_bytes))
         form = QFormLayout()
-        form.addRow(tr("Memory to use at most"), self.cap_edit)
+        form.addRow(tr("Maximum memory to use"), self.cap_edit)
         form.addRow(tr("Memory to leave free"), self.margin_edit)
         self.lay_out(
             plain_label(tr("Write sizes such as 512MiB, 120M or 1.5GB."), "dim"),

@@ -43,7 +43,7 @@ class OtherCardsDialog(Dialog):
         self.chosen_list = QListWidget()
         self.chosen_list.setAccessibleName(tr("Graphics cards to plan with"))
         self.chosen_list.setMaximumHeight(110)
-        self.figures = RowTable(("", tr("here"), tr("with the graphics cards")), tr("Comparison"), wide=0)
+        self.figures = RowTable(("", tr("this computer"), tr("with the chosen cards")), tr("Comparison"), wide=0)
         self._words = plain_label("", "dim", wrap=True)
         choice = QHBoxLayout()
         choice.addWidget(self.card_box, 1)

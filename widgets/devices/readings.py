@@ -74,8 +74,8 @@ def shared_text(device: Device) -> str:
     """Return a sentence which says that the device shares the computer's memory; empty if it has its own."""
     return (
         tr(
-            "This device shares the memory of the computer: memory that the device uses is not free for other "
-            "programs, and the reverse."
+            "This device uses the computer's memory: what the device takes is not free for other programs, and what "
+            "they take is not free for the device."
         )
         if device.unified
         else ""
@@ -170,9 +170,13 @@ def link_text(device: Device, link: Link | None) -> str:
     if not device.is_rpc:
         return ""
     if link is None:
-        return tr("Latency and throughput were not measured yet: Devices > Measure Speeds.")
+        return tr("Latency and throughput of the connection were not measured yet. Choose Devices > Measure Speeds.")
     round_trip, rate = link_words(link).split(", ")
-    return tr("Round trip {round_trip}; weights are sent at {rate}.", round_trip=round_trip, rate=rate)
+    return tr(
+        "Connection to the worker: round trip {round_trip}; weights are sent at {rate}.",
+        round_trip=round_trip,
+        rate=rate,
+    )
 
 
 def faults_text(device: Device) -> str:

@@ -105,7 +105,7 @@ def _layer_texts(content: LaneContent) -> tuple[str, ...]:
     if content.has_output:
         return (tr("output only"),)
     if content.blocks:
-        return (tr("parts of layers"),)
+        return (tr("parts of layers only"),)
     if not content.device.present:
         return (tr("empty"),)
     if content.has_embedding:
@@ -471,7 +471,7 @@ def speed_tool_tip(preview: Preview) -> str:
 
 def _guess_words(speed: SpeedForecast) -> str:
     return tr(
-        "Roughly {rate} tokens per second, estimated from typical devices: {unknown} was not measured.",
+        "Roughly {rate} tokens per second, with typical speeds for devices that were not measured: {unknown}.",
         rate=predicted_rate_text(speed.tokens_per_second),
         unknown=", ".join(each.id for each in speed.devices if each.source == "guess"),
     )

@@ -179,8 +179,8 @@ def crashed_outcome(event: Crashed) -> Outcome:
         tone="bad",
         sentence=event.message,
         detail=tr(
-            "No model is loaded. Help > Check This Computer finds features that fail on this computer and excludes "
-            "them."
+            "No model is loaded. Choose Help > Check This Computer: the check finds features that fail on this "
+            "computer, and excludes them."
         ),
     )
 

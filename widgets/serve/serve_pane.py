@@ -298,7 +298,9 @@ class ServePane(QWidget):
         self.fault_label.setText(status.fault)
         self.fault_label.setVisible(bool(status.fault))
         # They count from the next start on.
-        risk = tr("For addresses that other computers reach: anyone on the network can read the requests.")
+        risk = tr(
+            "Accepts requests from other computers without encryption. Anyone on the network can read such requests."
+        )
         for field, tip in ((self.host_edit, ""), (self.port_box, ""), (self.key_box, ""), (self.plain_box, risk)):
             field.setEnabled(not status.is_on and not status.is_busy)
             field.setToolTip(tr("Stop the server to change this setting.") if status.is_on else tip)

@@ -170,7 +170,7 @@ def _state_words(state: LendState) -> str:
         return tr("Starting…")
     if not state.place:
         return tr("No devices are lent.")
-    return " ".join(filter(None, (tr("Devices are lent at {place}.", place=state.place), state.note)))
+    return " ".join(filter(None, (tr("Devices are lent at the address {place}.", place=state.place), state.note)))
 
 
 def _code_words(state: LendState) -> str:

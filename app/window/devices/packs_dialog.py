@@ -71,8 +71,8 @@ class PacksDialog(StatusDialog):
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         if packs.fresh:
             said = tr(
-                "{name} works with one type of weights. Check This Computer tests the other types and excludes "
-                "the types that fail.",
+                "A quick test of {name} with one type of weights has passed. “Check This Computer” tests all types, "
+                "and excludes those that fail.",
                 name=packs.fresh,
             )
         self.machine_button.setVisible(bool(packs.fresh))

@@ -347,7 +347,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if found is None or dialog is None:
             return
         if self._document.model is not found.plan.model:
-            dialog.say(side, tr("Another model is shown; the layout of that model was not changed."), bad=True)
+            dialog.say(side, tr("The layout was not used, because the editor shows another model now."), bad=True)
             return
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)

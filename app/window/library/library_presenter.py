@@ -237,7 +237,7 @@ class LibraryPresenter(QObject):
         lines = [tr("Duplicates take up {wasted}.", wasted=format_bytes(wasted))]
         for each in duplicates[:_MOST_DUPLICATES]:
             cost = (
-                tr("Links to the same file")
+                tr("Several links to one file, which use no extra space")
                 if each.is_linked
                 else tr("{wasted} in duplicates", wasted=format_bytes(each.wasted_bytes))
             )

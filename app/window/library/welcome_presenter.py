@@ -29,7 +29,7 @@ def machine_lines(rig: Rig) -> list[str]:
     cards = [device for device in rig.devices if not device.is_rpc]
     lines += [f"{device.id}: {device.name}, {format_bytes(device.total_bytes)}." for device in cards]
     if not cards:
-        lines.append(tr("No GPU that the engine can use."))
+        lines.append(tr("The engine finds no GPU that it can use."))
     return lines
 
 

@@ -138,7 +138,7 @@ class _DeviceWatch:
         if left_s > FALL_SOON_S:
             return None
         return tr(
-            "{device} memory is filling up: {fallen} were taken in {seconds:.0f} s, {free} are left. {who}Close "
+            "{device} memory is filling up: {fallen} more in use than {seconds:.0f} s ago, {free} left. {who}Close "
             "other programs.",
             device=sample.device,
             fallen=format_bytes(fallen_bytes),

@@ -208,7 +208,7 @@ def _ask(
     except ValueError as error:
         raise HubError(
             "answer",
-            tr("The next page of the list of {shown} has an invalid address; check the hub's address.", shown=shown),
+            tr("The hub sent an invalid address for the next page of {shown}; check the hub's address.", shown=shown),
         ) from error
 
 
@@ -220,8 +220,9 @@ def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> Hub
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
         return HubError(
-            "gated", tr("{shown} is gated. Accept the terms on the page of the model, then enter an access token "
-"of that account.", shown=shown),
+            "gated", tr(
+                "{shown} is gated. Sign in on the page of the model and accept the terms, then enter an access token "
+                "of your account.", shown=shown),
         )  # fmt: skip
     if code == "RepoNotFound" or (status == 401 and headers.get("X-Error-Message", "") != _BAD_TOKEN):
         return HubError(

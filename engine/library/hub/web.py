@@ -207,7 +207,7 @@ class Response:
             raise HubError(
                 "answer",
                 tr(
-                    "{host} sent more than {max_bytes} bytes where a short answer was expected.",
+                    "{host} sent more than {max_bytes} bytes where a short answer was expected; check the address.",
                     host=_host(self.head.url),
                     max_bytes=max_bytes,
                 ),
@@ -390,8 +390,9 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     code = headers.get("X-Error-Code") or ""
     if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
         return HubError(
-            "gated", tr("This model is gated on {host}. Accept the terms on the page of the model, then enter an "
-"access token of that account.", host=host),
+            "gated", tr(
+                "This model is gated on {host}. Sign in on the page of the model and accept the terms, then enter an "
+                "access token of your account.", host=host),
         )  # fmt: skip
     if status == 401:
         return HubError(
@@ -405,7 +406,10 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
     if status == 403:
         return HubError(
             "refused",
-            tr("{host} refused this file (403). The link may have expired; search for the file again.", host=host),
+            tr(
+                "{host} refused this file (HTTP status 403). The link may have expired; search for the file again.",
+                host=host,
+            ),
         )
     if status in (404, 410):
         return HubError("not_found", tr("{host} does not have this file; search for the file again.", host=host))
@@ -413,12 +417,20 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
         return HubError("proxy", tr("The proxy needs a user name and a password; add both to the proxy's address."))
     if status == 416:
         return HubError(
-            "answer", tr("{host} does not have these bytes of the file (416); the file may have changed.", host=host)
+            "answer",
+            tr(
+                "{host} does not have the requested part of the file (HTTP status 416). The file may have changed; "
+                "search for the file again.",
+                host=host,
+            ),
         )
     if status == 429:
         return HubError(
             "rate_limited",
-            tr("{host} limits the number of requests (429). Try again later, or enter an access token.", host=host),
+            tr(
+                "{host} limits the number of requests (HTTP status 429). Try again later, or enter an access token.",
+                host=host,
+            ),
             retry_after_s=retry_after(headers),
         )  # fmt: skip
     if status >= 500:
@@ -427,7 +439,9 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
             tr("{host} reports a server error (status {status}); try again later.", host=host, status=status),
             retry_after_s=retry_after(headers),
         )
-    return HubError("answer", tr("{host} answered with status {status} instead of a file.", host=host, status=status))
+    return HubError(
+        "answer", tr("{host} sent HTTP status {status} instead of the file; try again later.", host=host, status=status)
+    )
 
 
 def retry_after(headers: Message) -> float | None:

@@ -135,7 +135,7 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
     spread = Edit(alone.edit.layout, msgspec.structs.replace(context, numa="distribute"), base.edit.side_files)
     nodes = base.with_layout(split_evenly(n_layers, [device.id for device in base.rig.devices]))
     return (
-        Candidate("CPU", alone, tr("the CPU, not split by NUMA node")),
+        Candidate("CPU", alone, tr("all layers on the CPU, without a split by NUMA node")),
         Candidate("CPU, distribute", alone.with_edit(spread), tr("threads spread over the NUMA nodes by llama.cpp")),
         Candidate(tr("NUMA nodes"), nodes, tr("each NUMA node has a worker and an equal part of the layers")),
     )

@@ -492,9 +492,9 @@ def parse_results(data: bytes, name: str) -> BenchResults:
 def _fault_of(results: BenchResults) -> str:
     """Return why results from a file are impossible, such as a negative speed; empty if no fault was found."""
     if sum(len(each.samples) + len(each.loads) for each in results.layouts) > MAX_SAMPLES:
-        return tr("the file has more than {most} samples", most=MAX_SAMPLES)
+        return tr("the file has more than {most} measurements", most=MAX_SAMPLES)
     if len(results.layouts) + sum(len(each.depths) for each in results.layouts) > MAX_DEPTHS:
-        return tr("the file has more than {most} layouts and depths", most=MAX_DEPTHS)
+        return tr("the file has more than {most} results, counted by layout and context depth", most=MAX_DEPTHS)
     for layout in results.layouts:
         for each in layout.samples:
             values = (each.prompt_per_second, each.answer_per_second, each.first_token_s)
@@ -502,9 +502,12 @@ def _fault_of(results: BenchResults) -> str:
             if any(value and not _LEAST <= value <= _MOST for value in values) or not all(
                 0 <= count <= _MOST for count in counts
             ):
-                return tr("a sample of {layout} has an impossible number", layout=shorten(layout.name, 60))
+                return tr(
+                    "a measurement of the layout {layout} contains an impossible number",
+                    layout=shorten(layout.name, 60),
+                )
         if any(not _LEAST <= each.seconds <= _MOST for each in layout.loads):
-            return tr("a load of {layout} has an impossible number", layout=shorten(layout.name, 60))
+            return tr("a load time of the layout {layout} is impossible", layout=shorten(layout.name, 60))
     return ""
 
 

@@ -85,7 +85,7 @@ def verdict_words(found: Comparison) -> str:
             high=found.high or found.ratio,
         )
     return tr(
-        "{ratio:.2f} times as fast (interval {low:.2f} to {high:.2f})",
+        "{ratio:.2f} times as fast (95 % interval: {low:.2f} to {high:.2f})",
         ratio=found.ratio,
         low=found.low or found.ratio,
         high=found.high or found.ratio,
@@ -153,7 +153,8 @@ def text_of(results: BenchResults) -> str:
     preset = results.preset
     lines = [
         tr(
-            "{name}: prompts of {prompt} tokens, answers of {answer} tokens, {rounds} rounds, the layouts alternately",
+            "{name}: prompts of {prompt} tokens, answers of {answer} tokens, {rounds} rounds, layouts measured "
+            "alternately",
             name=results.model.name,
             prompt=preset.prompt_tokens,
             answer=preset.answer_tokens,

@@ -152,7 +152,12 @@ def thread_lines(found: Sequence[MeasuredChoice]) -> tuple[str, ...]:
         )
     ]
     if bound is not None and bound.value:
-        sentences.append(tr("Threads are bound to physical cores ({ratio:.2f} times as fast).", ratio=bound.ratio))
+        sentences.append(
+            tr(
+                "Threads are bound to physical cores, which was {ratio:.2f} times as fast in the measurement.",
+                ratio=bound.ratio,
+            )
+        )
     return tuple(sentences)
 
 

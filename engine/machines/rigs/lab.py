@@ -460,8 +460,8 @@ def memory_not_bound(names: Sequence[str]) -> str:
     if not names:
         return ""
     return tr(
-        "The system does not bind the memory of {names} (a container may forbid it): only the processors are bound, "
-        "and memory may come from another node.",
+        "The system does not bind the memory of {names} to its NUMA node (a container may forbid this). Only the "
+        "processors are bound, so memory may come from another node.",
         names=", ".join(names),
     )
 

@@ -71,7 +71,13 @@ class RemoteMachines:
             via = self._tunnels.route(machine.endpoint, machine.fingerprint)
             return find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), self._checks)
         if not offer.devices:
-            raise EngineError(tr("{name} lends no device now; start `rig serve` there again.", name=machine.name))
+            raise EngineError(
+                tr(
+                    "{name} lends no devices now. On that computer choose Devices > Lend This Computer, or start "
+                    "`layerdeck-cli rig serve` again.",
+                    name=machine.name,
+                )
+            )
         devices = [device_of(each, machine) for each in offer.devices]
         reached = self._tunnels.reach(Rig(tuple(devices), devices[0]))
         free = [device for device in reached.devices if not device.away]

@@ -94,7 +94,8 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
         raise ModelFileError(
             path,
             tr(
-                "is part {number} of {count} by its header, but is not named so; rename the file to {example}",
+                "is part {number} of {count} according to its header, but its name does not say so; rename the file "
+                "to {example}",
                 number=number + 1,
                 count=count,
                 example=example,

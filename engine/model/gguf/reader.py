@@ -93,8 +93,8 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
         raise ModelFileError(
             paths[0],
             tr(
-                "says that the parts of the model have {stated} tensors, but the parts have {count} tensors; one "
-                "part is from another model",
+                "says that all parts of the model together have {stated} tensors, but the parts have {count} tensors; "
+                "one part is from another model",
                 stated=clean(str(expected)),
                 count=len(tensors),
             ),
@@ -150,7 +150,7 @@ def _block_count(
         raise ModelFileError(
             path,
             tr(
-                "has {count} layers by {key}; llama.cpp accepts 1 to {max_layers} layers",
+                "has {count} layers according to {key}; llama.cpp accepts 1 to {max_layers} layers",
                 count=count,
                 key=clean(key),
                 max_layers=MAX_LAYERS,
@@ -171,7 +171,7 @@ def _block_count(
         raise ModelFileError(
             path,
             tr(
-                "has {count} layers by {key}, but tensors for {n_present} layers; the file is damaged",
+                "has {count} layers according to {key}, but tensors for {n_present} layers; the file is damaged",
                 count=count,
                 key=clean(key),
                 n_present=n_present,

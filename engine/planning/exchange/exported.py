@@ -62,7 +62,7 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(
-            "{program} allows CPU layers only at the front, and puts the CPU layers first.",
+            "{program} puts the CPU layers first, because it allows them nowhere else.",
             program=program,
         )
     if layout.split_mode in ("tensor", "row"):
@@ -91,4 +91,8 @@ def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[s
         if setting.key not in said and getattr(plan.edit.context, setting.key) != setting.default
     ]
     if lost:
-        yield tr("Settings that {program} does not have: {names}.", program=program, names=", ".join(lost))
+        yield tr(
+            "Not exported, because {program} does not have these settings: {names}.",
+            program=program,
+            names=", ".join(lost),
+        )

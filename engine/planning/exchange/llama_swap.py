@@ -64,7 +64,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """
     said = _read(text)
     if not isinstance(said, dict):
-        raise LayoutError(tr("the text is not a configuration of llama-swap: the key models is missing"))
+        raise LayoutError(tr('the text is not a configuration of llama-swap: it lacks the key "models"'))
     macros = _pairs(said.get("macros"))
     if isinstance(said.get("cmd"), str):
         return {"": _command(said, macros)}
@@ -76,7 +76,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if isinstance(entry, dict) and isinstance(entry.get("cmd"), str)
     }
     if not found:
-        raise LayoutError(tr("the text is not a configuration of llama-swap: no model has the key cmd"))
+        raise LayoutError(tr('the text is not a configuration of llama-swap: no model has the key "cmd"'))
     return found
 
 
@@ -118,7 +118,7 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
             break
         # Before they are put in: a text of 200 KiB may stand for gigabytes.
         if len(text) + sum(len(macros[match[1]]) - len(match[0]) for match in known) > _MAX_EXPANDED:
-            raise LayoutError(tr("the macros of the configuration make a command that is too long"))
+            raise LayoutError(tr("a command of the configuration is too long after its macros are replaced"))
         text = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
     return text
 

@@ -55,8 +55,8 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
     )
     if 0 < offloaded < positions:
         yield tr(
-            "LM Studio takes a ratio of layers ({offloaded} of {positions}) and rounds this ratio itself: one "
-            "layer more or less may be on devices.",
+            "LM Studio takes the share of offloaded layers ({offloaded} of {positions}) and rounds it, so one layer "
+            "more or less may be on devices.",
             offloaded=offloaded,
             positions=positions,
         )
@@ -65,8 +65,8 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
         yield tr("LM Studio has no cache type {types}.", types=", ".join(lost))
     if used.n_batch != used.n_ubatch:
         yield tr(
-            "LM Studio has one batch size. The export sets it to the micro batch size, {n_ubatch}, because the memory "
-            "depends on the micro batch.",
+            "LM Studio has one setting for batch and micro batch. The export sets it to the micro batch size, "
+            "{n_ubatch}, because that determines the memory.",
             n_ubatch=used.n_ubatch,
         )
     if used.load_mode == "direct_io":

@@ -86,8 +86,8 @@ def _settings_notes(plan: Plan) -> Iterator[str]:
     used = plan.settings
     if used.n_batch != used.n_ubatch:
         yield tr(
-            "ollama has one batch size. The export sets it to the micro batch size, {n_ubatch}, because the memory "
-            "depends on the micro batch.",
+            "ollama has one setting for batch and micro batch. The export sets it to the micro batch size, "
+            "{n_ubatch}, because that determines the memory.",
             n_ubatch=used.n_ubatch,
         )
     yield from lost_settings(plan, PROGRAM, _SAID)

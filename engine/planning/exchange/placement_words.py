@@ -124,8 +124,8 @@ def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str,
         yield (
             rf"^blk\.({'|'.join(map(str, blocks))})\.",
             tr(
-                "{layers} on {cpu} cannot be exported: a device list cannot contain {cpu}. -ot keeps their "
-                "weights on {cpu}, but their KV cache and attention are on {device}.",
+                "{layers} on {cpu} cannot be exported, because a device list cannot contain {cpu}. The option -ot "
+                "keeps their weights on {cpu}, but their KV cache and attention are on {device}.",
                 layers=_capital(layer_words(blocks[0], blocks[-1])),
                 cpu=CPU_ID,
                 device=base,
@@ -135,8 +135,8 @@ def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str,
         yield (
             _OUTPUT,
             tr(
-                "The output layer on {cpu} cannot be exported: a device list cannot contain {cpu}. -ot keeps "
-                "its weights on {cpu}; the rest of its computation is on {device}.",
+                "The output layer on {cpu} cannot be exported, because a device list cannot contain {cpu}. The option "
+                "-ot keeps the weights of the output layer on {cpu}; {device} computes the rest of the layer.",
                 cpu=CPU_ID,
                 device=base,
             ),

@@ -242,7 +242,7 @@ def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
         )
     if local := [device for device in devices if device.fingerprint is None and is_on_this_machine(device)]:
         yield tr(
-            "{devices}: workers on this computer, which serve one program at a time. Unload the model in "
-            "Layerdeck first. A restart of the lab rig changes their ports.",
+            "{devices} are workers on this computer. A worker serves one program at a time, so unload the model in "
+            "Layerdeck first. A restart of the lab rig changes the ports of the workers.",
             devices=names_of(local),
         )

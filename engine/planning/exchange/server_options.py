@@ -79,7 +79,9 @@ def _words(text: str) -> list[str]:
     try:
         words = shlex.split("\n".join(lines))
     except ValueError:
-        raise LayoutError(tr("a quotation mark or backslash at the end of the command has no partner")) from None
+        raise LayoutError(
+            tr("the command has a quotation mark that is not closed, or a backslash at its end")
+        ) from None
     if len(words) > MAX_WORDS:
         raise LayoutError(
             tr("the command has {count} words; at most {most} are read", count=len(words), most=MAX_WORDS)

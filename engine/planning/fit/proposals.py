@@ -313,7 +313,9 @@ class _Search:
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.forecast):
             return None
         context = msgspec.structs.replace(self._context, pipeline="off")
-        return self._proposal("pipeline", tr("Turn off pipeline parallelism and its copies"), context=context)
+        return self._proposal(
+            "pipeline", tr("Turn off pipeline parallelism, which needs extra copies in memory"), context=context
+        )
 
     def ubatch(self) -> Proposal | None:
         """Return a proposal with the largest `n_ubatch` that fits, found by halving it down to `MIN_UBATCH`."""

@@ -208,7 +208,7 @@ def together_sentence(found: Together) -> str:
 def give_way_sentence(give_way: GiveWay) -> str:
     """Return a sentence for the user on the model that should be left out, and on the gains of the other models."""
     gains = "; ".join(map(_gain_words, give_way.gains))
-    return tr("{name} would have to be left out: without this model, {gains}.", name=give_way.name, gains=gains)
+    return tr("Leave out {name}: without this model, {gains}.", name=give_way.name, gains=gains)
 
 
 def _gain_words(gain: Gain) -> str:

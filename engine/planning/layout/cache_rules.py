@@ -199,7 +199,8 @@ def _uneven_batch(model: ModelFile, context: ContextSettings, n_ctx: int) -> Ite
                 n_tokens=n_tokens,
             ),
             tr(
-                "Set n_ubatch to a multiple of {n_sequences}, kv_unified to on, or n_seq_max to 1.",
+                "Change one of these settings: n_ubatch to a multiple of {n_sequences}, kv_unified to on, or "
+                "n_seq_max to 1.",
                 n_sequences=n_sequences,
             ),
         )

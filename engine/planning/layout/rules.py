@@ -90,7 +90,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
             yield Violation(
                 "engine_fault",
                 tr(
-                    "{id} computes with tensors of at most {limit}, and {tensor} has {size}. The RPC worker of "
+                    "{id} cannot compute with tensors larger than {limit}, but {tensor} has {size}. The RPC worker of "
                     "{id} would crash or compute wrong results.",
                     id=device.id,
                     limit=format_bytes(device.buffers.largest_tensor_bytes or 0),
@@ -314,7 +314,10 @@ def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: Cont
                 n_seq_max=context.n_seq_max,
                 type_k=context.type_k,
             ),
-            tr("Set flash attention to on, the K cache type to f16, kv_unified to on, or op_offload to off."),
+            tr(
+                "Change one of these settings: flash attention to on, the K cache type to f16, kv_unified to on, or "
+                "op_offload to off."
+            ),
         )
 
 
@@ -373,14 +376,14 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "too_many_entries",
             tr(
-                "The layout has too many separate runs: it needs {count} entries in the engine's list of "
-                "devices, one for each run, and at most {max_entries} entries are allowed.",
+                "The layout has too many separate runs. Each run needs an entry in the engine's list of devices: this "
+                "layout needs {count} entries, and at most {max_entries} are allowed.",
                 count=count,
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge runs, so that layers of one device follow each other. CPU layers at the front need no "
-                "entry, nor does an output layer on the device of the last layer."
+                "Merge runs, so that layers of one device follow each other. No entry is needed for CPU layers at the "
+                "front, or for an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
@@ -392,7 +395,8 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
             # llama.cpp makes a backend for each entry. Two backends of one device are two streams over the same
             # memory; whether results stay right is found by the self-test of the device.
             unknown = tr(
-                "two streams of the engine on one {backend} device are not known to be safe.", backend=device.backend
+                "it is not known whether the engine works correctly with two streams on one {backend} device.",
+                backend=device.backend,
             )
             yield Violation(
                 "repeated_device",
@@ -425,7 +429,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
             yield Violation(
                 "split_member",
                 tr(
-                    "{name} cannot be a member of split mode {mode}{missing}.",
+                    "{name} cannot be used in split mode {mode}{missing}.",
                     name=name,
                     mode=mode,
                     missing=_missing(mode, device),
@@ -474,7 +478,7 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
                 expected=", ".join(expected),
                 members=", ".join(members),
             ),
-            tr("Give exactly these devices a share, or choose split mode layer."),
+            tr("Give each device of that backend a share and no other device, or choose split mode layer."),
         )
 
 

@@ -79,8 +79,8 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
         yield Violation(
             "split_attention",
             tr(
-                "In split mode tensor the engine cannot split this {architecture} model inside its layers: the "
-                "file keeps queries, keys, values and gate in one weight.",
+                "In split mode tensor the engine cannot split this {architecture} model inside its layers: the file "
+                "has one tensor for queries, keys, values and gate together.",
                 architecture=model.architecture,
             ),
             tr("Convert the model with a current llama.cpp, or choose split mode layer."),
@@ -137,8 +137,8 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
         yield Violation(
             "split_attention",
             tr(
-                "In split mode tensor the engine cannot split this model by these shares: each head has a norm "
-                "of its own, and the {count} K heads must be divided without a remainder.",
+                "Split mode tensor does not work with these shares: each head of this model has a norm of its own, so "
+                "the shares must divide the {count} K heads without a remainder.",
                 count=n_heads,
             ),
             tr("Choose shares that divide {count} K heads without a remainder, or split mode layer.", count=n_heads),
@@ -163,8 +163,8 @@ def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterat
             yield Violation(
                 "split_attention",
                 tr(
-                    "In split mode tensor the engine cannot split this model by these shares: some layers read "
-                    "the KV cache of other layers, and the {count} K heads must be divided without a remainder.",
+                    "Split mode tensor does not work with these shares: some layers of this model read the KV cache "
+                    "of other layers, so the shares must divide the {count} K heads without a remainder.",
                     count=count,
                 ),
                 tr("Choose shares that divide {count} K heads without a remainder, or split mode layer.", count=count),
@@ -229,8 +229,8 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "Split mode tensor cannot separate {name} from the weights of the same operation, but an "
-                "override moves {name}.",
+                "An override moves {name} away from other weights of the same operation, which split mode tensor does "
+                "not allow.",
                 name=name,
             ),
             tr("Override whole parts (ffn, experts), or choose split mode Layer."),
@@ -358,7 +358,7 @@ def _tensor_obstacle(rig: Rig, model: ModelFile | None) -> str | None:
         faults = (device.fault("tensor_split") for device in rig.devices)
         reason = next((f" {fault.reason}" for fault in faults if fault is not None), "")
         return tr(
-            "None of the devices can be a member of split mode tensor.{reason} {instead}",
+            "No device can be used in split mode tensor.{reason} {instead}",
             reason=reason,
             instead=_INSTEAD,
         )

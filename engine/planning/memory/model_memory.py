@@ -50,7 +50,7 @@ UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeErro
               MemoryError)  # fmt: skip
 """Exceptions that the arithmetic may raise for a malformed header, such as a missing tensor."""
 _UNFORESEEN = tr("the header of the model file is not supported")
-_ENDLESS = tr("the graph of the model is too large to compute in time")
+_ENDLESS = tr("the compute graph of the model is too large for a forecast in the available time")
 _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
@@ -343,7 +343,7 @@ class ModelMemory:
             return None
         rules = member_rules(placement)
         if rules is None:
-            raise MissingNumberError(tr("a device of the tensor split is missing"))
+            raise MissingNumberError(tr("a device of the tensor split is not in the rig"))
         key = (placement.shares, rules)
         if self._last_members is None or self._last_members[0] != key:
             tables = MemberTables(self.model, self._state[0], placement.shares, rules)

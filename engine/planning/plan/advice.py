@@ -86,8 +86,8 @@ def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes:
     yield Advice(
         "swap_used",
         tr(
-            "{short} of the model would be in swap, which has {swap} free: the model needs {need} of this "
-            "computer's memory, but only {free} are free. Answers would be very slow.",
+            "{short} of the model would be in swap, so answers would be very slow. The model needs {need} of this "
+            "computer's memory, but only {free} are free (free swap: {swap}).",
             short=format_bytes(short_bytes),
             swap=swap,
             need=need,
@@ -210,7 +210,7 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
     if layout.output_device == CPU_ID and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "output_on_cpu",
-            tr("The output layer is on the CPU, and every token waits for the CPU."),
+            tr("The output layer is on the CPU, so every token waits for the CPU."),
             tr("Move the output layer to the device of the last layers."),
         )
 
@@ -261,8 +261,8 @@ def _shared_cache(layout: Layout, model: ModelFile) -> Iterator[Advice]:
         yield Advice(
             "shared_cache",
             tr(
-                "Layers {first}-{last} use the KV cache of layers {source} and {other_source}, which must be "
-                "copied to {devices} for every token.",
+                "Layers {first}-{last} use the KV cache of layers {source} and {other_source}, so this KV cache must "
+                "be copied to {devices} for every token.",
                 first=first,
                 last=layout.n_layers - 1,
                 source=first - 2,

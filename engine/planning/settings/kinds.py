@@ -95,7 +95,7 @@ class WholeNumber:
             return self.left_open.kept
         # bool is a subclass of int in Python, and JSON has both.
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(tr("the value must be a whole number, {allowed}", allowed=self.allowed))
+            raise ValueError(tr("the value must be a whole number ({allowed})", allowed=self.allowed))
         if not self.low <= value <= self.high:
             raise ValueError(
                 tr("the value {value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed)
@@ -182,7 +182,7 @@ class Real:
         """
         # Metadata of a model file may hold NaN or infinity.
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(tr("the value must be a number, {allowed}", allowed=self.allowed))
+            raise ValueError(tr("the value must be a number ({allowed})", allowed=self.allowed))
         if not self.low <= value <= self.high:
             raise ValueError(tr("the value {value:g} is outside of {allowed}", value=value, allowed=self.allowed))
         return float(value)

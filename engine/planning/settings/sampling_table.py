@@ -72,8 +72,8 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "Answer",
         tr("Context overflow"),
         tr(
-            "when the context becomes full during an answer: end: the answer ends; shift: the answer goes on without "
-            "the oldest tokens after the kept first ones"
+            "what happens if an answer fills the context. end: the answer ends; shift: the oldest tokens are dropped, "
+            "except the kept first ones, and the answer goes on"
         ),
     ),
     SamplingSetting(
@@ -91,7 +91,10 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Choice(REPETITION_MODES, "W"),
         "Answer",
         tr("Endless repetition"),
-        tr("end: an answer that repeats the same text again and again ends; continue: the answer goes on"),
+        tr(
+            "what happens if an answer repeats the same text again and again. end: the answer ends; continue: the "
+            "answer goes on"
+        ),
     ),
     SamplingSetting(
         "stop",
@@ -240,7 +243,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Temperature",
         tr("Temperature range"),
-        tr("temperature range around the set value, depending on the entropy of the model; 0: off"),
+        tr("how far the temperature may move from the set value, depending on the entropy of the model; 0: off"),
     ),
     SamplingSetting(
         "dynatemp_exponent",

@@ -208,7 +208,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Computing",
         # "op offload" is llama.cpp's own name (`llama_context_params.op_offload`).
         tr("Op offload"),
-        tr("GPUs compute large batches for weights that are in host memory"),
+        tr("for large batches, GPUs compute with weights that are in host memory"),
         "context",
         decided_by="op_offload",
     ),

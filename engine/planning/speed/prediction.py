@@ -604,7 +604,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     return (
         words
         if use.is_measured
-        else " ".join((words, tr("The values of the link are typical values of a network; the link was not measured.")))
+        else " ".join((words, tr("The connection was not measured; typical values of a network are used.")))
     )
 
 

@@ -237,7 +237,10 @@ class ProcessOutcome:
                 "ran out. Close other programs, put fewer layers on the CPU or shorten the context."
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
-            return tr(" This signal is sent if a model file is shortened while it is mapped. Check the file.")
+            return tr(
+                " The system sends this signal if a model file becomes shorter while it is memory-mapped. Check the "
+                "file."
+            )
         if self._is_about_model:
             return _MODEL_AT_FAULT
         return _CHECK

@@ -112,7 +112,8 @@ class WorkRunner:
         if has_changed(plan.model):
             name = plan.model.paths[0].name
             sentence = tr(
-                "{name} has changed since the file was opened, and the layout was made for the old file.", name=name
+                "The model file {name} has changed since it was opened, and the layout was made for the old file.",
+                name=name,
             )
             remedy = tr("Open the file again. Layout > Use Last Layout restores the layout if it fits.")
             return inputs.Refused(work.ticket, Failed(kind="model_file", message=f"{sentence} {remedy}"))

@@ -99,7 +99,7 @@ def outcome_words(ending: LoadEnding) -> str:
             free = "" if ending.free_bytes is None else tr(" with {free} free", free=format_bytes(ending.free_bytes))
             asked = format_bytes(ending.requested_bytes)
             return tr(
-                "{device} refused {requested}{free} {when}.",
+                "{device} could not allocate {requested}{free} {when}.",
                 device=ending.device,
                 requested=asked,
                 free=free,

@@ -75,7 +75,7 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
         where = tr("{when}, for the draft model", when=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
-    what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("Nothing was allocated before.")
+    what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("This was the first allocation.")
     requested = format_bytes(message.requested_bytes)
     if message.draft:
         sentences = tr(
@@ -174,7 +174,7 @@ def crash_event(
     if not outcome.is_fault_of_engine:
         known = peers = ""
     is_named = not model or model in message or not outcome.may_be_of_model
-    named = "" if is_named else tr("The process was running {model}.", model=model)
+    named = "" if is_named else tr("The engine process was running {model}.", model=model)
     if known or peers or named:
         # The sentence may end with a quotation from standard error, with or without a full stop.
         message = " ".join(filter(None, (f"{message.rstrip('.')}.", named, known, peers)))

@@ -96,7 +96,7 @@ def test_a_strategy_leaves_placed_experts_where_they_are(
         (("--experts", "0-3"), '"0-3" places no experts; write LAYERS=ID such as 0-11=CPU or all=CPU'),
         (("--experts", "3-0=CPU"), '"3-0=CPU" is in reverse order; write the lower layer first: 0-3'),
         (("--experts", "10-12=CPU"), "--experts: there is no layer 12; the model has layers 0-11."),
-        (("--experts", "0=CPU", "--experts", "0=CUDA0"), "are to be on both CPU and CUDA0; name one device."),
+        (("--experts", "0=CPU", "--experts", "0=CUDA0"), "of layer 0: CPU and CUDA0; name one device."),
         (("--override", "nothing=CPU"), '--override: "nothing" matches no tensor of moe'),
         (("--override", ".=CPU"), '--override: "." matches every tensor; use --device CPU'),
         (("--override", "(=CPU"), "is not a regular expression"),

@@ -92,7 +92,7 @@ def test_standard_input() -> None:
         (("--text", "llama-server -ngl 3"), "argument", "--model"),
         (("--text", "llama-server -m gone.gguf -ngl 3"), "argument", "There is no file gone.gguf"),
         (("--text", "echo hello"), "layout", "not a llama.cpp command"),
-        (("--text", "llama-server -m 'x"), "layout", "has no partner"),
+        (("--text", "llama-server -m 'x"), "layout", "not closed"),
         (("--from", "llama-swap", "--text", "a: [b"), "layout", "not YAML"),
         (("--from", "ollama", "--text", "PARAMETER num_ctx 1"), "layout", "no FROM"),
         (("gone.txt",), "argument", "gone.txt cannot be read"),

@@ -103,7 +103,11 @@ def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str
     printer = TextPrinter()
     printer.show(Progress(stage="fit"))
     printer.show(
-        Attempt(number=2, layout="layers 0-3 on CPU", reason="CUDA0 refused 2.0 MiB. Change for the next attempt: all.")
+        Attempt(
+            number=2,
+            layout="layers 0-3 on CPU",
+            reason="CUDA0 could not allocate 2.0 MiB. Change for the next attempt: all.",
+        )
     )
     printer.show(Progress(stage="fit"))
     holders = (MemoryHolder(pid=7, name="browser", held_bytes=3 * MIB), MemoryHolder(pid=8, name="python", ours=True))
@@ -116,7 +120,7 @@ def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.splitlines() == [
         "fit",
         "attempt 2: layers 0-3 on CPU",
-        "  CUDA0 refused 2.0 MiB. Change for the next attempt: all.",
+        "  CUDA0 could not allocate 2.0 MiB. Change for the next attempt: all.",
         "fit",
         "layerdeck-cli: CUDA0 ran out of memory.",
         "Memory of CUDA0 is used by:",

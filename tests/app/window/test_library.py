@@ -231,7 +231,7 @@ def test_the_trash_is_asked_about_with_the_owners_name(window: WindowParts, mode
 
     qtbot.waitUntil(lambda: bool(boxes()))
     (box,) = boxes()
-    assert "The file belongs to LM Studio" in box.text()
+    assert "LM Studio manages this file" in box.text()
     assert (models / "Bob/Bob-F16.gguf").exists()
     next(button for button in box.findChildren(QPushButton) if "Trash" in button.text()).click()
     qtbot.waitUntil(lambda: view.visible_titles() == ("Ada",))

@@ -215,7 +215,7 @@ def test_a_lost_message_is_named_in_its_place_and_the_rest_keeps_its_order(tmp_p
     saved.put(path, place, bytes(PAGE_BYTES))
     shutil.rmtree(DatabaseCopies(path).folder)
     with closing(ChatStore(path, makes_copies=False)) as store:
-        assert "there is no copy of the database" in store.notice
+        assert "There was no backup" in store.notice
         tree = store.tree(parted)
         assert {"assistant": "user", "user": "assistant"}[tree.path[0].role] == tree.path[1].role
         assert ["was lost" in message.content for message in tree.path] == [True] + [False] * (len(tree.path) - 1)

@@ -68,7 +68,7 @@ def tool(name: str, **parameters: object) -> str:
         (json.dumps([LOOK] * (MAX_TOOLS + 1)), "There are 257 tools"),
         (tool("f", **{"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}), "which does not exist"),
         (r'[{"function": {"name": "\ud800"}}]', "lone surrogate"),
-        ('[{"function": {"name": "f", "description": ' + "[" * 80 + "]" * 80 + "}}]", "nested more than 64 deep"),
+        ('[{"function": {"name": "f", "description": ' + "[" * 80 + "]" * 80 + "}}]", "more than 64 nested levels"),
         ('[{"function": {"name": "f", "parameters": 1}}]', "parameters is not a JSON schema object"),
     ],
 )

@@ -162,7 +162,7 @@ def test_turns_are_named_by_their_question() -> None:
     [
         ([question("q"), question("q")], None, "twice"),
         ([answer("a", "q"), question("q")], None, "is missing"),
-        ([question("q")], "x", "last shown message"),
+        ([question("q")], "x", "message that was shown last"),
     ],
 )
 def test_what_is_no_tree_is_refused(messages: list[Message], leaf: str | None, reason: str) -> None:

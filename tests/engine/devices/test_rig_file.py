@@ -88,7 +88,7 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
         ({**CUDA, "total_bytes": "24 QB"}, "devices[0].total_bytes", "is not a size"),
         ({**CUDA, "total_bytes": 1.5}, "devices[0].total_bytes", "whole bytes"),
         ({**CUDA, "total_bytes": True}, "devices[0].total_bytes", "whole bytes"),
-        ({**CUDA, "total_bytes": 10**30}, "devices[0].total_bytes", "larger than any device"),
+        ({**CUDA, "total_bytes": 10**30}, "devices[0].total_bytes", "more memory than any device has"),
         ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "without memory"),
         ({**CUDA, "total_bytes": None}, "devices[0].total_bytes", "whole bytes"),
         ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "missing"),
@@ -179,7 +179,7 @@ def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
         ([{**CUDA, "fingerprint": "0af1" * 16}], "only devices of backend RPC"),
         ([{**RPC, "fingerprint": "0AF1" * 16}], "64 digits from 0-9 and a-f"),
         ([{**RPC, "fingerprint": "0af1"}], "64 digits"),
-        ([RPC, {**RPC, "id": "RPC1", "endpoint_device": 1, "fingerprint": "0af1" * 16}], "has one certificate"),
+        ([RPC, {**RPC, "id": "RPC1", "endpoint_device": 1, "fingerprint": "0af1" * 16}], "so the same certificate"),
         ([{**RPC, "endpoint": "192.0.2.7:50052/CUDA0"}], "only a paired computer lends devices by name"),
         ([{**RPC, "endpoint": "192.0.2.7:50052/", "fingerprint": "0af1" * 16}], "names no device"),
         ([{**CUDA, "remote": {"backend": "CUDA"}}], "only devices of backend RPC are remote"),
@@ -207,9 +207,9 @@ def test_unified_memory_and_swap_are_kept_where_they_are_known() -> None:
 
 
 def test_a_worker_has_no_unified_memory() -> None:
-    with pytest.raises(RigError, match="this worker does not use the memory of this host"):
+    with pytest.raises(RigError, match="this worker does not use the memory of this computer"):
         parse({**RPC, "unified_memory": True})
-    with pytest.raises(RigError, match="this worker does not use the memory of this host"):
+    with pytest.raises(RigError, match="this worker does not use the memory of this computer"):
         parse({**RPC, "endpoint": "127.0.0.1:50052", "fingerprint": "ab" * 32, "unified_memory": True})
 
 

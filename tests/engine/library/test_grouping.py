@@ -67,7 +67,7 @@ def test_parts_are_one_file_and_missing_ones_are_named() -> None:
     assert [path.name[9:14] for path in ada.quantisations[0].copy.paths] == ["00001", "00002", "00003"]
     assert ada.quantisations[0].size_bytes == 300
     assert ada.quantisations[0].fault == ""
-    assert bob.quantisations[0].fault == "lacks part 2 of 3"
+    assert bob.quantisations[0].fault == "is incomplete: part 2 of 3 is missing"
 
 
 def test_copies_are_one_quantisation_with_the_own_one_first(tmp_path: Path) -> None:

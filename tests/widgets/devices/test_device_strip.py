@@ -60,8 +60,8 @@ def test_the_nodes_of_the_processor_are_parts_of_its_card(qtbot: QtBot) -> None:
     card = card_of(strip, "CPU")
     assert device_subtitle(card.device) == "Xeon · 2 NUMA nodes"
     tip = card.toolTip()
-    assert "node 0: CPUs 0-7, 32.00 GiB, 8.00 GiB free; distance to node 1: 21" in tip
-    assert "node 1: CPUs 8-15, 32.00 GiB; distance to node 0: 21" in tip
+    assert "node 0: CPUs 0-7, 32.00 GiB, 8.00 GiB free; distances: 21 to node 1" in tip
+    assert "node 1: CPUs 8-15, 32.00 GiB; distances: 21 to node 0" in tip
     with qtbot.waitSignal(strip.split_requested):
         actions_of(card.context_menu())["Split by NUMA node…"].trigger()
     one = make_strip(qtbot, make_host("Ryzen", 64 * GIB, nodes=nodes[:1]))

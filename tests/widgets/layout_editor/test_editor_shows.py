@@ -316,7 +316,7 @@ def test_a_guess_is_told_as_a_guess(make_editor: MakeEditor) -> None:
     assert times == {"CUDA0": "10 ms", "CUDA1": "", CPU_ID: "~30 ms"}
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     assert "Roughly 25 tokens per second" in label.toolTip()
-    assert "CPU was not measured" in label.toolTip()
+    assert "that were not measured: CPU" in label.toolTip()
     assert "CPU: ~30 ms per token (not measured)" in label.toolTip()
     assert "Measure Speeds" in label.toolTip()
     editor.set_preview(with_speed(dense_preview(), "guess", answered_per_second=24.0))

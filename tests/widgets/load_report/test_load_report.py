@@ -175,7 +175,7 @@ def swatch_colors(report: LoadReport) -> set[str]:
 
 
 FIRST = Attempt(number=1, layout="layers 0-7 on CUDA0", reason="The requested layout.")
-SECOND = Attempt(number=2, layout="layers 0-1 on CPU, layers 2-7 on CUDA0", reason="CUDA0 refused 2.00 GiB.")
+SECOND = Attempt(number=2, layout="layers 0-1 on CPU, layers 2-7 on CUDA0", reason="CUDA0 could not allocate 2.00 GiB.")
 HELD_BY_OTHERS = OutOfMemory(
     stage="allocate", device="CUDA0", requested_bytes=2 * GIB, free_bytes=GIB, allocated=(), message="It is full.",
     holders=(MemoryHolder(pid=7, name="browser", held_bytes=3 * GIB), MemoryHolder(pid=8, name="python", ours=True)),
@@ -191,7 +191,7 @@ def test_attempts_are_shown_while_they_go_on_and_stay_with_the_ending(report: Lo
     report.show_progress("fit")
     (log,) = [text for text in visible_texts(report) if ATTEMPTS_TITLE in text]
     assert "2. layers 0-1 on CPU, layers 2-7 on CUDA0" in log
-    assert "CUDA0 refused 2.00 GiB." in log
+    assert "CUDA0 could not allocate 2.00 GiB." in log
     report.show_cancelled(Cancelled(stage="fit"))
     assert log in visible_texts(report)
     assert log in report.plain_text()

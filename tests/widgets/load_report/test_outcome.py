@@ -152,7 +152,7 @@ def test_failures_and_crashes_keep_their_message() -> None:
     assert (crashed.badge, crashed.tone) == ("CRASHED", "bad")
     assert crashed.sentence == "The engine process was ended by SIGKILL."
     assert "again" not in crashed.detail
-    assert "Check This Computer finds" in crashed.detail
+    assert "Help > Check This Computer" in crashed.detail
 
 
 @pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (5 * MIB, "+5.0 MiB"), (-5 * MIB, "-5.0 MiB")])

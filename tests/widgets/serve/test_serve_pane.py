@@ -105,11 +105,11 @@ def test_a_key_that_cannot_be_read_is_not_copied_later(pane: ServePane) -> None:
 
 
 def test_the_risk_of_requests_without_encryption_is_told_before_the_first_start(pane: ServePane) -> None:
-    assert "can read the requests" in pane.plain_box.toolTip()
+    assert "can read such requests" in pane.plain_box.toolTip()
     pane.show_status(ServeStatus(is_on=True, url=URL))
     assert pane.plain_box.toolTip() == "Stop the server to change this setting."
     pane.show_status(ServeStatus())
-    assert "can read the requests" in pane.plain_box.toolTip()
+    assert "can read such requests" in pane.plain_box.toolTip()
 
 
 def test_fields_are_settings_and_rest_while_the_server_runs(pane: ServePane) -> None:

@@ -43,16 +43,15 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             layout,
             tr(
-                "With weights, KV cache, buffers and the output layer, {device} has {least} free in addition to the "
-                "margin: {describe_runs}.",
+                "After the load, {device} has {least} free in addition to the margin: {describe_runs}.",
                 device=used[0],
                 least=least,
                 describe_runs=describe_runs(layout),
             )
             if len(used) == 1
             else tr(
-                "With weights, KV cache, buffers and the output layer, {name_list} each have {least} to {most} free in "
-                "addition to the margin: {describe_runs}.",
+                "After the load, {name_list} each have {least} to {most} free in addition to the margin: "
+                "{describe_runs}.",
                 name_list=name_list(used),
                 least=least,
                 most=most,

@@ -178,7 +178,7 @@ def _best(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
 def _plain_fillings(bench: Workbench) -> Iterator[Candidate]:
     for layout in plain_fillings(bench):
         reason = tr(
-            "Devices are filled from the last layer, so that the least remains on the CPU: {runs}.{rest}",
+            "Devices are filled from the last layer backwards, which leaves the least on the CPU: {runs}.{rest}",
             runs=describe_runs(layout),
             rest=describe_rest(bench, layout),
         )

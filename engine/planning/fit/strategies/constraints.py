@@ -237,7 +237,7 @@ def _part_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
             before = held.setdefault((pin.part, index), pin.device)
             if before != pin.device:
                 yield tr(
-                    "The {part} of layer {index} are to be on both {before} and {device}; name one device.",
+                    "Two devices are given for the {part} of layer {index}: {before} and {device}; name one device.",
                     part=part_words(pin.part),
                     index=index,
                     before=before,

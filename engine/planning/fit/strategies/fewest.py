@@ -155,7 +155,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
     else:
         why = tr("No {count} devices together hold everything", count=len(used) - 1)
     return tr(
-        "{why}, so {name_list} share the layers in proportion to the number that each can hold: {describe_runs}.",
+        "{why}, so {name_list} share the layers in proportion to how many layers fit on each: {describe_runs}.",
         why=why,
         name_list=name_list(used),
         describe_runs=runs,

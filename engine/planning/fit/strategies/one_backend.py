@@ -93,22 +93,22 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
     second = max(others, key=lambda each: each.rank)
     if best.found.context.n_ctx != second.found.context.n_ctx:
         return tr(
-            "Only {backend} is used, because the context is longer than with {other}.",
+            "Only {backend} is used, because it allows a longer context than {other}.",
             backend=best.backend,
             other=second.backend,
         )
     if (best.found.fits, best.n_layers) != (second.found.fits, second.n_layers):
         counts = (f"{each.backend} {count_layers(each.n_layers)}" for each in others)
         return tr(
-            "Only {backend} is used, which takes {layers}, counting the output layer. Another backend alone "
-            "would take: {others}.",
+            "Only {backend} is used: it takes {layers}, counting the output layer. Each other backend alone would "
+            "take: {others}.",
             backend=best.backend,
             layers=count_layers(best.n_layers),
             others=", ".join(counts),
         )
     if best.splits != second.splits:
         return tr(
-            "Only {backend} is used, because it allows the requested split and {other} does not.",
+            "Only {backend} is used: a split over several devices was requested, and {other} does not allow it.",
             backend=best.backend,
             other=second.backend,
         )

@@ -34,7 +34,7 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
             yield Candidate(
                 whole[first],
                 tr(
-                    "{first} is the first in the order {in_order} that holds everything.",
+                    "{first} is the first device in the order {in_order} with room for the whole model.",
                     first=first,
                     in_order=in_order,
                 ),

@@ -99,8 +99,8 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             layout,
             tr(
-                "Shares by free memory alone would overfill a device. So {name_list} get layers in proportion to the "
-                "number that fits on each: {describe_runs}.{describe_rest}",
+                "Shares by free memory alone would overfill a device, so {name_list} share the layers in proportion "
+                "to how many layers fit on each: {describe_runs}.{describe_rest}",
                 name_list=name_list(used),
                 describe_runs=describe_runs(layout),
                 describe_rest=describe_rest(bench, layout),

@@ -152,7 +152,8 @@ def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
     ):
         if whole and value < used.n_ctx_each:
             reason = tr(
-                "This model needs a text in one batch, which is limited to {value} of {n_ctx_each} tokens.",
+                "This model reads a text in one batch, so a text can have only {value} tokens, although the context "
+                "has {n_ctx_each}.",
                 value=value,
                 n_ctx_each=used.n_ctx_each,
             )

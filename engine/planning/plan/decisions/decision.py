@@ -62,7 +62,7 @@ def gain_words(choice: MeasuredChoice) -> str:
     if choice.value == choice.base:
         return tr("no other value was clearly faster")
     return tr(
-        "{ratio:.2f} times as fast as with {base} (interval {low:.2f} to {high:.2f})",
+        "{ratio:.2f} times as fast as with {base} (95 % interval: {low:.2f} to {high:.2f})",
         ratio=choice.ratio,
         base=choice.base,
         low=choice.low,

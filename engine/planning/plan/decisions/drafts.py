@@ -101,7 +101,9 @@ def decide_draft(
         yield Decision("draft", device, reason, True)
         return
     if placed is None:
-        reason = tr("The draft repeats earlier text: up to {count} tokens per step.", count=draft.n_tokens)
+        reason = tr(
+            "The draft (n-gram) copies text that occurred before, up to {count} tokens per step.", count=draft.n_tokens
+        )
         yield Decision("draft", draft.kind, reason, True)
         return
     # Overhead and what is taken while answering are counted once for both models.
@@ -161,7 +163,7 @@ def draft_violations(
                 tokens=draft.n_tokens,
                 batch=context.n_batch,
             ),
-            tr("Draft fewer tokens, answer fewer requests at a time, or raise the batch."),
+            tr("Draft fewer tokens, answer fewer requests at a time, or raise the batch size."),
         )
     if placed is None or draft.model is None:
         return

@@ -83,8 +83,8 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
             tokens=tokens,
         )
     return tr(
-        "For prompts of at least {tokens} tokens {device} also computes the CPU's layers; for answers the CPU "
-        "computes these layers.",
+        "{device} computes the CPU's layers for prompts of at least {tokens} tokens; the CPU computes them for "
+        "answers.",
         device=device,
         tokens=tokens,
     )
@@ -98,7 +98,7 @@ def _why_nothing(layout: Layout) -> str:
             if behind
             else tr("no layer's weights are in host memory")
         )
-    return tr("no device here computes with weights in host memory")
+    return tr("no device here can compute with weights that are in host memory")
 
 
 def _weights_on_host(layout: Layout) -> bool:

@@ -69,7 +69,10 @@ def _reason(layout: Layout, used: ContextSettings, estimate: MemoryEstimate, *, 
             "There is no room for the copies that pipeline parallelism needs, so devices compute a long prompt one "
             "after the other."
         )
-    return tr("Devices compute a long prompt one after the other, which needs no copies.")
+    return tr(
+        "Devices compute a long prompt one after the other; without pipeline parallelism they need no copies of the "
+        "inputs."
+    )
 
 
 def _obstacle(layout: Layout, context: ContextSettings) -> str:
@@ -86,6 +89,6 @@ def _obstacle(layout: Layout, context: ContextSettings) -> str:
     if leading_cpu_layers(layout):
         return tr("the first layers are on {cpu_id}", cpu_id=CPU_ID)
     if layout.overrides:
-        return tr("the engine does not support a pipeline with overrides")
+        return tr("the engine does not support pipeline parallelism with overrides")
     # `can_pipeline` asks for nothing else: `offload_kqv` is off.
     return tr("the KV cache is in host memory")

@@ -87,7 +87,8 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
 def _reason(processor: Processor) -> str:
     if processor.quota_cores is not None and processor.quota_cores < processor.performance_cores:
         return tr(
-            "The CPU quota (cgroup) allows {cores} of {performance_cores}.",
+            "This program may use only {cores} (CPU quota of its cgroup), although the CPU has {performance_cores} "
+            "performance cores.",
             cores=_cores(processor.quota_cores),
             performance_cores=processor.performance_cores,
         )

@@ -81,7 +81,7 @@ def test_one_odd_reading_neither_begins_nor_ends() -> None:
 def test_memory_that_falls_fast_is_told_before_it_is_low() -> None:
     told = feed(watching(GPU), GPU, [2500 * MIB - at * 150 * MIB for at in range(6)])
     assert kinds(told[-1]) == ["falling"]
-    assert "750.0 MiB were taken in 5 s" in told[-1][0].message
+    assert "750.0 MiB more in use than 5 s ago" in told[-1][0].message
     assert not any(feed(watching(GPU), GPU, [6000 * MIB - at * 60 * MIB for at in range(6)]))
 
 

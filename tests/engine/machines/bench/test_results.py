@@ -109,10 +109,10 @@ def test_other_files_are_refused_with_a_sentence(text: str, sentence: str, tmp_p
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"prompt_per_second": 5e-324}, "a sample of one has an impossible number"),
-        ({"answer_per_second": 5e-324}, "a sample of one has an impossible number"),
-        ({"first_token_s": -1.0}, "a sample of one has an impossible number"),
-        ({"prompt_tokens": 10**400}, "a sample of one has an impossible number"),
+        ({"prompt_per_second": 5e-324}, "a measurement of the layout one contains an impossible number"),
+        ({"answer_per_second": 5e-324}, "a measurement of the layout one contains an impossible number"),
+        ({"first_token_s": -1.0}, "a measurement of the layout one contains an impossible number"),
+        ({"prompt_tokens": 10**400}, "a measurement of the layout one contains an impossible number"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(change: dict[str, float], sentence: str) -> None:
@@ -132,7 +132,7 @@ def test_a_file_of_too_many_samples_or_depths_is_refused() -> None:
         with pytest.raises(ArgumentError, match=f"the file has more than .* {words}"):
             parse_results(data, "r.json")
     no_time = msgspec.structs.replace(one, loads=(TimedLoad(0, 0.0),))
-    with pytest.raises(ArgumentError, match="a load of one has an impossible number"):
+    with pytest.raises(ArgumentError, match="a load time of the layout one is impossible"):
         parse_results(msgspec.json.encode(results_of(no_time)), "r.json")
 
 

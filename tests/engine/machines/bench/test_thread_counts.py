@@ -133,9 +133,9 @@ def test_a_machine_is_measured_and_its_choices_are_kept(monkeypatch: pytest.Monk
     }  # fmt: skip
     assert any(asked)
     assert lines[0].startswith(
-        "CPU threads: 4 for answers (1.30 times as fast as with 8 (interval 1.30 to 1.30)), 16 for prompts"
+        "CPU threads: 4 for answers (1.30 times as fast as with 8 (95 % interval: 1.30 to 1.30)), 16 for prompts"
     )
-    assert lines[1].startswith("Threads are bound to physical cores (1.15 times")
+    assert lines[1].startswith("Threads are bound to physical cores, which was 1.15 times")
 
 
 def test_unknown_cores_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:

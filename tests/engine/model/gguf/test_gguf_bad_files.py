@@ -92,7 +92,10 @@ def _set_tensor(tensor: Tensor) -> Change:
         (_set_pair("llama.block_count", text_value("2")), "has no llama.block_count"),
         (_set_pair("llama.block_count", number_value(0)), "has 0 layers"),
         (_set_pair("llama.block_count", number_value(0xFFFFFFFF)), "llama.cpp accepts 1 to 512"),
-        (_set_pair("llama.block_count", number_value(1)), "has 1 layers by llama.block_count, but tensors for 2"),
+        (
+            _set_pair("llama.block_count", number_value(1)),
+            "has 1 layers according to llama.block_count, but tensors for 2",
+        ),
         (_set_pair("llama.block_count", number_array([2, 2])), "has no llama.block_count"),
         (lambda file: setattr(file, "tensors", []), "contains only a vocabulary"),
     ],

@@ -105,7 +105,7 @@ def test_layers_for_token_prediction_may_be_left_out(tmp_path: Path) -> None:
     file = GgufBytes()
     file.pairs["llama.block_count"] = number_value(3)
     path = file.write(tmp_path / "mtp.gguf")
-    with pytest.raises(ModelFileError, match=r"has 3 layers by llama\.block_count, but tensors for 2"):
+    with pytest.raises(ModelFileError, match=r"has 3 layers according to llama\.block_count, but tensors for 2"):
         read_model(path)
     file.pairs["llama.nextn_predict_layers"] = number_value(1)
     assert read_model(file.write(path)).n_layers == 3

@@ -91,7 +91,7 @@ def test_the_sentence_names_who_gives_way_and_the_gain() -> None:
     sentence = together_sentence(found)
     # The less important one gives way, if the other is then wholly on devices; here that one has it already.
     assert found.find("middle").is_whole
-    assert "middle would have to be left out: without this model, chat fits wholly on devices" in sentence
+    assert "Leave out middle: without this model, chat fits wholly on devices" in sentence
     assert "tokens/s instead of" in sentence
 
 

@@ -147,7 +147,8 @@ def test_swap_is_named_where_it_would_be_used() -> None:
     assert swap_rules(host(need_bytes, 0)) == {}
     assert swap_rules(host(need_bytes - 30 * MIB, None)) == {}
     (used,) = swap_rules(host(need_bytes - 30 * MIB, 50 * MIB)).values()
-    assert used.startswith("30.0 MiB of the model would be in swap, which has 50.0 MiB free")
+    assert used.startswith("30.0 MiB of the model would be in swap, so answers")
+    assert used.endswith("are free (free swap: 50.0 MiB).")
     (beyond,) = swap_rules(host(need_bytes - 80 * MIB, 50 * MIB)).values()
     assert "50.0 MiB of swap" in beyond
 

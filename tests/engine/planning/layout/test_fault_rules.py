@@ -129,7 +129,7 @@ def test_a_split_says_why_a_device_is_no_member(model: ModelFile) -> None:
     layout = Layout(4, (Run("CUDA0", 0, 1), Run("CUDA1", 2, 3)), "CUDA1", "tensor", (("CUDA0", 1.0), ("CUDA1", 1.0)))
     plan = make_plan(model, Rig((able, SOUND), rig.host), Edit(layout, CONTEXT))
     assert [each.message for each in plan.violations] == [
-        "CUDA0 cannot be a member of split mode tensor: It dies (SIGSEGV) with split mode tensor."
+        "CUDA0 cannot be used in split mode tensor: It dies (SIGSEGV) with split mode tensor."
     ]
 
 

@@ -54,7 +54,7 @@ def test_overrides_and_shares_are_read() -> None:
     ("changes", "place", "words"),
     [
         ({"version": 2}, "version", "update Layerdeck"),
-        ({"version": 0}, "version", "the first version is 1"),
+        ({"version": 0}, "version", "versions begin at 1"),
         ({"version": "1"}, "version", "whole number"),
         ({"version": True}, "version", "whole number"),
         ({"colour": 1}, "", 'unknown key "colour"'),

@@ -157,7 +157,7 @@ def test_a_tensor_above_the_limit_of_a_lent_card_is_refused() -> None:
     narrow = lent("Vulkan", BufferFacts(largest_tensor_bytes=layer - 1))
     assert faults(model, narrow, replace(without_output, overrides=(Override("CPU", part="all"),))) == []
     ((message, remedy),) = faults(model, fits_layers, whole)
-    assert message.startswith("attic-GPU computes with tensors of at most ")
+    assert message.startswith("attic-GPU cannot compute with tensors larger than ")
     assert message.endswith(" would crash or compute wrong results.")
     assert "token_embd.weight" in remedy or "output.weight" in remedy
     ((message, remedy),) = faults(model, narrow, without_output)

@@ -26,7 +26,7 @@ def test_every_mode_that_cannot_be_says_why() -> None:
     assert "CUDA0 and RPC0 do not support" in split_mode_obstacles(RIG)["row"]
     assert set(split_mode_obstacles(Rig((), HOST))) == {"row", "tensor"}
     unable = replace(BIG, capabilities=Capabilities(tensor_split=False))
-    assert "None of the devices" in split_mode_obstacles(Rig((unable,), HOST))["tensor"]
+    assert "No device can be used" in split_mode_obstacles(Rig((unable,), HOST))["tensor"]
     model = replace(made_up_model(), architecture="mamba")
     assert "cannot split mamba models" in split_mode_obstacles(RIG, model)["tensor"]
     assert "tensor" not in split_mode_obstacles(RIG, made_up_model())

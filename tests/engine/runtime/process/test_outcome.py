@@ -209,7 +209,7 @@ def test_a_death_names_the_file_that_may_have_caused_it() -> None:
         ProcessOutcome(EndReason.ITSELF, signal=6, abort_text="llama-vocab.cpp:3207: fatal error"),
     )
     for outcome in aborts:
-        assert crash_event(outcome, model="ada.gguf").message.endswith("The process was running ada.gguf.")
+        assert crash_event(outcome, model="ada.gguf").message.endswith("The engine process was running ada.gguf.")
         assert "running" not in crash_event(outcome).message
     for outcome in (ProcessOutcome(EndReason.ITSELF, signal=9), ProcessOutcome(EndReason.STOPPED)):
         assert "ada.gguf" not in crash_event(outcome, model="ada.gguf").message
@@ -229,4 +229,4 @@ def test_a_token_that_the_vocabulary_lacks_is_the_files_fault(lines: tuple[str, 
     outcome = ProcessOutcome(EndReason.ITSELF, signal=6, stderr_tail=lines)
     assert "The model file is damaged" in outcome.sentence
     assert not outcome.is_fault_of_engine
-    assert crash_event(outcome, model="ada.gguf").message.endswith("The process was running ada.gguf.")
+    assert crash_event(outcome, model="ada.gguf").message.endswith("The engine process was running ada.gguf.")

@@ -135,7 +135,7 @@ def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, 
         log.session.ask(Generate(prompt="hello", max_tokens=4))
         ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Crashed), ending
-        assert "is shortened while it is mapped" in ending.message
+        assert "becomes shorter while it is memory-mapped" in ending.message
         copy.write_bytes(path.read_bytes())
         log.session.load(load_of(read_model(copy)))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)

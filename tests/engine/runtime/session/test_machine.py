@@ -158,7 +158,7 @@ def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Pat
         story.ended(ProcessOutcome(EndReason.ITSELF, signal=11))
         (ending,) = story.endings
         assert isinstance(ending, Crashed)
-        assert ("The process was running small.gguf." in ending.message) == is_draft
+        assert ("The engine process was running small.gguf." in ending.message) == is_draft
 
 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:
@@ -478,5 +478,5 @@ def test_a_load_of_what_ran_out_of_memory_in_an_answer_steps_back_at_once() -> N
     attempt = next(each for each in reversed(story.events) if isinstance(each, Attempt))
     assert attempt.number == 2
     assert attempt.reason.startswith(
-        "attic refused 7 B with 5 B free while the prompt was read. Change for the next attempt: all layers"
+        "attic could not allocate 7 B with 5 B free while the prompt was read. Change for the next attempt: all layers"
     )

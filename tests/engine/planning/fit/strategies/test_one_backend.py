@@ -56,7 +56,7 @@ def test_the_backend_with_the_most_layers_is_used_alone(strategy: str) -> None:
     assert backends_of(mixed.layout, MIXED) == {"CUDA", "Vulkan"}, "no single backend has room"
     found = auto_layout(strategy, memory(), MIXED, CONTEXT, ONE)
     assert backends_of(found.layout, MIXED) == {"Vulkan"}
-    assert "Only Vulkan is used, which takes" in found.explanation
+    assert "Only Vulkan is used: it takes" in found.explanation
     assert found.fits
 
 
@@ -82,7 +82,7 @@ def test_of_equally_many_layers_the_backend_that_can_split_is_used_if_a_split_is
     rig = make_rig(card("CUDA0", 8), card("CUDA1", 8), card("Vulkan0", 16))
     found = auto_layout("balanced", memory(), rig, CONTEXT, replace(ONE, split=True))
     assert set(found.layout.devices) == {"CUDA0", "CUDA1"}
-    assert "it allows the requested split and Vulkan does not" in found.explanation
+    assert "a split over several devices was requested, and Vulkan does not" in found.explanation
     alone = auto_layout("balanced", memory(), make_rig(card("Vulkan0", 16)), CONTEXT, replace(ONE, split=True))
     assert "A split over several devices was requested, but there is no second device to use." in alone.explanation
 
@@ -118,7 +118,7 @@ def test_strategy_context_uses_the_backend_with_the_longest_context() -> None:
     rig = make_rig(card("CUDA0", 6), card("Vulkan0", 8), host_gib=1)
     found = auto_layout("context", memory(), rig, CONTEXT, ONE)
     assert backends_of(found.layout, rig) == {"Vulkan"}
-    assert "Only Vulkan is used, because the context is longer than with CUDA" in found.explanation
+    assert "Only Vulkan is used, because it allows a longer context than CUDA" in found.explanation
 
 
 def test_a_step_back_stays_within_the_backend() -> None:

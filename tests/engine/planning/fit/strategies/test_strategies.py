@@ -619,7 +619,7 @@ def test_reasons_are_whole_sentences_that_can_be_translated() -> None:
         "All {count_layers} and the output layer fit on {id} alone, so nothing is split.": "1",
         "No single device holds everything": "zwei",
         "No {count} devices together hold everything": "mehrere",
-        "{why}, so {name_list} share the layers in proportion to the number that each can hold: {describe_runs}.": (
+        "{why}, so {name_list} share the layers in proportion to how many layers fit on each: {describe_runs}.": (
             "{why}"
         ),
         "{used} holds everything that is not pinned elsewhere: {describe_runs}.": "sonst",

@@ -205,7 +205,7 @@ def test_measured_threads(memory: ModelMemory) -> None:
     found = decisions(memory, rig, layout(), ContextSettings(), host)
     assert (found["threads"].value, found["threads_batch"].value) == (8, 16)
     assert found["threads"].reason == (
-        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (interval 1.20 to 1.30)."
+        "8 threads on 16 cores, as measured: 1.25 times as fast as with 16 (95 % interval: 1.20 to 1.30)."
     )
     assert found["threads_batch"].reason == "16 threads on 16 cores, as measured: no other value was clearly faster."
     assert not found["threads"].overridden
@@ -273,15 +273,15 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
 @pytest.mark.parametrize(
     ("backend", "on_cpu", "behind", "asked", "value", "says"),
     [
-        ("CUDA", 8, False, {}, True, "For prompts of at least 32 tokens D0 also computes the CPU's layers"),
-        ("Vulkan", 8, False, {}, True, "D0 also computes the CPU's layers"),
+        ("CUDA", 8, False, {}, True, "D0 computes the CPU's layers for prompts of at least 32 tokens"),
+        ("Vulkan", 8, False, {}, True, "D0 computes the CPU's layers"),
         ("CUDA", 0, False, {}, True, "no layer's weights are in host memory"),
         ("CUDA", 8, True, {}, True, "placed after a GPU cannot use op offload"),
-        ("RPC", 8, False, {}, True, "no device here computes"),
+        ("RPC", 8, False, {}, True, "no device here can compute"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),
         ("CUDA", 8, False, {"op_offload": False}, False, "Set explicitly"),
-        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 also computes the CPU's layers"),
+        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 computes the CPU's layers"),
     ],
 )
 def test_op_offload(

@@ -38,17 +38,12 @@ def limit_malloc() -> None:
 
 
 def pause_collections() -> None:
-    """Turn automatic garbage collection off while modules and widgets are made, until `resume_collections`.
+    """Turn automatic garbage collection off while modules and widgets are made (`app.garbage` collects afterwards).
 
     These objects live as long as the process, so a collection finds nothing. Collections took 8 % of the processor time
     from the start to the first picture.
     """
     gc.disable()
-
-
-def resume_collections() -> None:
-    """Turn automatic garbage collection on again."""
-    gc.enable()
 
 
 def freeze_window_objects() -> None:

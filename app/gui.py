@@ -112,12 +112,14 @@ def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from app.allocator import freeze_window_objects, limit_malloc, pause_collections
+    from app.garbage import GarbageCollector
     from app.language import find_language, kept_choice, speak
 
     # Before Qt starts threads: each may get an arena of its own.
     limit_malloc()
     pause_collections()
     application = QApplication(sys.argv[:1])
+    GarbageCollector(application)
     skip_feature_search()
     try:
         # Before modules with tables of texts are imported: `tr` at module level uses the language of that moment.

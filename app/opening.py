@@ -13,7 +13,6 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.allocator import resume_collections
 from app.settings import Settings
 from app.theme import Theme
 from app.window.arrangement import make_first_picture
@@ -57,11 +56,7 @@ class Opening(QObject):
         self._is_over = True
         from app.wiring import make_window
 
-        try:
-            window = make_window(self._settings, self._theme, self.picture)
-            window.main.show()
-            window.start(files=self._options.files, rig=self._options.rig)
-            self.opened.emit(window)
-        finally:
-            # After an error the event loop goes on without a window.
-            resume_collections()
+        window = make_window(self._settings, self._theme, self.picture)
+        window.main.show()
+        window.start(files=self._options.files, rig=self._options.rig)
+        self.opened.emit(window)

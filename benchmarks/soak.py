@@ -328,6 +328,7 @@ def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QA
         from PySide6.QtWidgets import QApplication
 
         from app.allocator import freeze_window_objects, limit_malloc
+        from app.garbage import GarbageCollector
         from app.logs import start_logging
         from app.paths import log_path
         from app.settings import Settings
@@ -337,6 +338,7 @@ def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QA
         limit_malloc()
         start_logging(log_path())
         application = QApplication(sys.argv[:1])
+        GarbageCollector(application)
         window = make_window(Settings(), Theme(application, theme))
         window.main.resize(1280, 800)
         window.main.show()

@@ -94,6 +94,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Collect garbage only between tests with Qt, in the main thread: see `app/garbage.py`."""
+    if "qapp" not in getattr(item, "fixturenames", ()):
+        return (yield)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect(1)
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Replace lone surrogates in captured text: tests write them, and pytest-xdist cannot encode them."""
     report = yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from PySide6.QtCore import QCoreApplication, QEvent
 from pytestqt.qtbot import QtBot
 
 if TYPE_CHECKING:
-    from PySide6.QtWidgets import QApplication, QWidget
+    from PySide6.QtWidgets import QApplication
 
     from app.wiring import WindowParts
 
@@ -34,23 +33,11 @@ class WindowOpener:
         window = make_window(Settings(self._folder / "settings.ini"), Theme(self._qapp, theme))
         # pytest-qt has called `deleteLater`. The window is deleted now, while Python still holds its parts: the garbage
         # collector would take them apart while Qt still delivers events to them.
-        self._stack.callback(_delete, window.main)
+        self._stack.callback(QCoreApplication.sendPostedEvents, window.main, QEvent.Type.DeferredDelete)
         self._stack.callback(window.main.close)
         self._qtbot.addWidget(window.main)
         window.main.show()
         return window
-
-
-def _delete(widget: QWidget) -> None:
-    """Delete a widget for which `deleteLater` was called, with the garbage collector disabled meanwhile.
-
-    A collection in the middle would see the widget half deleted.
-    """
-    gc.disable()
-    try:
-        QCoreApplication.sendPostedEvents(widget, QEvent.Type.DeferredDelete)
-    finally:
-        gc.enable()
 
 
 @contextmanager

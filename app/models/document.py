@@ -67,10 +67,10 @@ class EditState:
 
 
 class LayoutDocument(QObject):
-    """Owns the edit state of the current model, its drag and its plan. Use it in the GUI thread only.
+    """Owns the edit state of the current model, the drag in progress and the plan. Use it in the GUI thread only.
 
     Forecasts need no child process: a plan is arithmetic, and numbers from `probes` replace estimated ones. If
-    `background` is None, everything is computed at once.
+    `background` is None, each forecast is computed before the call returns.
     """
 
     preview_changed = Signal(object)  # Preview | None

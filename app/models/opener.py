@@ -234,7 +234,7 @@ class ModelOpener(QObject):
         self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: open_it(demo)))
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
-        """Find the demo model in the background, then call `then`. The generated one may have to be written first."""
+        """Find the demo model in the background, then call `then`. It is written first if needed."""
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
@@ -342,9 +342,11 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Compute the first preview of the model `opened` on `rig`; return its edit and the tables for later previews.
+    """Compute the first preview of the model `opened` on `rig`.
 
-    `edit`: the edit to start with; None to find an initial layout, for which `speeds` predicts tokens per second.
+    Return the edit that it shows, and the memory tables of the model, with which later previews are computed.
+
+    `edit`: the edit to show; None to find an initial layout, for which `speeds` predicts tokens per second.
     The call takes time: not for the GUI thread. After the return, only the GUI thread may use the tables.
     """
     tables = PreviewTables(opened.model)

@@ -3,8 +3,8 @@
 The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
 without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and
 scheduling of other processes. Binding of threads is the one call about which the parent may be asked
-(`engine.base.thread_binding`). The filter also binds threads that exist already, such as those of drivers. Landlock
-does so from version 8 on.
+(`engine.base.thread_binding`). The filter applies to threads that exist already too, such as those of drivers. Landlock
+applies to them from version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of

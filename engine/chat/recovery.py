@@ -94,8 +94,8 @@ def recover(path: Path, reason: str) -> str:
 class _Recovered:
     """What a recovery put into the new database.
 
-    `copied_at`: local time at which the used copy of the database was made; empty if there was no copy.
-    `added`: number of messages that were added from the damaged file, and number of lost ones.
+    `copied_at`: local time at which the copy that the new database began with was made; empty if there was no copy.
+    `added`: counts of the messages that were added from the damaged file, and of those that were lost.
     """
 
     copied_at: str

@@ -351,7 +351,7 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
             other_id=earlier.id,
             endpoint=device.endpoint,
         )
-        item.refuse(tr("{words}; use the same fingerprint for both", words=words), "fingerprint")
+        item.refuse(tr("{words}; use the same fingerprint for both devices", words=words), "fingerprint")
     if same_endpoint and device.endpoint_device == earlier.endpoint_device:
         item.refuse(
             tr(

@@ -48,7 +48,8 @@ def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
 
     They are valid if size, modification time and inode of the file are the same as when its header was read.
 
-    `known`: the saved header values by path, with size, modification time and inode.
+    `census`: the files that a scan has just found.
+    `known`: the saved header values by path, with the size, modification time and inode of that time.
     """
     found = {}
     for file in census.files:

@@ -43,7 +43,10 @@ class Store(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def label(self) -> str:
-        """Name of the store for people: the owner, or "Opened"; empty for folders that the user added."""
+        """Name of the store for people: the program that owns it, or "Opened" for models that were opened singly.
+
+        Empty for folders that the user added.
+        """
         return _OPENED if self.kind == "opened" else self.owner
 
     @property

@@ -177,7 +177,7 @@ def draft_probe_request(plan: Plan) -> Probe | None:
     """Return the request of a dry run (a load without memory) of the draft model alone; None if the plan has no draft
     model.
 
-    It needs the same files, devices and memory as `probe_request`, so the same child can carry it out.
+    It has the same access to files, devices and host memory as `probe_request`, so the same child can carry it out.
 
     Raises:
         ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.

@@ -69,7 +69,7 @@ class CompareDialog(Dialog):
         self.add_layout_button = QPushButton(tr("Add Layout File…"))
         self.automatic_box = QCheckBox(tr("Also try automatic layouts and settings"))
         self.preset_combo = ComboBox()
-        self.preset_combo.setAccessibleDescription(tr("Length of the comparison"))
+        self.preset_combo.setAccessibleDescription(tr("How long the comparison measures"))
         for key, words in PRESET_WORDS:
             self.preset_combo.addItem(words, key)
         self.start_button = QPushButton(tr("Compare"))

@@ -37,7 +37,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     "edit": (tr("Edit"), tr("Change this question and send it as another version")),
     "regenerate": (tr("Regenerate"), tr("Generate another version of this answer")),
     "continue": (tr("Continue"), tr("Continue this answer where it ended")),
-    "details": (tr("Details"), tr("Show or hide prompt speed, first token, cache and layout of this answer")),
+    "details": (
+        tr("Details"),
+        tr("Show or hide prompt speed, time to the first token, reused tokens and layout of this answer"),
+    ),
     "tokens": (tr("Tokens"), tr("Probabilities and alternatives for each token of this answer")),
     "pin": (tr("Pin"), tr("Keep this message when the context is full")),
     "branch": (tr("Branch"), tr("Continue from here in a new conversation")),
@@ -61,8 +64,8 @@ class MessageHead(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setFixedHeight(HEAD_HEIGHT_PX)
-        self.older_button = _button("‹", tr("Previous version"))
-        self.newer_button = _button("›", tr("Next version"))
+        self.older_button = _button("‹", tr("Previous version of this message"))
+        self.newer_button = _button("›", tr("Next version of this message"))
         self._versions = plain_label("", "dim")
         self.buttons = {kind: _button(*words) for kind, words in _WORDS.items()}
         self.more_button = _button("⋯", tr("More actions"))

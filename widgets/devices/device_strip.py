@@ -269,7 +269,10 @@ ON_TOP_WIDTH_PX = 560
 
 
 class DeviceLine(QWidget):
-    """One painted line with all devices. It reads the values of the cards, which record also while they are hidden."""
+    """One painted line with all devices, in place of their panels (`DeviceCard`).
+
+    It shows the last readings of the panels, which take samples while they are hidden too.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

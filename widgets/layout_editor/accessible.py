@@ -143,7 +143,7 @@ def is_shown(shown: Shown | None, place: Place) -> bool:
 
 
 def name_of(shown: Shown, place: Place) -> str:
-    """Return the accessible name of the part `place`."""
+    """Return the accessible name of one part of the editor. `shown`: what the editor shows. `place`: the part."""
     preview = shown.preview
     match place:
         case Kind.LANE, lane:

@@ -468,7 +468,7 @@ class ModelPool:
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
         """Plan the load of a model. Return its order, and the pool's own models that must be unloaded first.
 
-        `beside`: memory of the other loaded models.
+        `beside`: memory of all other loaded models, those outside of the pool included.
         """
         idle = [held for held in beside.own if not held.is_busy]
         order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))

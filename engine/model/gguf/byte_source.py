@@ -177,6 +177,8 @@ class ByteSource(ABC):
     def _locate(self, length: int, what: str) -> int:
         """Return the position of the next `length` bytes in the window, the part of the file that is in memory.
 
+        `what`: name of these bytes for the error message.
+
         If they are not all in the window, a new one is read first.
         """
         start = self.position - self._window_start

@@ -127,7 +127,7 @@ class DraftMove(Move):
         return tr("move the draft")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` unchanged. `Edit.after` makes the change, because it depends on the kind of draft."""
+        """Return `layout` unchanged. `Edit.after` moves the draft, because how depends on the kind of draft."""
         return layout
 
 

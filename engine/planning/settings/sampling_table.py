@@ -63,7 +63,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "max_tokens",
         WholeNumber(1, MAX_WINDOW, left_open=LeftOpen(None, None, "unlimited", or_empty=True)),
         "Answer",
-        tr("Longest answer"),
+        tr("Maximum answer length"),
         tr("maximum number of tokens in an answer"),
     ),
     SamplingSetting(

@@ -333,10 +333,10 @@ class CostModel:
         is_learnt: bool,
         prompt: SpeedForecast | None = None,
     ) -> SpeedForecast:
-        """Return the prediction for one token, made from the costs of a batch.
+        """Return the prediction for one token, made from the costs of a batch of `n_tokens` tokens.
 
-        `scale`: factor from seconds of the batch to seconds of a token, with the learnt ratio.
-        `factors`: learnt factor by device id.
+        `scale`: seconds of a token divided by seconds of the batch, times the learnt factor of this model.
+        `factors`: learnt factor of each device, by id; a device's cost is multiplied by both.
         `source_of`: function that returns how the speed of a device is known.
         `is_learnt`: whether learnt corrections are in `scale` or `factors`.
         `prompt`: for an answer, the prediction for its prompt.

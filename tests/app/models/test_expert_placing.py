@@ -129,7 +129,8 @@ def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBo
     QTest.keyClick(numbers.line, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: bool(numbers.answer))
     assert numbers.answer == (
-        'These shares or options change nothing. Layerdeck cannot read -ngl "x", so this option was not imported. '
+        "The layout already has these numbers or options. "
+        'Layerdeck cannot read -ngl "x", so this option was not imported. '
         "Not imported, because Layerdeck does not know these options: banana."
     )
     assert numbers.line.text() == "banana -ngl x"

@@ -114,9 +114,9 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Return the layout that fills as few devices as hold the whole model, the first ones in order.
+    """Return a layout on the smallest number of devices that holds the whole model.
 
-    If the model is too large, all devices are filled.
+    Devices are taken in the order of `bench.devices`. If the model is too large for all of them, all are filled.
     """
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):

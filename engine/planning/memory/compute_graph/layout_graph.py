@@ -347,7 +347,10 @@ class LayoutGraph:
     # ------------------------------------------------------------------ placed sections
 
     def _known_sections(self, placement: Placement) -> _PlacedSections:
-        """Return the cached sections of graphs for layouts with the overrides of `placement`."""
+        """Return the cache of graph sections for layouts with the same overrides as `placement`; empty at first.
+
+        `placement`: devices of the layers and the overrides.
+        """
         found = self._sections_of.get(placement.overrides)
         if found is None:
             if len(self._sections_of) >= _MOST_OVERRIDES:

@@ -26,10 +26,10 @@ MOST_SLOW = 3.0
 """Multiple of the median duration above which a duration is ignored, because another program has slowed the step down.
 """
 NEW_COST = 0.1
-"""Additional duration that is assumed for each drafted token until durations have been measured.
+"""Assumed duration of a drafted token, until durations have been measured: the share of a plain step's duration.
 
-It is a fraction of the duration of a plain step (a step without drafts), divided by the number of answers. It is low,
-so that drafts are tried.
+A plain step (without drafts) computes one token for each answer, and its duration is divided by the number of answers.
+The value is low, so that drafts are tried.
 """
 UNMEASURED = 0.8
 """Factor that makes the assumed duration shorter for numbers of drafted tokens that were not measured.

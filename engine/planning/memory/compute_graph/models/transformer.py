@@ -78,11 +78,12 @@ def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
 def weighted_sum(
     ctx: GraphContext, source: Tensor, chosen: Tensor, rows: Tensor | None, *, kind: str = "exps", activations: int = 1
 ) -> Tensor:
-    """Return the sum of the outputs of the experts `chosen`.
+    """Return the weighted sum of the outputs of the experts `chosen`.
 
+    `source`: input of the experts.
     `rows`: weight of each chosen expert; None for a sum without weights.
-    `kind`: suffix of the names of the experts' weights.
-    `activations`: number of nodes of the activation if there is no gate.
+    `kind`: suffix of the names of the experts' tensors.
+    `activations`: number of graph nodes of the activation, for experts without a gate tensor.
     """
     graph = ctx.graph
     current = _activations(ctx, source, chosen, kind, activations)

@@ -66,8 +66,8 @@ class DraftTarget:
 class EmptyTarget:
     """Pointer target: a point in the track of `lane` where nothing can be dragged.
 
-    part_layer: layer that is on another device, but has parts that an override places on this device, at this point; None if there is
-    none.
+    part_layer: layer on another device with parts that an override places on this one, at this point; None if
+    there is none.
     embedding: whether the token embedding, which cannot be moved, is at this point.
     """
 

@@ -309,8 +309,8 @@ class _SectionAlloc:
     """Allocation of the tensors of one section of the graph (consecutive nodes, mostly one layer's).
 
     Tensors have the indices of `SplitSection`. Tensors of earlier sections that this section does not read, but later
-    ones do, get the indices after those. `_blocks` has (buffer type, offset, size) for each index, or None if the tensor
-    has no memory.
+    ones do, get the indices after those. `_blocks` has (buffer type, offset, size) for each index, or None if the
+    tensor has no memory.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout_file import LayoutFile, layout_document
-from engine.planning.speed.prediction import predicted_rate_text, source_words
+from engine.planning.speed.words import predicted_rate_text, source_words
 
 DEFAULT_STRATEGY = "fewest"
 

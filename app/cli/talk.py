@@ -28,12 +28,11 @@ from engine.chat.answer import (
     continued_answer,
     loss_words,
     new_answer,
-    new_question,
 )
 from engine.chat.attachments import ReadFile
 from engine.chat.context import Overflow
 from engine.chat.conversation import Conversation, title_of_message
-from engine.chat.message import Message
+from engine.chat.message import Message, new_question
 from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
 from engine.chat.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chat.store import ChatStore

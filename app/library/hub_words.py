@@ -9,7 +9,7 @@ from engine.library.hub.addresses import HubAddress
 from engine.library.hub.card import ModelCard
 from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.library.hub.listing import HubModel, Quantisation, RepoListing
-from engine.planning.speed.prediction import predicted_rate_text
+from engine.planning.speed.words import predicted_rate_text
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 

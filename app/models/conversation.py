@@ -16,12 +16,12 @@ from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
 from app.models.loading import AnswerLost, Loading
 from engine.base.language import tr
-from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer, new_question
+from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer
 from engine.chat.asking import chat_messages, media_of, texts_of
 from engine.chat.context import cut_of_path, left_out_of, shown_path
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.conversation import result_key, title_of_message
-from engine.chat.message import Attachment, Message, new_id, now_ms
+from engine.chat.message import Attachment, Message, new_id, new_question, now_ms
 from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
 from engine.chat.thinking import Marks, begun_answer, marks_of
 from engine.chat.tools import (

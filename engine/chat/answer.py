@@ -39,7 +39,7 @@ from engine.chat.context import (
     shown_path,
     tokens_of,
 )
-from engine.chat.message import MAX_CHOICES, Attachment, Message, MessageState, Timings, new_id, now_ms
+from engine.chat.message import MAX_CHOICES, Message, MessageState, Timings, new_id, now_ms
 from engine.chat.thinking import Delta, Marks, Splitter, begun_answer
 from engine.chat.tool_calls import CallDelta, Found, calls_with
 from engine.chat.tools import NO_TOOLS, ToolUse
@@ -526,17 +526,6 @@ class AnswerRun:
 
 
 # ------------------------------------------------------------------ how an answer begins
-
-
-def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
-    """Return a message of the role "user".
-
-    `text`: the typed question.
-    `parent`: id of the message before it; None for a first message.
-    """
-    return Message(
-        id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
-    )
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -167,3 +168,14 @@ def _speed(tokens: int, seconds: float | None) -> float | None:
 
 def _together(earlier: float | None, later: float | None) -> float | None:
     return later if earlier is None else earlier + (later or 0.0)
+
+
+def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
+    """Return a message of the role "user".
+
+    `text`: the typed question.
+    `parent`: id of the message before it; None for a first message.
+    """
+    return Message(
+        id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
+    )

@@ -11,8 +11,8 @@ from engine.library.census import Census
 from engine.library.entry import Entry, Quantisation
 from engine.library.fit import Fit, fit_words, projector_words, sourced_speed_words
 from engine.library.listed import Listed
-from engine.planning.speed.prediction import predicted_rate_text, rate_text
 from engine.planning.speed.speeds import Source
+from engine.planning.speed.words import predicted_rate_text, rate_text
 
 
 class FitDocument(msgspec.Struct, frozen=True, kw_only=True):

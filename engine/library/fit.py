@@ -10,8 +10,8 @@ import msgspec
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
-from engine.planning.speed.prediction import predicted_rate_text, source_words
 from engine.planning.speed.speeds import Source
+from engine.planning.speed.words import predicted_rate_text, source_words
 
 # Result of a forecast.
 # "devices": all layers are on devices. "split": some weights are on the CPU. "cpu": all layers are on the CPU.

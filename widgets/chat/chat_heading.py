@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QWidget
 
 from engine.base.language import tr
 from engine.base.units import format_count
@@ -163,20 +163,28 @@ class ChatHeading(QWidget):
         )
         self.settings_button.setCheckable(True)
         self.new_button = tool_button(NEW_WORDS, tr("Start a new conversation"), "compact")
+        self._worded = (
+            (self.settings_button, SETTINGS_WORDS, SETTINGS_SIGN),
+            (self.new_button, NEW_WORDS, NEW_SIGN),
+        )
+        """The buttons at the right end, each with its words and the symbol that it shows if there is little room."""
         row = h_box(self, spacing=4)
         row.addWidget(self.list_button)
         row.addWidget(self.title_label, 1)
-        for widget in (self.context_meter, self.settings_button, self.new_button):
-            row.addWidget(widget)
-        buttons = (self.list_button, self.settings_button, self.new_button)
-        around_px = ROOMY_METER_PX + 4 * row.spacing()
-        # Measured with the words, and below with the symbols: the hint of a button follows its present text.
-        self._roomy_px = sum(button.sizeHint().width() for button in buttons) + around_px + ROOMY_TITLE_PX
+        row.addWidget(self.context_meter)
+        for button, *_ in self._worded:
+            row.addWidget(button)
+        # Measured with the words, and then with the symbols: the hint of a button follows its present text.
+        self._roomy_px = self._buttons_px(row) + ROOMY_METER_PX + ROOMY_TITLE_PX
         self._show_words(False)
-        least_px = sum(button.sizeHint().width() for button in buttons) + 4 * row.spacing()
-        self._least_px = least_px + MIN_TITLE_PX + self.context_meter.minimumSizeHint().width()
+        self._least_px = self._buttons_px(row) + MIN_TITLE_PX + self.context_meter.minimumSizeHint().width()
         # The layout's minimum would keep the words; `minimumSizeHint` counts the symbols.
         row.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
+
+    def _buttons_px(self, row: QHBoxLayout) -> int:
+        """Return the width of all buttons and of the gaps in the row, in pixels."""
+        buttons = (self.list_button, *(button for button, *_ in self._worded))
+        return sum(button.sizeHint().width() for button in buttons) + (row.count() - 1) * row.spacing()
 
     def show_title(self, title: str) -> None:
         """Show the title of the conversation."""
@@ -192,5 +200,5 @@ class ChatHeading(QWidget):
         return QSize(self._least_px, super().minimumSizeHint().height())
 
     def _show_words(self, is_roomy: bool) -> None:
-        self.settings_button.setText(SETTINGS_WORDS if is_roomy else SETTINGS_SIGN)
-        self.new_button.setText(NEW_WORDS if is_roomy else NEW_SIGN)
+        for button, words, sign in self._worded:
+            button.setText(words if is_roomy else sign)

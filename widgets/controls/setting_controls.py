@@ -177,7 +177,7 @@ class NumberControl(SettingControl):
 
 
 class RealControl(SettingControl):
-    """A box for a number with three decimals."""
+    """A box for a number with up to six decimals."""
 
     def __init__(self, name: str, kind: Real) -> None:
         self.box = DoubleSpinBox()

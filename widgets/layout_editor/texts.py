@@ -12,9 +12,8 @@ from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device, part_words
 from engine.planning.plan.preview import LayerBytes, LoadedLayout, Preview
 from engine.planning.plan.report import DeviceRow
-from engine.planning.speed.prediction import (
-    DeviceTime,
-    SpeedForecast,
+from engine.planning.speed.prediction import DeviceTime, SpeedForecast
+from engine.planning.speed.words import (
     link_words,
     predicted_rate_text,
     prompt_words,

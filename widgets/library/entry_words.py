@@ -13,7 +13,7 @@ from engine.library.entry import Quantisation
 from engine.library.fit import fit_words, place_words, projector_words, sourced_speed_words, speed_words
 from engine.library.listed import Listed
 from engine.library.notes import Notes
-from engine.planning.speed.prediction import predicted_rate_text, rate_text
+from engine.planning.speed.words import predicted_rate_text, rate_text
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
 _COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}

@@ -48,8 +48,8 @@ _ASKING = ("edit", "regenerate", "continue", "answer")
 class ChatPresenter(QObject):
     """Connects a model's conversation with its chat pane.
 
-    Each model has a presenter and a pane, so an answer is also streamed while another model is current. A question is
-    sent with its attached files, so the Send button is connected here.
+    Each model has a presenter and a pane, so an answer is also streamed while another model is current. The pane emits
+    `send_requested` when the user sends a question; `_on_send` sends it with its attached files.
     """
 
     def __init__(

@@ -1,13 +1,11 @@
-"""Records of architectures with recurrent layers, and their families: Mamba and its hybrids, RWKV, Granite and Qwen."""
+"""Records of architectures with recurrent layers: Mamba and its hybrids, RWKV, Granite's and Qwen's hybrids."""
 
 from __future__ import annotations
 
 from engine.model.architectures.record import (
     ALL_SCALED,
     ATTENTION_SCALED,
-    EXPERTS_SCALED,
     NO_SPLIT,
-    PLAIN_GRAPH,
     Architecture,
     GraphRecord,
     Indexer,
@@ -27,7 +25,6 @@ _RWKV = Recurrence("all", "wkv")
 _GRANITE = Style(rope="finetuned")
 
 _DELTA_NET = Recurrence("interval", "grouped_scan")
-_MULTI_AXIS = Style(positions=4)
 
 RECORDS: Records = {
     # Models with Mamba's scans or short convolutions, alone or beside attention
@@ -110,34 +107,12 @@ RECORDS: Records = {
             graph=GraphRecord(layer="rwkv.rwkv_gated_layer", recurrence="rwkv.time_mixing"),
         ),
     ),
-    # Granite's models
-    "granite": Architecture(graph=GraphRecord(_GRANITE)),
-    "granitemoe": Architecture(graph=PLAIN_GRAPH),
-    "granite_swa": Architecture(window=Window(), graph=PLAIN_GRAPH),
+    # Granite's and Qwen's hybrids
     "granitehybrid": Architecture(
         recurrence=Recurrence("no_kv_heads", "grouped_scan"),
         split=NO_SPLIT,
         graph=GraphRecord(_GRANITE, recurrence="recurrent.build_mamba2_layer"),
     ),
-    "graniteswitch": Architecture(
-        routed=True,
-        graph=GraphRecord(
-            _GRANITE,
-            embed="special.granite_switch_embd",
-            layer="special.granite_switch_layer",
-            attention="special.granite_switch_attention",
-            before="special.granite_switch_router",
-            every_layer=True,
-        ),
-    ),
-    # Qwen's models
-    **same("qwen qwen2", Architecture(graph=PLAIN_GRAPH)),
-    "qwen3moe": Architecture(graph=GraphRecord(scaled=EXPERTS_SCALED)),
-    "qwen3": Architecture(graph=GraphRecord(scaled=ALL_SCALED)),
-    "qwen2moe": Architecture(graph=GraphRecord(Style(normalises=False, divided_gate=True))),
-    "qwen2vl": Architecture(graph=GraphRecord(_MULTI_AXIS)),
-    "qwen3tts": Architecture(split=NO_SPLIT, graph=GraphRecord(_MULTI_AXIS)),
-    **same("qwen3vl qwen3vlmoe", Architecture(graph=GraphRecord(_MULTI_AXIS, layer="special.deepstack_layer"))),
     "qwen3next": Architecture(
         recurrence=_DELTA_NET,
         split=TensorSplit(gated_queries=True, values_by_key=True),

@@ -44,6 +44,7 @@ def _styled(style: Style) -> Architecture:
     return Architecture(graph=GraphRecord(style))
 
 
+_GRANITE = Style(rope="finetuned")
 _PHI = _styled(Style(scaled_q=True, residual_first="second"))
 _MULTI_AXIS = GraphRecord(Style(positions=4))
 _FALCON = Style(layer_norm=True, parallel="input", parallel_sum="ffn attention input")
@@ -95,6 +96,28 @@ RECORDS: Records = {
     ),
     **same("llama mistral3", Architecture(graph=GraphRecord(scaled=ALL_SCALED))),
     "pangu-embedded": Architecture(graph=GraphRecord(uses_rope_factors=False)),
+    # Granite and Qwen; their hybrids are in `recurrent.py`
+    "granite": Architecture(graph=GraphRecord(_GRANITE)),
+    "granitemoe": Architecture(graph=PLAIN_GRAPH),
+    "granite_swa": Architecture(window=Window(), graph=PLAIN_GRAPH),
+    "graniteswitch": Architecture(
+        routed=True,
+        graph=GraphRecord(
+            _GRANITE,
+            embed="special.granite_switch_embd",
+            layer="special.granite_switch_layer",
+            attention="special.granite_switch_attention",
+            before="special.granite_switch_router",
+            every_layer=True,
+        ),
+    ),
+    **same("qwen qwen2", Architecture(graph=PLAIN_GRAPH)),
+    "qwen3moe": Architecture(graph=GraphRecord(scaled=EXPERTS_SCALED)),
+    "qwen3": Architecture(graph=GraphRecord(scaled=ALL_SCALED)),
+    "qwen2moe": Architecture(graph=GraphRecord(Style(normalises=False, divided_gate=True))),
+    "qwen2vl": Architecture(graph=_MULTI_AXIS),
+    "qwen3tts": Architecture(split=NO_SPLIT, graph=_MULTI_AXIS),
+    **same("qwen3vl qwen3vlmoe", Architecture(graph=GraphRecord(Style(positions=4), layer="special.deepstack_layer"))),
     # norms
     **same("codeshell dbrx orion starcoder2", _styled(Style(layer_norm=True))),
     **same("jais2 nemotron", _styled(Style(layer_norm=True, activations=2))),

@@ -20,8 +20,8 @@ from engine.planning.plan.figures import FIGURES, Figures, figures_of
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.table import SETTINGS
-from engine.planning.speed.prediction import rate_text
 from engine.planning.speed.speeds import Speeds
+from engine.planning.speed.words import rate_text
 from engine.planning.speed.work import Work, hops
 
 ComparedPart = Literal["layer", "experts", "dense", "output", "embedding"]

@@ -15,8 +15,9 @@ from engine.planning.plan.advice import Advice
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import SpeedForecast, link_words, prompt_words, speed_words
+from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Sending
+from engine.planning.speed.words import link_words, prompt_words, speed_words
 
 _HEADINGS = (
     "device",

@@ -6,6 +6,7 @@ forecast caches, and to generate `docs/settings.md`. CONTRIBUTING.md lists the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -71,8 +72,8 @@ class Setting:
     `effect`: how it affects memory.
     `decided_by`: module of `engine.planning.plan.decisions` that chooses the value for "auto"; empty if there is none.
     `rare`: whether it is written to a file only if it is not the default.
-    `server_options`: llama-server's options with the same values; exports write the first one. Empty: there is none, or
-    its values differ (`engine.planning.exchange`).
+    `server_options`: llama-server's options with the same values; exports write the first one. If llama-server accepts
+    further values, `_VALUES` of `engine.planning.exchange.server_options` reads them. Empty: there is no such option.
     `engine_field`: whether `llama_context_params` has a field of the same name with the same values.
     `in_kv_state`: whether the content or shape of the KV cache depends on it, so that a saved KV state can only be
     restored with the same value.
@@ -379,9 +380,21 @@ def memory_part(context: ContextSettings) -> tuple[Value, ...]:
     return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)
 
 
+FROM_FILE: Mapping[str, Value] = {
+    # LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED
+    "rope_scaling_type": -1,
+    "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": -1.0,
+    "yarn_beta_fast": -1.0,
+    "yarn_beta_slow": -1.0,
+    "yarn_orig_ctx": 0,
+}
+"""Fields of `llama_context_params` with the value that means: as the model's file says."""
+
+
 def engine_fields(context: ContextSettings) -> dict[str, Value]:
-    """Return the fields of `llama_context_params` that have a setting's name and value."""
-    return {setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field}
+    """Return the fields of `llama_context_params` that have a setting's name and value, and those of `FROM_FILE`."""
+    return {**FROM_FILE, **{setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field}}
 
 
 def kv_state_values(context: ContextSettings) -> dict[Setting, Value]:

@@ -26,7 +26,6 @@ from engine.chat.answer import (
     layout_words,
     loss_words,
     new_answer,
-    new_question,
 )
 from engine.chat.asking import (
     SYSTEM,
@@ -39,7 +38,7 @@ from engine.chat.asking import (
 )
 from engine.chat.context import Overflow
 from engine.chat.conversation import TITLE_CHARACTERS, title_of, title_of_message
-from engine.chat.message import Attachment, Message, Timings
+from engine.chat.message import Attachment, Message, Timings, new_question
 from engine.chat.thinking import THINK, begun_answer
 from engine.chat.tree import MessageTree, add, tree_of
 from engine.planning.layout.layout import Layout, make_layout, single_device

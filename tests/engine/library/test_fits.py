@@ -39,8 +39,9 @@ from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.decisions.context_length import default_context
-from engine.planning.speed.prediction import CostModel, predicted_rate_text
+from engine.planning.speed.prediction import CostModel
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
+from engine.planning.speed.words import predicted_rate_text
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.side_models import write_tiny_projector

@@ -39,8 +39,9 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange, rate_text
+from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link, op_seconds, source
+from engine.planning.speed.words import rate_text
 from engine.planning.speed.work import Work
 
 _TOLD_SHARE = 0.02

@@ -20,15 +20,10 @@ from engine.planning.memory.compute_graph.building.graph_tables import SectionMa
 from engine.planning.memory.compute_graph.building.layer import buft_of_device
 from engine.planning.memory.compute_graph.devices import backend_devices, backends_of
 from engine.planning.memory.compute_graph.ggml.allocator import Size
+from engine.planning.memory.compute_graph.ggml.pass_cache import PassCache, PlacedSection, SectionGroup, SectionName
 from engine.planning.memory.compute_graph.ggml.scheduler import Place, Scheduler
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section
-from engine.planning.memory.compute_graph.ggml.simulation import (
-    PassCache,
-    PlacedSection,
-    SectionGroup,
-    SectionName,
-    Simulation,
-)
+from engine.planning.memory.compute_graph.ggml.simulation import Simulation
 from engine.planning.memory.placement import Placement
 
 _MOST_OVERRIDES = 64

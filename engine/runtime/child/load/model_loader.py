@@ -134,14 +134,10 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
     struct.n_threads = context.threads or default_threads()
     struct.n_threads_batch = context.threads_batch or context.threads or default_threads()
     struct.ctx_type = 0
-    # "Unspecified", 0 and -1 here mean: as the model's file says. So do a RoPE base and scale of 0.
-    struct.rope_scaling_type = UNSPECIFIED
+    # As the model's file says.
     struct.pooling_type = UNSPECIFIED
     struct.attention_type = UNSPECIFIED
     struct.flash_attn_type = _choice(FLASH_ATTENTION, context.flash_attn, "flash attention")
-    struct.yarn_ext_factor = struct.yarn_attn_factor = -1.0
-    struct.yarn_beta_fast = struct.yarn_beta_slow = -1.0
-    struct.yarn_orig_ctx = 0
     struct.defrag_thold = -1.0
     struct.cb_eval = low.ggml_backend_sched_eval_callback()
     struct.cb_eval_user_data = None

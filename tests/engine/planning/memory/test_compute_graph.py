@@ -13,9 +13,10 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.memory.compute_graph.ggml.allocator import DynTallocr
 from engine.planning.memory.compute_graph.ggml.graph import Graph
+from engine.planning.memory.compute_graph.ggml.pass_cache import PassCache, PlacedSection, SectionGroup
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
 from engine.planning.memory.compute_graph.ggml.sections import partition_graph
-from engine.planning.memory.compute_graph.ggml.simulation import PassCache, PlacedSection, SectionGroup, Simulation
+from engine.planning.memory.compute_graph.ggml.simulation import Simulation
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.selection import examples

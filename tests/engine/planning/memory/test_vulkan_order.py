@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from engine.planning.memory.compute_graph.building import graph_tables
 from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
+from engine.planning.memory.compute_graph.ggml.pass_cache import SectionName
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Section, partition_graph
-from engine.planning.memory.compute_graph.ggml.simulation import SectionName
 from engine.planning.memory.compute_graph.ggml.vulkan_order import Order, SeenNode, reorder
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import FlashAttention

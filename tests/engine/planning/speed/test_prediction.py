@@ -19,8 +19,9 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
 from engine.planning.plan.preview import Answered, PreviewTables, make_preview, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, link_words, usual_fill
+from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, usual_fill
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, described_seconds, efficiency, hop_seconds
+from engine.planning.speed.words import link_words
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig

@@ -36,6 +36,7 @@ from engine.planning.memory.compute_graph.building.layer import (
     weight_bufts,
 )
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
+from engine.planning.memory.compute_graph.ggml.pass_cache import SectionName
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.compute_graph.ggml.sections import (
     ON_CPU,
@@ -46,7 +47,6 @@ from engine.planning.memory.compute_graph.ggml.sections import (
     partition_graph,
     pin_at,
 )
-from engine.planning.memory.compute_graph.ggml.simulation import SectionName
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.planning.memory.tensors import OverrideHomes
 

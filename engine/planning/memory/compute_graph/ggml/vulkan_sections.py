@@ -1,0 +1,278 @@
+"""The order of the nodes of one section of the graph on Vulkan devices: `vulkan_order` applied section by section.
+
+`order_section` orders the nodes of one section (consecutive nodes, mostly one layer's), and may move nodes of later
+sections into it. Such a node is then computed in the earlier section, where its result has a name of its own
+(`sections.EARLY`). The order depends on the section, on the following sections of the same split, and on which nodes
+were computed early. So callers can cache it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from engine.planning.memory.compute_graph.ggml.backend_map import BackendMap
+from engine.planning.memory.compute_graph.ggml.scheduler import Backend
+from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
+from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
+from engine.planning.memory.compute_graph.ggml.vulkan_order import Order, SeenNode, reorder
+
+_REACH = 64
+"""Largest number of nodes after a section of the graph that may be moved into the section.
+
+No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
+"""
+
+
+_BITS = 32
+"""How many low bits of a tensor's number hold its index in a section. The higher bits hold the section's distance."""
+
+
+NodePlace = tuple[int, int]
+"""Place of a node: (number of sections from this one to the node's section, index of the node in its section)."""
+
+
+FollowingSection = tuple[SplitSection, BackendMap | None]
+"""A later section of the graph, with the translation of its backends to those of the section before it.
+
+The translation is None if both have the same backends.
+"""
+
+
+def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
+    """Return the sections at the start of `following` in which the open split continues, up to `_REACH` nodes."""
+    found: list[FollowingSection] = []
+    n_nodes = 0
+    for split_section, backend_map in following:
+        found.append((split_section, backend_map))
+        n_nodes += len(split_section.parts[0].node_allocs)
+        if len(split_section.parts) > 1 or n_nodes >= _REACH:
+            break
+    return tuple(found)
+
+
+def order_section(
+    split_section: SplitSection,
+    ahead: Sequence[FollowingSection],
+    used: frozenset[NodePlace],
+    backends: Sequence[Backend],
+) -> tuple[SplitSection, frozenset[NodePlace]]:
+    """Return a section in Vulkan's order, and the places of later sections' nodes that are already computed.
+
+    Such nodes are now in this section or in an earlier one. Their places are counted from the next section.
+
+    `ahead`: following sections in which the last split of this one continues.
+    `used`: places of the nodes, in this section and later ones, that were moved to earlier sections.
+    """
+    return _Ordering(((split_section, None), *ahead), used).run(backends)
+
+
+class _Ordering:
+    def __init__(self, followed: Sequence[FollowingSection], used: frozenset[NodePlace]) -> None:
+        self._split_sections = split_sections = [split_section for split_section, _ in followed]
+        self._backend_maps = [backend_map for _, backend_map in followed]
+        self._split_section = split_sections[0]
+        self._used = used
+        self._use_counts = [*self._split_section.use_counts]
+        self._indices = self._split_section.indices.copy()
+        self._passed = [*self._split_section.passed]
+        self._names = [_names(split_section) for split_section in split_sections]
+        self._uses = [
+            Counter(source for node in split_section.section.nodes for source in node.sources)
+            for split_section in split_sections
+        ]
+        self._numbers: list[dict[Key, int]] = []
+        for split_section in split_sections:
+            named = enumerate(split_section.section.names)
+            self._numbers.append({name: number for number, name in named if name is not None})
+
+    def run(self, backends: Sequence[Backend]) -> tuple[SplitSection, frozenset[NodePlace]]:
+        used, parts = set(self._used), []
+        early = self._drop_early_nodes()
+        starts = accumulate((len(part.node_allocs) for part in self._split_section.parts), initial=0)
+        for part, start in zip(self._split_section.parts, starts, strict=False):
+            if part.backend < 0 or not backends[part.backend].reorders:
+                parts.append(part)
+                continue
+            places = list(self._places(part, start))
+            nodes = [self._seen_node(*place) for place in places]
+            before = {number for number, place in enumerate(places) if place in self._used}
+            order = reorder(nodes, end=len(part.node_allocs), used=before, goes_on=not part.is_new)
+            used.update(places[number] for number in order.places)
+            parts.append(replace(part, node_allocs=self._node_allocs(places, order)))
+        split_section = make_split_section(
+            self._split_section.section, tuple(parts), self._use_counts, self._indices, tuple(self._passed), early
+        )
+        # As seen from the next section: each distance is one less, and nodes of this section no longer matter.
+        return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
+
+    def _drop_early_nodes(self) -> tuple[int, ...]:
+        """Decrease the use counts of the sources of nodes that an earlier section computes.
+
+        Return the indices of these nodes' results.
+        """
+        found = []
+        node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
+        for distance, place in sorted(self._used):
+            if not distance:
+                index, _, _, sources = node_allocs[place]
+                for source in sources:
+                    self._use_counts[source] -= 1
+                if index >= 0:
+                    found.append(index)
+                    self._indices[0, EARLY, index] = index
+        return tuple(found)
+
+    def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
+        """Yield the places of a split's nodes: those in this section, then those in the following sections.
+
+        `part`: the nodes of the split in this section. `start`: index of the first of them in this section.
+        """
+        yield from ((0, start + number) for number in range(len(part.node_allocs)))
+        if part is self._split_section.parts[-1]:
+            for distance, split_section in enumerate(self._split_sections[1:], 1):
+                yield from ((distance, number) for number in range(len(split_section.parts[0].node_allocs)))
+
+    # ------------------------------------------------------------------ what the backend sees
+
+    def _seen_node(self, distance: int, place: int) -> SeenNode:
+        section = self._split_sections[distance].section
+        node, (_, _, _, indices) = section.nodes[place], self._node_alloc_at(distance, place)
+        sources, bases, available = [], [], []
+        for source, base, index in zip(node.sources, node.bases, indices, strict=True):
+            is_copy = index != base
+            # A negative number: a copy is neither a node nor a view, so it must not equal any tensor.
+            copy = -1 - (distance << _BITS | index)
+            sources.append(copy if is_copy else self._number(distance, source))
+            bases.append(copy if is_copy else self._number(distance, base))
+            available.append(is_copy or section.tensors[source].op == "none")
+        return SeenNode(
+            section.tensors[node.number],
+            self._number(distance, node.number),
+            self._number(distance, section.bases[node.number]),
+            tuple(sources),
+            tuple(bases),
+            tuple(available),
+            self._uses[distance][node.number],
+        )
+
+    def _number(self, distance: int, number: int) -> int:
+        """Return a number by which a tensor is identified in all sections of a split.
+
+        It consists of the first section that has a name for the tensor, and of the tensor's index there (`_BITS`).
+
+        `number`: index of the tensor in a later section.
+        `distance`: number of sections from this one to the later one.
+        """
+        while distance:
+            name = self._split_sections[distance].section.names[number]
+            key = None if name is None else self._name_before(distance, name)
+            found = None if key is None else self._numbers[distance - 1].get(key)
+            if found is None:
+                break
+            distance, number = distance - 1, found
+        return distance << _BITS | number
+
+    def _node_alloc_at(self, distance: int, place: int) -> NodeAlloc:
+        for part in self._split_sections[distance].parts:
+            if place < len(part.node_allocs):
+                return part.node_allocs[place]
+            place -= len(part.node_allocs)
+        raise IndexError(place)
+
+    # ------------------------------------------------------------------ work in order
+
+    def _node_allocs(self, places: Sequence[NodePlace], order: Order) -> list[NodeAlloc]:
+        kept = dict(order.kept)
+        found: list[NodeAlloc] = []
+        for number in order.places:
+            found.append(self._moved(*places[number]))
+            if number in kept:
+                indices = []
+                for place, source in kept[number]:
+                    index = self._index(places[place][0], self._node_alloc_at(*places[place])[3][source])
+                    if index is not None:
+                        indices.append(index)
+                        self._use_counts[index] += 1
+                # A node that needs no memory and only reads. ggml adds such a node with GGML_OP_NONE to keep its
+                # sources allocated.
+                found.append((-1, 0, (), tuple(indices)))
+        return found
+
+    def _moved(self, distance: int, place: int) -> NodeAlloc:
+        """Return the `NodeAlloc` of a node that is moved from a later section to this one, with this section's indices.
+
+        `distance`: number of sections from this one to the later one.
+        `place`: index of the node in the later section.
+        """
+        index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
+        if not distance:
+            return node_allocs
+        own = -1 if index < 0 else self._index(distance, index)
+        assert own is not None
+        read = [found for source in sources if (found := self._index(distance, source)) is not None]
+        for found in read:
+            self._use_counts[found] += 1
+        in_place = [found for source in reusable if (found := self._index(distance, source)) is not None]
+        return own, size, tuple(in_place), tuple(read)
+
+    def _index(self, distance: int, index: int) -> int | None:
+        """Return the index in this section of a tensor that has the index `index` in a later section.
+
+        None for weights and caches, which are not allocated.
+
+        `distance`: number of sections from this one to the later one.
+        """
+        if not distance:
+            return index
+        section = self._split_sections[distance].section
+        if index < len(section.tensors) and section.tensors[index].buft is not None:
+            return None
+        key: Key = (0, EARLY, index)
+        for name in self._names[distance].get(index, ()):
+            before = self._name_before(distance, name)
+            if before is not None:
+                return self._named(distance - 1, before)
+        return self._named(distance, key)
+
+    def _named(self, distance: int, key: Key) -> int | None:
+        """Return the index in this section of the tensor that has the name `key` in a later section.
+
+        `distance`: number of sections from this one to the later one. None if this section has no name for the tensor.
+        """
+        if distance:
+            index = None if is_early(key) else self._split_sections[distance].indices.get(key)
+            if index is not None:
+                return self._index(distance, index)
+            before = self._name_before(distance, key)
+            return None if before is None else self._named(distance - 1, before)
+        found = self._indices.get(key)
+        if found is None:
+            found = self._indices[key] = len(self._use_counts)
+            self._use_counts.append(0)
+            passed = self._split_section.section.name_after(key)
+            if passed is not None:
+                self._passed.append((found, passed))
+        return found
+
+    def _name_before(self, distance: int, key: Key) -> Key | None:
+        """Return the name of a tensor in section `distance` - 1; None if that section has no name for it.
+
+        Sections are counted from this one, which is 0.
+
+        `key`: name of the tensor in section `distance`.
+        """
+        section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
+        # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
+        before = section.name_before(key) if key[0] == "copy" or section.is_known_before(key) else None
+        return before if before is None or backend_map is None else backend_map.key(before)
+
+
+def _names(split_section: SplitSection) -> dict[int, list[Key]]:
+    """Return the names of each tensor, by its index in the section."""
+    found: dict[int, list[Key]] = {}
+    for name, index in split_section.indices.items():
+        found.setdefault(index, []).append(name)
+    return found

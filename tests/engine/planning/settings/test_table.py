@@ -18,7 +18,17 @@ from engine.base.json_file import JsonObject
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.kinds import Real, Value, WholeNumber
 from engine.planning.settings.page import settings_page
-from engine.planning.settings.table import GROUPS, KEYS, SETTINGS, Setting, context_document, memory_part, parse_context
+from engine.planning.settings.table import (
+    GROUPS,
+    KEYS,
+    SETTINGS,
+    Setting,
+    context_document,
+    engine_fields,
+    for_draft_model,
+    memory_part,
+    parse_context,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -135,3 +145,15 @@ def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None
             kind.read(item, key)
     assert kind.typed(kind.text_of(0.75)) == kind.typed("0,75") == kind.written(0.75) == 0.75
     assert (kind.placeholder, kind.allowed) == ("X", "-1 to 2")
+
+
+def test_a_draft_model_has_its_own_rope_frequencies() -> None:
+    chosen = ContextSettings(**{setting.key: others(setting)[0] for setting in SETTINGS})
+    reset = for_draft_model(chosen)
+    assert {key for key in KEYS if getattr(reset, key) != getattr(chosen, key)} == {"rope_freq_base", "rope_freq_scale"}
+
+
+@pytest.mark.parametrize("setting", [each for each in SETTINGS if each.engine_field], ids=lambda each: each.key)
+def test_a_field_of_the_engine_has_the_value_of_its_setting(setting: Setting) -> None:
+    value = others(setting)[0]
+    assert engine_fields(ContextSettings(**{setting.key: value}))[setting.key] == value

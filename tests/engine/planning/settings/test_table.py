@@ -148,12 +148,13 @@ def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None
 
 
 def test_a_draft_model_has_its_own_rope_frequencies() -> None:
-    chosen = ContextSettings(**{setting.key: others(setting)[0] for setting in SETTINGS})
+    changes: dict[str, Any] = {setting.key: others(setting)[0] for setting in SETTINGS}
+    chosen = ContextSettings(**changes)
     reset = for_draft_model(chosen)
     assert {key for key in KEYS if getattr(reset, key) != getattr(chosen, key)} == {"rope_freq_base", "rope_freq_scale"}
 
 
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each.engine_field], ids=lambda each: each.key)
 def test_a_field_of_the_engine_has_the_value_of_its_setting(setting: Setting) -> None:
-    value = others(setting)[0]
-    assert engine_fields(ContextSettings(**{setting.key: value}))[setting.key] == value
+    change: dict[str, Any] = {setting.key: others(setting)[0]}
+    assert engine_fields(ContextSettings(**change))[setting.key] == change[setting.key]

@@ -49,5 +49,5 @@ def test_a_file_that_was_replaced_since_it_was_opened_is_refused(
     window.actions["load"].trigger()
     report = window.views.current.report
     qtbot.waitUntil(lambda: report.badge_text == "FAILED")
-    assert report.sentence.startswith("m.gguf has changed since it was opened")
+    assert report.sentence.startswith("The model file m.gguf has changed since it was opened")
     assert desk.document.edit == edit

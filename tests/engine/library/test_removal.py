@@ -58,7 +58,7 @@ def test_a_blob_goes_with_the_last_link_to_it(tmp_path: Path) -> None:
     removal = removal_of(entries_in(store), "Ada")
     assert removal.paths == (link, link.resolve())
     assert removal.freed_bytes == len(model_bytes())
-    assert "belongs to Hugging Face cache" in removal.question("Ada")
+    assert "Hugging Face cache manages this file" in removal.question("Ada")
     put_in_hub_cache(tmp_path, "org/Ada", "Ada-Q8_0.gguf", model_bytes(), commit="bbb")
     removal = removal_of(entries_in(store), "Ada")
     assert len(removal.paths) == 1
@@ -95,7 +95,7 @@ def test_the_trash_takes_files_and_says_which_stayed(tmp_path: Path) -> None:
             raise PermissionError(13, "no trash here")
         taken.append(path)
 
-    with pytest.raises(LibraryError, match=r"c could not be moved .* 2 other files"):
+    with pytest.raises(LibraryError, match=r"c could not be moved .* already moved to the trash: 2"):
         to_trash(paths, send)
     assert taken == [str(path) for path in paths[:2]]
 

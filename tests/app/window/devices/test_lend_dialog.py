@@ -78,7 +78,7 @@ def test_it_is_lent_paired_used_and_stopped(
     click(dialog, "lend")
     qtbot.waitUntil(lambda: bool(lender.state.place))
     place = f"127.0.0.1:{lender.choice.port}"
-    assert dialog.text == f"Devices are lent at {place}."
+    assert dialog.text == f"Devices are lent at the address {place}."
     assert row.user.text() == "not in use"
     assert not row.cap_line.isEnabled()
     before = lender.state.code
@@ -140,7 +140,7 @@ def test_it_is_lent_again_right_after_a_stop(
     click(dialog, "stop")
     click(dialog, "lend")
     qtbot.waitUntil(lambda: bool(lender.state.place or lender.state.problem))
-    assert dialog.text == f"Devices are lent at {lender.state.place}."
+    assert dialog.text == f"Devices are lent at the address {lender.state.place}."
 
 
 def test_cards_that_are_not_here_are_not_offered(lender: Lender, window: QWidget) -> None:

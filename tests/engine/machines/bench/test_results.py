@@ -127,7 +127,7 @@ def test_a_file_of_too_many_samples_or_depths_is_refused() -> None:
     one = measured("one", SLOW)
     crowd = tuple(msgspec.structs.replace(one.samples[0], round=number) for number in range(MAX_SAMPLES + 1))
     deep = tuple(msgspec.structs.replace(one.samples[0], depth=number) for number in range(MAX_DEPTHS + 1))
-    for samples, words in ((crowd, "samples"), (deep, "depths")):
+    for samples, words in ((crowd, "measurements"), (deep, "context depth")):
         data = msgspec.json.encode(results_of(msgspec.structs.replace(one, samples=samples)))
         with pytest.raises(ArgumentError, match=f"the file has more than .* {words}"):
             parse_results(data, "r.json")

@@ -264,7 +264,7 @@ def test_retries_go_on_until_a_layout_loads() -> None:
     story.put(inputs.Explained(story.ticket, (), ()))
     assert [type(each) for each in story.endings] == [OutOfMemory]
     assert sum(isinstance(each, Attempt) for each in story.events) == 1
-    assert "refused" in story.snapshot.attempts[-1].outcome
+    assert "could not allocate" in story.snapshot.attempts[-1].outcome
 
 
 @pytest.mark.parametrize("moment", ["nothing loaded", "loading", "unloading", "closed"])

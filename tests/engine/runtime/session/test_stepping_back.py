@@ -106,7 +106,7 @@ def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model:
         assert len(set(layouts)) == len(layouts)
         assert layouts[0] == ALL_ON_FIRST
         assert log_of_attempts[0].loaded
-        assert "RPC0 refused" in log_of_attempts[0].outcome
+        assert "RPC0 could not allocate" in log_of_attempts[0].outcome
         assert log_of_attempts[-1].outcome == "Loaded."
         assert log.session.snapshot.loaded is not None
         assert log.session.snapshot.loaded.order.plan.edit.layout == layouts[-1]
@@ -156,7 +156,7 @@ def test_what_never_fits_ends_with_a_report(model: ModelFile, small_lab: LabRig)
         assert ending.holders == (MemoryHolder(pid=7, name=f"on {ending.device}", held_bytes=5),)
         layouts = [each.layout for each in log.session.snapshot.attempts]
         assert len(set(layouts)) == len(layouts) <= RETRIES.retries + 1
-        assert "refused" in log.session.snapshot.attempts[-1].outcome
+        assert "could not allocate" in log.session.snapshot.attempts[-1].outcome
         assert log.session.snapshot.phase is Phase.FAILED
         assert ending.proposals == tuple(each.text for each in log.session.snapshot.proposals)
 

@@ -156,7 +156,7 @@ def test_an_embedding_model_takes_its_context_in_one_batch(encoder: ModelMemory)
     assert not found["n_ubatch"].overridden
     short = decisions(encoder, rig, where, msgspec.structs.replace(asked, n_ubatch=16))["n_ubatch"]
     assert (short.value, short.overridden) == (16, True)
-    assert "16 of 64 tokens" in short.reason
+    assert "only 16 tokens, although the context has 64" in short.reason
 
 
 def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> None:
@@ -174,7 +174,7 @@ def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> No
         (Processor(8, 8), {}, 8, 8, "One thread on each of 8 cores"),
         (Processor(1, 1), {}, 1, 1, "One thread on each of 1 core "),
         (Processor(14, 6), {}, 6, 6, "per performance core (6 cores)"),
-        (Processor(16, 8, 2), {}, 2, 2, "(cgroup) allows 2 cores"),
+        (Processor(16, 8, 2), {}, 2, 2, "only 2 cores (CPU quota of its cgroup)"),
         (Processor(16, 8, 12), {}, 8, 8, "per performance core (8 cores)"),
         (Processor(8, 8), {"threads": 3}, 3, 3, "Set explicitly."),
         (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Set explicitly."),

@@ -37,20 +37,20 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
         )
     elif room.still_short:
         text = tr(
-            "{name} does not fit, even without {other_models}: {short} would be missing.",
+            "{name} does not fit, even without {other_models}: it would need {short}.",
             name=name,
             other_models=victims,
             short=_short_text(room.still_short),
         )
     else:
         text = tr(
-            "{name} does not fit together with {other_models}: {short} missing.",
+            "{name} does not fit together with {other_models}: it needs {short}.",
             name=name,
             other_models=victims,
             short=_short_text(room.short),
         )
     if room.workers and room.still_short:
-        text += tr(" Even after the unload {short} would be missing.", short=_short_text(room.still_short))
+        text += tr(" Even after the unload it would need {short}.", short=_short_text(room.still_short))
     busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
     if busy:
         text += tr(" The answer that {names} is writing would be stopped.", names=_join(busy))
@@ -70,7 +70,7 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     `room`: has the missing memory; there are no models to unload.
     `is_loaded`: whether the model is loaded with another layout, which stays loaded until the answer.
     """
-    text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
+    text = tr("{name} will probably not fit: it needs {short}.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
         text += tr(" The layout that is loaded now stays until you decide.")
     return LoadQuestion(
@@ -134,7 +134,7 @@ def _short_name(name: str) -> str:
 def _short_text(short: Sequence[tuple[str, int]]) -> str:
     return _join(
         [
-            tr("{missing} on {device}", missing=format_bytes(missing_bytes), device=device)
+            tr("{missing} more on {device}", missing=format_bytes(missing_bytes), device=device)
             for device, missing_bytes in short
         ]
     )

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.base.language import tr
+from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
 from engine.planning.speed.speeds import Source
@@ -108,8 +108,12 @@ def projector_words(fit: Fit) -> str:
 
 
 def place_words(fit: Fit) -> str:
-    """Return the number of layers on each device as text, such as "20 on CUDA0, 12 on CPU"."""
-    return ", ".join(tr("{count} on {device}", count=count, device=device) for device, count in fit.layers)
+    """Return the number of layers on each device as text, such as "20 layers on CUDA0, 12 on CPU"."""
+    if not fit.layers:
+        return ""
+    (first, first_count), *others = fit.layers
+    words = tr_count("{count} layer on {device}", "{count} layers on {device}", first_count, device=first)
+    return ", ".join((words, *(tr("{count} on {device}", count=count, device=device) for device, count in others)))
 
 
 def speed_words(fit: Fit) -> str:

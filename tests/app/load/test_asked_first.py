@@ -62,7 +62,7 @@ def ask(window: WindowParts, qtbot: QtBot) -> LoadQuestionBar:
     window.desk.loader.load()
     assert bar.isVisible()
     assert "will probably not fit" in bar.text
-    assert "on RPC0 missing" in bar.text
+    assert "more on RPC0" in bar.text
     wait(qtbot, bar.proposal_button.isVisible)
     return bar
 

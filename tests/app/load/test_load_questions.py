@@ -48,7 +48,7 @@ def test_the_fewest_make_room() -> None:
     plan = find_room(rows(CUDA0=12 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert plan.victims == (ADA,)
     question = load_question(plan, "new", NOW_S)
-    assert question.text == "new does not fit together with ada (idle for 16 min): 10.00 GiB on CUDA0 missing."
+    assert question.text == "new does not fit together with ada (idle for 16 min): it needs 10.00 GiB more on CUDA0."
     assert question.unload_text == "Unload ada and load"
     assert question.beside_text == "Load anyway"
     assert question.can_remember
@@ -77,7 +77,7 @@ def test_what_would_still_be_missing_on_a_worker_in_use_is_said() -> None:
     assert plan.victims == (FAR,)
     assert load_question(plan, "new", NOW_S).text == (
         "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
-        "Even after the unload 1.00 GiB on RPC0 would be missing. The answer that far is writing would be stopped."
+        "Even after the unload it would need 1.00 GiB more on RPC0. The answer that far is writing would be stopped."
     )
 
 
@@ -86,7 +86,7 @@ def test_what_never_fits_names_who_holds_the_short_device_and_can_be_tried() -> 
     assert {victim.name for victim in plan.victims} == {"ada", "bob"}
     text = load_question(plan, "new", NOW_S).text
     assert text.startswith("new does not fit, even without ada")
-    assert text.endswith("8.00 GiB on CUDA0 would be missing.")
+    assert text.endswith("it would need 8.00 GiB more on CUDA0.")
 
 
 def test_where_nobody_is_in_the_way_the_load_is_tried() -> None:

@@ -68,7 +68,7 @@ def test_each_kind_has_its_words(seven: ModelFile) -> None:
     whole, split, alone = fit_on(seven, 23 * GIB), fit_on(seven, 4 * GIB), fit_on(seven, 0)
     assert (whole.kind, whole.n_ctx, whole.layers) == ("devices", 8192, (("CUDA0", 32),))
     assert fit_words(whole) == "fits on CUDA0"
-    assert place_words(whole) == "32 on CUDA0"
+    assert place_words(whole) == "32 layers on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
     assert speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
     assert sourced_speed_words(whole).endswith(" tokens/s, ±40 % (from the graphics card's specifications)")

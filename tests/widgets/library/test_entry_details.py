@@ -63,7 +63,7 @@ def test_facts_places_and_side_files_are_shown(details: EntryDetails) -> None:
     assert {"Architecture", "Parameters", "Layers", "Trained context"} == facts
     assert "ada-Q4_K_M.gguf" in details.places_label.text()
     assert "Projector: mmproj-ada-F16.gguf" in details.side_label.text()
-    assert "28 on CUDA0" in details.fit_label.text()
+    assert "28 layers on CUDA0" in details.fit_label.text()
 
 
 def test_notes_are_told_when_people_leave_them(details: EntryDetails, qtbot: QtBot) -> None:

@@ -185,6 +185,7 @@ class RealControl(SettingControl):
         self.box.setDecimals(6)
         self.box.setRange(kind.low, kind.high)
         self.box.setSingleStep(kind.step)
+        self.box.setSpecialValueText(kind.low_word)
         self.box.setKeyboardTracking(False)
         self.box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.box.setAccessibleName(name)

@@ -144,11 +144,16 @@ class WholeNumber:
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """A float setting from `low` to `high`, both included. `step`: step of the spin box in a form."""
+    """A float setting from `low` to `high`, both included.
+
+    `step`: step of the spin box in a form.
+    `low_word`: text that the spin box shows at `low`; empty: the number.
+    """
 
     low: float
     high: float
     step: float
+    low_word: str = ""
 
     @property
     def placeholder(self) -> str:

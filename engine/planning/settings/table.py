@@ -341,7 +341,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "rope_freq_base",
-        Real(0.0, 1e9, step=10_000.0),
+        Real(0.0, 1e9, step=10_000.0, low_word=tr("model's own")),
         "--rope-freq-base",
         "Context",
         tr("RoPE frequency base"),
@@ -355,7 +355,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "rope_freq_scale",
-        Real(0.0, 10.0, step=0.25),
+        Real(0.0, 10.0, step=0.25, low_word=tr("model's own")),
         "--rope-freq-scale",
         "Context",
         tr("RoPE frequency scale"),

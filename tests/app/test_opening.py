@@ -27,7 +27,7 @@ from app.wiring import WindowParts
 from tests.support.patience import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_BEFORE_THE_PICTURE = ("cryptography", "httpx", "llama_cpp", "ziamath")
+NOT_BEFORE_THE_PICTURE = ("cryptography", "httpx", "llama_cpp", "numpy", "pyqtgraph", "ziamath")
 """Packages that take long to import, and that nothing in the first picture needs."""
 SECOND = (
     "import sys; from pathlib import Path; from PySide6.QtCore import QCoreApplication;"

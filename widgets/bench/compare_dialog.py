@@ -31,7 +31,6 @@ from engine.machines.bench.tables import (
     verdict_words,
     with_titles,
 )
-from widgets.bench.bench_chart import BenchChart
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox
 from widgets.common.palette import Palette
@@ -85,6 +84,9 @@ class CompareDialog(Dialog):
         for measure, words in MEASURE_WORDS.items():
             self.measure_combo.addItem(words[:1].upper() + words[1:], measure)
         self.measure_combo.setCurrentIndex(self.measure_combo.findData("generation"))
+        # Imported with the first dialog: importing pyqtgraph takes a quarter of the start.
+        from widgets.bench.bench_chart import BenchChart
+
         self.chart = BenchChart()
         self.table = RowTable(_COLUMNS, tr("Measured speeds"), wide=4)
         self.notes = QPlainTextEdit()

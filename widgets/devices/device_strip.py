@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QCloseEvent, QColor, QPainter, QPaintEvent, QResizeEvent
@@ -28,12 +27,9 @@ from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_tool_tip
 from widgets.common.text import elide, text_width, ui_font, zoomed
+from widgets.devices.device_card import DeviceCard
 from widgets.devices.limits import DeviceLimits, LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
-
-if TYPE_CHECKING:
-    from widgets.devices.device_card import DeviceCard
-
 
 EMPTY_HEIGHT_PX = 128
 """Height of the strip in pixels while it has no cards. It is about the height of a card, so that the editor does not
@@ -205,9 +201,6 @@ class DeviceStrip(QWidget):
             line.show_cards(self.cards())
 
     def _make_card(self, device: Device) -> DeviceCard:
-        # Imported with the first device: importing pyqtgraph takes longer than showing the window.
-        from widgets.devices.device_card import DeviceCard
-
         card = DeviceCard(device, self)
         card.apply_palette(self._palette)
         card.plot.setVisible(not self._is_compact)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 MIN_ROUNDS = 5
 """Smallest number of rounds for which a confidence interval is computed.
 
@@ -67,6 +65,9 @@ def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
     if not rates:
         return None
     # Logarithms, so that the ratio of the swapped layouts is the inverse, also for an even number of rounds.
+    # Imported here: the window reads results at its start only if there are some, and numpy takes 0.1 s.
+    import numpy as np
+
     logs = np.log([other / base for base, other in rates])
     value = float(np.exp(np.median(logs)))
     if len(rates) < MIN_ROUNDS:

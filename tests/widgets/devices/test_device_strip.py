@@ -106,15 +106,18 @@ def test_the_graph_forgets_what_is_older_than_its_window(qtbot: QtBot) -> None:
     assert points[0][0] == 399.0 - WINDOW_S
 
 
-def test_the_range_of_a_graph_is_set_when_the_total_changes(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It costs as much as the curves, each second and for each device."""
+def test_the_graph_is_filled_to_the_memory_in_use_but_for_a_gap(qtbot: QtBot) -> None:
     strip = make_strip(qtbot)
-    ranges: list[float] = []
-    box = card_of(strip, "CPU").plot._box
-    monkeypatch.setattr(box, "setRange", lambda rect, **_: ranges.append(rect.height()))
-    for time_s, total_bytes in enumerate((64 * GIB, 64 * GIB, 32 * GIB, 32 * GIB)):
-        strip.add_samples([Sample("CPU", float(time_s), GIB, total_bytes)])
-    assert ranges == [64.0 * GIB, 32.0 * GIB]
+    plot = card_of(strip, "CPU").plot
+    plot.setFixedSize(120, 40)  # a pixel for each second
+    for time_s in range(120):
+        used_bytes = None if time_s == 60 else 32 * GIB if time_s < 60 else 16 * GIB
+        strip.add_samples([Sample("CPU", float(time_s), used_bytes, 64 * GIB)])
+    picture = plot.grab().toImage()
+    heights = [
+        sum(picture.pixelColor(x, y).name() != DARK.background for y in range(picture.height())) for x in (30, 61, 90)
+    ]
+    assert [round(height / picture.height(), 1) for height in heights] == [0.5, 0.0, 0.2]
 
 
 def test_cards_keep_their_graph_when_the_rig_changes(qtbot: QtBot) -> None:

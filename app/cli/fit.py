@@ -15,8 +15,9 @@ from app.cli.settings_options import context_of
 from app.paths import remote_headers_path, speeds_path
 from engine.base.units import format_bytes
 from engine.devices.rig_file import read_rig
+from engine.library.hub.client import list_repo
 from engine.library.hub.fit import QuantisationFit, RepoFit
-from engine.library.hub.forecast import FitOptions, fit_repo
+from engine.library.hub.forecast import FitOptions, fit_listing
 from engine.library.hub.remote_header import HeaderCache
 from engine.machines.rigs.speeds import known_speeds
 from engine.model.gguf.model_file import ModelFile
@@ -47,7 +48,8 @@ def run_fit(options: Namespace) -> int:
             rig_of(options, rig), options.auto, context_of(options, model, None), watched, options.text_only
         )
 
-    found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), options_of)
+    listing = list_repo(address.repo, hub.settings, hub.token, revision=address.revision)
+    found = fit_listing(listing, address, hub.settings, hub.token, HeaderCache(remote_headers_path()), options_of)
     if options.json:
         print_document(_document(found, options.auto))
     else:

@@ -1,7 +1,7 @@
 """Forecasts every quantisation of a repository on a rig, before any weights are downloaded.
 
 The header of one quantisation is read, and this quantisation is planned like a local file. The other quantisations are
-planned from the same header, with its tensors scaled to the size of their files (grade "estimated"). `fit_repo` starts
+planned from the same header, with its tensors scaled to the size of their files (grade "estimated"). `fit_listing` starts
 from an address, `fit_listing` from a listing, `forecast_repo` from a header.
 """
 
@@ -16,7 +16,6 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
 from engine.library.fitting import predict_speed
 from engine.library.hub.addresses import HubAddress
-from engine.library.hub.client import list_repo
 from engine.library.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
 from engine.library.hub.listing import PREFERRED_TAGS, HubFile, Quantisation, RepoListing
 from engine.library.hub.remote_header import HeaderCache, read_remote_model
@@ -286,32 +285,6 @@ def _experts_on_cpu(layout: Layout) -> int:
     return len([layer for layer in layers if layout.device_of(layer) != CPU_ID])
 
 
-def fit_repo(
-    address: HubAddress,
-    hub: HubSettings,
-    token: str | None,
-    cache: HeaderCache | None,
-    options_of: Callable[[ModelFile], FitOptions],
-    tell: Callable[[int], None] | None = None,
-) -> RepoFit:
-    """Return the forecasts of the repository at `address`. Waits for the network.
-
-    The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
-
-    `cache`: cache of headers, None for no cache.
-    `options_of`: returns the conditions of the forecast for a model.
-    `tell`: called with the number of forecasts done.
-
-    Raises:
-        HubError: if the hub refuses or does not answer.
-        ArgumentError: if the repository lacks the quantisation, or has no model.
-        ModelFileError: if the file is not a model.
-        CancelledError: if `constraints.watch` in the options is cancelled.
-    """
-    listing = list_repo(address.repo, hub, token, revision=address.revision)
-    return fit_listing(listing, address, hub, token, cache, options_of, tell)
-
-
 def fit_listing(
     listing: RepoListing,
     address: HubAddress,
@@ -321,7 +294,7 @@ def fit_listing(
     options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of a repository whose files are listed already. Waits for the network.
+    """Return the forecasts of the repository whose files `listing` lists. Waits for the network.
 
     The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
 

@@ -14,7 +14,7 @@ from engine.devices.device import Device, Rig, make_host
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.client import list_repo
 from engine.library.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
-from engine.library.hub.forecast import FitOptions, fit_repo, scaled_model
+from engine.library.hub.forecast import FitOptions, fit_listing, scaled_model
 from engine.library.hub.remote_header import HeaderCache, read_remote_model
 from engine.library.hub.settings import HubSettings, hub_settings
 from engine.model.gguf.reader import read_model
@@ -60,7 +60,7 @@ def _rig(card_bytes: int, host_bytes: int = 64 * GIB) -> Rig:
 
 
 def _fit(hub: HubSettings, rig: Rig, cache: HeaderCache | None = None) -> RepoFit:
-    return fit_repo(HubAddress(REPO), hub, None, cache, lambda _: FitOptions(rig))
+    return fit_listing(list_repo(REPO, hub, None), HubAddress(REPO), hub, None, cache, lambda _: FitOptions(rig))
 
 
 def test_the_header_is_that_of_the_file(
@@ -100,7 +100,8 @@ def test_the_projector_of_the_repository_is_counted(
 
     def fit(*, text_only: bool) -> QuantisationFit:
         options = FitOptions(rig, text_only=text_only)
-        return fit_repo(HubAddress("org/seeing"), hub, None, None, lambda _: options).fits[0]
+        address = HubAddress("org/seeing")
+        return fit_listing(list_repo(address.repo, hub, None), address, hub, None, None, lambda _: options).fits[0]
 
     counted, text_only = fit(text_only=False), fit(text_only=True)
     assert counted.projector is not None

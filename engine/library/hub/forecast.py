@@ -1,8 +1,8 @@
 """Forecasts every quantisation of a repository on a rig, before any weights are downloaded.
 
 The header of one quantisation is read, and this quantisation is planned like a local file. The other quantisations are
-planned from the same header, with its tensors scaled to the size of their files (grade "estimated"). `fit_listing` starts
-from an address, `fit_listing` from a listing, `forecast_repo` from a header.
+planned from the same header, with its tensors scaled to the size of their files (grade "estimated"). `fit_listing`
+starts from a listing, `forecast_repo` from a header.
 """
 
 from __future__ import annotations

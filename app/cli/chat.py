@@ -89,14 +89,14 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     if known is not None:
         store.save(conversation, known).result()
     states = SavedKvStates(kept_states_path())
-    wishes = TalkOptions(
+    talk_options = TalkOptions(
         preset,
         chosen_settings(options),
         options.overflow,
         options.prompt,
         attached,
     )
-    return Talk(store, states, order, printer, conversation, wishes).run()
+    return Talk(store, states, order, printer, conversation, talk_options).run()
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:

@@ -141,7 +141,7 @@ class HubFinder(QObject):
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.
         rig = settled_rig(self._live.rig_without(self._models.held))
-        wishes, speeds_of = self._auto_layouts.wishes, self._speeds.known_speeds
+        options, speeds_of = self._auto_layouts.options, self._speeds.known_speeds
         text_only = not self._auto_layouts.counts_projectors
 
         def ask(task: Task[None]) -> tuple[RepoListing | None, ShownRepo | Job]:
@@ -159,10 +159,10 @@ class HubFinder(QObject):
                 return None, web_job(secrets.token_hex(8), address, self._web_folder)
             access = self.access.token(hub)
             listing = list_repo(address.repo, hub, access, revision=address.revision)
-            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(task.token), one_backend=wishes.one_backend)
+            constraints = Constraints(speeds=speeds_of(rig), watch=Watch(task.token), one_backend=options.one_backend)
 
             def options_of(model: ModelFile) -> FitOptions:
-                return FitOptions(rig, wishes.strategy, default_context(model), constraints, text_only=text_only)
+                return FitOptions(rig, options.strategy, default_context(model), constraints, text_only=text_only)
 
             try:
                 fit = fit_listing(listing, address, hub, access, HeaderCache(remote_headers_path()), options_of)

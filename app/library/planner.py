@@ -48,7 +48,7 @@ class ForecastPlanner(QObject):
         library.closed.connect(self._stop)
         live.rig_changed.connect(self._on_rig_changed)
         speeds.known_changed.connect(self._on_speeds_changed)
-        auto_layouts.wishes_changed.connect(lambda _wishes: self._plan_soon())
+        auto_layouts.options_changed.connect(lambda _options: self._plan_soon())
         auto_layouts.projectors_counted.connect(lambda _counted: self._plan_soon())
 
     def _stop(self) -> None:
@@ -78,14 +78,14 @@ class ForecastPlanner(QObject):
             return  # `scan_finished` follows
         self._settling.stop()
         rig = self._rig = self._settled()
-        wishes = self._auto_layouts.wishes
+        options = self._auto_layouts.options
         asked = Constraints(
             # The options may name devices of another rig.
-            order=tuple(device for device in wishes.order if device in rig.ids),
-            off=wishes.off & set(rig.ids),
-            split=wishes.split,
-            one_backend=wishes.one_backend,
-            kv_types=wishes.kv_types,
+            order=tuple(device for device in options.order if device in rig.ids),
+            off=options.off & set(rig.ids),
+            split=options.split,
+            one_backend=options.one_backend,
+            kv_types=options.kv_types,
         )
         catalogue = self._library.catalogue
         text_only = not self._auto_layouts.counts_projectors
@@ -93,7 +93,7 @@ class ForecastPlanner(QObject):
 
         def plan(report: Report, token: CancelToken) -> LibraryContents:
             constraints = replace(asked, speeds=speeds)
-            catalogue.plan(rig, wishes.strategy, constraints, report, token, text_only=text_only)
+            catalogue.plan(rig, options.strategy, constraints, report, token, text_only=text_only)
             return catalogue.contents()
 
         words = tr("Checking which models fit: {done} of {total}")

@@ -26,7 +26,7 @@ from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, PartPin, Pi
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
-from widgets.controls.values import AutoWishes, StrategyWords
+from widgets.controls.values import AutoOptions, StrategyWords
 from widgets.layout_editor.placement import Pins, PinToggle
 
 STRATEGY_WORDS = (
@@ -71,7 +71,7 @@ class AutoLayouts(QObject):
     `searching`: emitted with the progress of the search as text; empty when no search runs.
     """
 
-    wishes_changed = Signal(AutoWishes)
+    options_changed = Signal(AutoOptions)
     pins_changed = Signal(Pins)
     found = Signal(AutoLayout)
     projectors_counted = Signal(bool)
@@ -94,7 +94,7 @@ class AutoLayouts(QObject):
         self._settings = settings
         self._speeds = speeds
         self._notices = notices
-        self.wishes = _wishes(settings.kept("auto_layout", AutoWishes) or AutoWishes())
+        self.options = _options(settings.kept("auto_layout", AutoOptions) or AutoOptions())
         self._pins = settings.kept("pins", KeptPins) or KeptPins()
 
     @property
@@ -110,11 +110,11 @@ class AutoLayouts(QObject):
         model = self._document.model
         return "" if model is None else str(model.paths[0])
 
-    def set_wishes(self, wishes: AutoWishes) -> None:
+    def set_options(self, options: AutoOptions) -> None:
         """Set the options of automatic layouts (strategy, devices, cache types), and store them."""
-        self.wishes = wishes
-        self._settings.keep("auto_layout", wishes)
-        self.wishes_changed.emit(wishes)
+        self.options = options
+        self._settings.keep("auto_layout", options)
+        self.options_changed.emit(options)
 
     @property
     def counts_projectors(self) -> bool:
@@ -221,14 +221,14 @@ class AutoLayouts(QObject):
         The function blocks, and may be called in any thread. It raises `EngineError`.
         """
         # Values from now, in the GUI thread: `find` runs in another thread, while these attributes may change.
-        wishes, pins_of, speeds_of = self.wishes, partial(_pins, self._pins), self._speeds.known_speeds
+        options, pins_of, speeds_of = self.options, partial(_pins, self._pins), self._speeds.known_speeds
 
         def find(model: ModelFile, rig: Rig, context: ContextSettings, side_files: SideFiles) -> Edit:
             from engine.planning.fit.strategies.catalogue import auto_layout
 
-            constraints = _constraints(model, set(rig.ids), wishes, pins_of(str(model.paths[0])))
+            constraints = _constraints(model, set(rig.ids), options, pins_of(str(model.paths[0])))
             wanted = replace(constraints, side_files=side_files, speeds=speeds_of(rig))
-            found = auto_layout(wishes.strategy, model, rig, context, wanted)
+            found = auto_layout(options.strategy, model, rig, context, wanted)
             return Edit(found.layout, found.context, side_files)
 
         return find
@@ -257,18 +257,18 @@ class AutoLayouts(QObject):
 
     def constraints(self, model: ModelFile) -> Constraints:
         """Return the options and pins for a search for `model`, without devices and layers that do not exist."""
-        return _constraints(model, set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0])))
+        return _constraints(model, set(self._live.rig.ids), self.options, self._pins_of(str(model.paths[0])))
 
 
-def _constraints(model: ModelFile, ids: set[str], wishes: AutoWishes, pins: Pins) -> Constraints:
+def _constraints(model: ModelFile, ids: set[str], options: AutoOptions, pins: Pins) -> Constraints:
     return Constraints(
-        order=tuple(device_id for device_id in wishes.order if device_id in ids),
-        off=wishes.off & ids,
+        order=tuple(device_id for device_id in options.order if device_id in ids),
+        off=options.off & ids,
         pins=tuple(pin for pin in pins.layers if pin.device in ids and pin.last < model.n_layers),
         output=pins.output if pins.output in ids else None,
-        split=wishes.split,
-        one_backend=wishes.one_backend,
-        kv_types=wishes.kv_types,
+        split=options.split,
+        one_backend=options.one_backend,
+        kv_types=options.kv_types,
         parts=tuple(pin for pin in pins.parts if pin.device in ids and pin.last < model.n_layers),
     )
 
@@ -279,7 +279,7 @@ def _pins(kept: KeptPins, path: str) -> Pins:
     return Pins(tuple(layers), kept.outputs.get(path), tuple(parts))
 
 
-def _wishes(kept: AutoWishes) -> AutoWishes:
+def _options(kept: AutoOptions) -> AutoOptions:
     """Return `kept` with a strategy that exists: another version of the program may have stored it."""
     names = {words.name for words in STRATEGY_WORDS}
     return kept if kept.strategy in names else msgspec.structs.replace(kept, strategy="fewest")

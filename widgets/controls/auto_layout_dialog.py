@@ -23,7 +23,7 @@ from engine.planning.settings.context_settings import KV_TYPES
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label, set_role
-from widgets.controls.values import AutoWishes, StrategyWords
+from widgets.controls.values import AutoOptions, StrategyWords
 
 WIDTH_PX = 560
 _ID = Qt.ItemDataRole.UserRole
@@ -39,14 +39,14 @@ class AutoLayoutDialog(Dialog):
     It stays open to show the explanation of the layout that was found.
     """
 
-    wishes_changed = Signal(AutoWishes)
+    options_changed = Signal(AutoOptions)
     layout_requested = Signal()
     pins_released = Signal()
 
     def __init__(self, strategies: Sequence[StrategyWords], parent: QWidget | None = None) -> None:
         super().__init__(tr("Automatic layout"), parent)
         self._strategies = {words.name: words for words in strategies}
-        self._wishes = AutoWishes()
+        self._options = AutoOptions()
         self._devices: tuple[Device, ...] = ()
         self._filling = False
         self.strategy_box = ComboBox()
@@ -129,14 +129,14 @@ class AutoLayoutDialog(Dialog):
         self.release_button.clicked.connect(self.pins_released)
 
     @property
-    def wishes(self) -> AutoWishes:
+    def options(self) -> AutoOptions:
         """The chosen options of automatic layouts."""
-        return self._wishes
+        return self._options
 
-    def set_wishes(self, wishes: AutoWishes) -> None:
-        """Show `wishes` as the chosen options, without emitting `wishes_changed`."""
-        if wishes != self._wishes:
-            self._wishes = wishes
+    def set_options(self, options: AutoOptions) -> None:
+        """Show `options` as the chosen options, without emitting `options_changed`."""
+        if options != self._options:
+            self._options = options
             self._fill()
 
     def set_devices(self, devices: Sequence[Device]) -> None:
@@ -169,25 +169,25 @@ class AutoLayoutDialog(Dialog):
         self.explanation_label.setMinimumHeight(max(lines_px, self.explanation_label.heightForWidth(self.width() - 40)))
 
     def _fill(self) -> None:
-        """Show the options and devices that are set, without emitting `wishes_changed`."""
+        """Show the options and devices that are set, without emitting `options_changed`."""
         self._filling = True
-        wishes = self._wishes
-        self.strategy_box.setCurrentIndex(max(0, self.strategy_box.findData(wishes.strategy)))
+        options = self._options
+        self.strategy_box.setCurrentIndex(max(0, self.strategy_box.findData(options.strategy)))
         devices = {device.id: device for device in self._devices}
         chosen = self.device_list.currentRow()
         self.device_list.clear()
-        for device_id in wishes.ordered(tuple(devices)):
+        for device_id in options.ordered(tuple(devices)):
             item = QListWidgetItem(_line(devices[device_id]))
             item.setData(_ID, device_id)
             item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
-            item.setCheckState(Qt.CheckState.Unchecked if device_id in wishes.off else Qt.CheckState.Checked)
+            item.setCheckState(Qt.CheckState.Unchecked if device_id in options.off else Qt.CheckState.Checked)
             self.device_list.addItem(item)
         self.device_list.setCurrentRow(min(chosen, self.device_list.count() - 1))
         self._fit_list()
-        self.split_box.setChecked(wishes.split)
-        self.one_backend_box.setChecked(wishes.one_backend)
+        self.split_box.setChecked(options.split)
+        self.one_backend_box.setChecked(options.one_backend)
         for name, box in self.type_boxes.items():
-            box.setChecked(name in wishes.kv_types)
+            box.setChecked(name in options.kv_types)
         self._filling = False
         self._show_words()
 
@@ -233,9 +233,9 @@ class AutoLayoutDialog(Dialog):
         items = [self.device_list.item(row) for row in range(self.device_list.count())]
         shown = [str(item.data(_ID)) for item in items]
         off = {str(item.data(_ID)) for item in items if item.checkState() is Qt.CheckState.Unchecked}
-        before = self._wishes
+        before = self._options
         # Devices that are not here now keep their place and their state.
-        self._wishes = replace(
+        self._options = replace(
             before,
             strategy=str(self.strategy_box.currentData()),
             order=(*shown, *(device_id for device_id in before.order if device_id not in shown)),
@@ -245,8 +245,8 @@ class AutoLayoutDialog(Dialog):
             one_backend=self.one_backend_box.isChecked(),
         )
         self._show_words()
-        if self._wishes != before:
-            self.wishes_changed.emit(self._wishes)
+        if self._options != before:
+            self.options_changed.emit(self._options)
 
 
 def _line(device: Device) -> str:

@@ -66,7 +66,7 @@ class SideFileNames:
     has_mtp: bool = False
 
 
-class AutoWishes(msgspec.Struct, frozen=True):
+class AutoOptions(msgspec.Struct, frozen=True):
     """Options of automatic layouts. The settings file stores this value.
 
     strategy: name in `STRATEGIES`.

@@ -56,13 +56,13 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
     def _make_dialog(self) -> AutoLayoutDialog:
         words = [replace(each, title=each.title.replace("&", "")) for each in STRATEGY_WORDS]
         dialog = AutoLayoutDialog(words, self._window)
-        dialog.set_wishes(self._layouts.wishes)
+        dialog.set_options(self._layouts.options)
         dialog.set_devices(self._live.rig.all_devices)
         dialog.set_pins_text(_pins_text(self._layouts.pins))
         dialog.set_ready(self._document.model is not None)
-        dialog.wishes_changed.connect(self._layouts.set_wishes)
+        dialog.options_changed.connect(self._layouts.set_options)
         dialog.pins_released.connect(self._layouts.release_pins)
-        dialog.layout_requested.connect(lambda: self._layouts.use(self._layouts.wishes.strategy))
+        dialog.layout_requested.connect(lambda: self._layouts.use(self._layouts.options.strategy))
         return dialog
 
     def _show_pins(self, pins: Pins) -> None:

@@ -170,7 +170,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         loaded, edit = self._models.current.loading.last_loaded, self._document.edit
         if loaded is not None and edit is not None and loaded.edit != edit:
             return "loaded"
-        return f"auto:{self._auto_layouts.wishes.strategy}"
+        return f"auto:{self._auto_layouts.options.strategy}"
 
     def _choose(self, side: int, key: str) -> None:
         if key not in (_FILE, _RIG):

@@ -28,7 +28,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
-from widgets.controls.values import AutoWishes
+from widgets.controls.values import AutoOptions
 from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.placement import NO_PINS, Pins, PinToggle
 
@@ -97,42 +97,42 @@ def test_a_second_press_lets_go(open_window: OpenWindow, qtbot: QtBot, tmp_path:
     assert layouts.pins.output is None
 
 
-def test_wishes_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+def test_options_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     first = open_window()
     show_model(first, qtbot, tmp_path)
-    wishes = AutoWishes(
+    options = AutoOptions(
         "priority", ("CUDA1", "CUDA0", "RPC0"), frozenset({"RPC0"}), ("f16", "q8_0"), True, one_backend=True
     )
-    first.desk.auto_layouts.set_wishes(wishes)
+    first.desk.auto_layouts.set_options(options)
     first.desk.auto_layouts.toggle_pin(PinToggle((4, 5)))
     first.main.close()
     second = open_window()
-    assert second.desk.auto_layouts.wishes == wishes
+    assert second.desk.auto_layouts.options == options
     assert second.desk.auto_layouts.pins == NO_PINS, "another model has none"
     show_model(second, qtbot, tmp_path)
     assert second.desk.auto_layouts.pins == Pins((Pin("CUDA0", 4, 5),))
     second.actions["auto_layout"].trigger()
     dialog = second.auto_layout_presenter.dialog
     assert dialog is not None
-    assert dialog.wishes == wishes
+    assert dialog.options == options
     assert "layers 4-5 on CUDA0" in dialog.pins_label.text()
 
 
-def test_wishes_that_cannot_be_read_are_none(open_window: OpenWindow, tmp_path: Path) -> None:
+def test_options_that_cannot_be_read_are_none(open_window: OpenWindow, tmp_path: Path) -> None:
     text = '[General]\nauto_layout=nonsense\npins="{\\"layers\\": 3}"\n'
     (tmp_path / "settings.ini").write_text(text)
     window = open_window()
-    assert window.desk.auto_layouts.wishes == AutoWishes()
+    assert window.desk.auto_layouts.options == AutoOptions()
     assert window.desk.auto_layouts.pins == NO_PINS
 
 
-def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+def test_the_dialog_finds_layouts_with_its_options(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
     window.actions["auto_layout"].trigger()
     dialog = window.auto_layout_presenter.dialog
     assert dialog is not None
-    dialog.set_wishes(AutoWishes("priority", ("CUDA1", "CUDA0"), split=True))
+    dialog.set_options(AutoOptions("priority", ("CUDA1", "CUDA0"), split=True))
     dialog.split_box.click()
     dialog.split_box.click()
     with qtbot.waitSignal(window.desk.auto_layouts.found):
@@ -140,7 +140,7 @@ def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBo
     assert edit_of(window).layout.output_device == "CUDA1"
     assert "CUDA1" in dialog.explanation_label.text()
     assert window.desk.document.undo_group.undoText() == "auto layout priority"
-    window.desk.auto_layouts.set_wishes(msgspec.structs.replace(dialog.wishes, off=frozenset({"CUDA1"})))
+    window.desk.auto_layouts.set_options(msgspec.structs.replace(dialog.options, off=frozenset({"CUDA1"})))
     assert find(window, qtbot, "fewest").layout.devices == ("CUDA0",)
     window.desk.opener.model_changed.emit(None)
     assert dialog.explanation_label.text() == ""
@@ -234,7 +234,7 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     before = edit_of(window)
     layouts = window.desk.auto_layouts
     layouts.toggle_pin(PinToggle((4, 5)))
-    layouts.set_wishes(AutoWishes(off=frozenset({"CUDA0"})))
+    layouts.set_options(AutoOptions(off=frozenset({"CUDA0"})))
     with qtbot.waitSignal(window.desk.notices.given) as told:
         layouts.use("fewest")
     assert told.args is not None

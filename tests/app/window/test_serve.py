@@ -39,7 +39,7 @@ from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 from tests.support.windows import WindowOpener
-from widgets.controls.values import AutoWishes
+from widgets.controls.values import AutoOptions
 from widgets.serve.serve_pane import ServePane
 
 _T = TypeVar("_T")
@@ -552,7 +552,7 @@ def test_a_forecast_counts_idle_models_as_leaving(bench: Bench, monkeypatch: pyt
 def test_a_model_is_loaded_for_a_program_with_the_preferred_strategy(bench: Bench) -> None:
     shown = bench.load(bench.file("ada"))
     bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
-    bench.desk.auto_layouts.set_wishes(AutoWishes(strategy="context"))
+    bench.desk.auto_layouts.set_options(AutoOptions(strategy="context"))
     bench.start()
     bench.say_hello("bob")
     (loaded,) = (model for model in bench.desk.models.all if model.name == "bob")

@@ -15,7 +15,7 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import make_host
 from tests.support.previews import make_gpu
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
-from widgets.controls.values import AutoWishes, StrategyWords
+from widgets.controls.values import AutoOptions, StrategyWords
 
 WORDS = (
     StrategyWords("fewest", "Fewest Devices", "Use few"),
@@ -47,30 +47,30 @@ def test_devices_are_switched_off_and_ordered(make_dialog: MakeDialog, qtbot: Qt
     dialog = make_dialog()
     assert listed(dialog) == [("CUDA0", True), ("CUDA1", True)], "the host is not for choosing"
     assert "leaves 512.0 MiB free" in dialog.device_list.item(1).text()
-    with qtbot.waitSignal(dialog.wishes_changed):
+    with qtbot.waitSignal(dialog.options_changed):
         dialog.device_list.item(0).setCheckState(Qt.CheckState.Unchecked)
-    assert dialog.wishes.off == {"CUDA0"}
+    assert dialog.options.off == {"CUDA0"}
     dialog.device_list.setCurrentRow(1)
     assert not dialog.down_button.isEnabled()
-    with qtbot.waitSignal(dialog.wishes_changed):
+    with qtbot.waitSignal(dialog.options_changed):
         dialog.up_button.click()
-    assert dialog.wishes.order == ("CUDA1", "CUDA0")
+    assert dialog.options.order == ("CUDA1", "CUDA0")
     assert listed(dialog) == [("CUDA1", True), ("CUDA0", False)]
     assert dialog.device_list.currentRow() == 0
-    with qtbot.waitSignal(dialog.wishes_changed):
+    with qtbot.waitSignal(dialog.options_changed):
         dialog.down_button.click()
-    assert dialog.wishes.order == ("CUDA0", "CUDA1")
+    assert dialog.options.order == ("CUDA0", "CUDA1")
 
 
 def test_devices_that_are_not_here_keep_their_place(make_dialog: MakeDialog, qtbot: QtBot) -> None:
     dialog = make_dialog()
-    wishes = AutoWishes("priority", ("RPC0", "CUDA1"), frozenset({"RPC0"}))
-    dialog.set_wishes(wishes)
+    options = AutoOptions("priority", ("RPC0", "CUDA1"), frozenset({"RPC0"}))
+    dialog.set_options(options)
     assert listed(dialog) == [("CUDA1", True), ("CUDA0", True)]
-    with qtbot.waitSignal(dialog.wishes_changed):
+    with qtbot.waitSignal(dialog.options_changed):
         dialog.split_box.click()
-    assert dialog.wishes.off == {"RPC0"}
-    assert set(dialog.wishes.order) == {"CUDA0", "CUDA1", "RPC0"}
+    assert dialog.options.off == {"RPC0"}
+    assert set(dialog.options.order) == {"CUDA0", "CUDA1", "RPC0"}
     dialog.set_devices((*DEVICES, replace(make_gpu("RPC0", 8), backend="RPC")))
     assert ("RPC0", False) in listed(dialog)
 
@@ -78,22 +78,22 @@ def test_devices_that_are_not_here_keep_their_place(make_dialog: MakeDialog, qtb
 def test_cache_types_are_for_the_longest_context(make_dialog: MakeDialog, qtbot: QtBot) -> None:
     dialog = make_dialog()
     assert not dialog.type_boxes["q8_0"].isVisible()
-    with qtbot.waitSignal(dialog.wishes_changed):
+    with qtbot.waitSignal(dialog.options_changed):
         dialog.strategy_box.setCurrentIndex(2)
     assert dialog.type_boxes["q8_0"].isVisible()
     for name in ("q8_0", "f16"):
-        with qtbot.waitSignal(dialog.wishes_changed):
+        with qtbot.waitSignal(dialog.options_changed):
             dialog.type_boxes[name].click()
-    assert dialog.wishes == msgspec.structs.replace(
-        AutoWishes(), strategy="context", order=("CUDA0", "CUDA1"), kv_types=("f16", "q8_0")
+    assert dialog.options == msgspec.structs.replace(
+        AutoOptions(), strategy="context", order=("CUDA0", "CUDA1"), kv_types=("f16", "q8_0")
     )
 
 
-def test_shown_wishes_are_not_reported_back(make_dialog: MakeDialog) -> None:
+def test_shown_options_are_not_reported_back(make_dialog: MakeDialog) -> None:
     dialog = make_dialog()
-    reported: list[AutoWishes] = []
-    dialog.wishes_changed.connect(reported.append)
-    dialog.set_wishes(AutoWishes("context", ("CUDA1",), frozenset({"CUDA0"}), ("q4_0",), split=True))
+    reported: list[AutoOptions] = []
+    dialog.options_changed.connect(reported.append)
+    dialog.set_options(AutoOptions("context", ("CUDA1",), frozenset({"CUDA0"}), ("q4_0",), split=True))
     assert reported == []
     assert listed(dialog) == [("CUDA1", True), ("CUDA0", False)]
     assert dialog.split_box.isChecked()
@@ -144,10 +144,10 @@ def test_enter_finds_a_layout_and_moves_nothing(make_dialog: MakeDialog, qtbot: 
 
 def test_one_backend_is_a_choice(make_dialog: MakeDialog, qtbot: QtBot) -> None:
     dialog = make_dialog()
-    with qtbot.waitSignal(dialog.wishes_changed):
+    with qtbot.waitSignal(dialog.options_changed):
         dialog.one_backend_box.click()
-    assert dialog.wishes == msgspec.structs.replace(dialog.wishes, one_backend=True)
-    dialog.set_wishes(AutoWishes())
+    assert dialog.options == msgspec.structs.replace(dialog.options, one_backend=True)
+    dialog.set_options(AutoOptions())
     assert not dialog.one_backend_box.isChecked()
-    dialog.set_wishes(AutoWishes(one_backend=True))
+    dialog.set_options(AutoOptions(one_backend=True))
     assert dialog.one_backend_box.isChecked()

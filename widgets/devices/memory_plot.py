@@ -99,7 +99,8 @@ class MemoryPlot(QWidget):
                 painter.drawPolygon([QPointF(line[0].x(), bottom), *line, QPointF(line[-1].x(), bottom)])
                 painter.setPen(QPen(QColor(color), 1))
                 painter.drawPolyline(QPolygonF(line))
-        if self._limit_bytes is not None:
+        # Before the first sample it is not known what the height stands for.
+        if self._limit_bytes is not None and self._points:
             y = round(self._y(self._limit_bytes))
             painter.setPen(QPen(QColor(palette.dim), 1, Qt.PenStyle.DashLine))
             painter.drawLine(0, y, self.width(), y)

@@ -106,6 +106,18 @@ def test_the_graph_forgets_what_is_older_than_its_window(qtbot: QtBot) -> None:
     assert points[0][0] == 399.0 - WINDOW_S
 
 
+def test_a_limit_is_drawn_once_the_height_of_the_graph_is_known(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    plot = card_of(strip, "CPU").plot
+    plot.setFixedSize(120, 40)
+    plot.set_limit(16 * GIB)
+    empty = plot.grab().toImage()
+    strip.add_samples([Sample("CPU", 1.0, 0, 64 * GIB)])
+    drawn = plot.grab().toImage()
+    assert {empty.pixelColor(x, 30).name() for x in range(100)} == {DARK.background}
+    assert DARK.dim in {drawn.pixelColor(x, 30).name() for x in range(100)}
+
+
 def test_the_graph_is_filled_to_the_memory_in_use_but_for_a_gap(qtbot: QtBot) -> None:
     strip = make_strip(qtbot)
     plot = card_of(strip, "CPU").plot

@@ -10,7 +10,7 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.planning.layout.layout import Override, make_layout
 from engine.planning.memory.compute_graph.building.graph_tables import SectionMaker
-from engine.planning.memory.compute_graph.ggml import simulation
+from engine.planning.memory.compute_graph.ggml import pass_cache
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
@@ -22,13 +22,13 @@ RIG = Rig(tuple(Device(each, "card", "CUDA", "gpu", 8 * GIB) for each in IDS), m
 @pytest.mark.parametrize("name", ["qwen3-vl-30b", "granite-4.0-h-small"])  # built whole, built in sections
 def test_steps_hold_for_other_devices_of_the_same_kinds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[object] = []
-    split_graph = simulation.PassCache._split_graph
+    split_graph = pass_cache.PassCache._split_graph
 
     def counting(*arguments: object) -> object:
         computed.append(arguments)
         return split_graph(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(simulation.PassCache, "_split_graph", counting)
+    monkeypatch.setattr(pass_cache.PassCache, "_split_graph", counting)
     memory = ModelMemory(truth_model(name))
     n_layers = memory.model.n_layers
     found = []

@@ -27,7 +27,12 @@ from engine.planning.memory.compute_graph.ggml.simulation import Simulation
 from engine.planning.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
-_MOST_REMEMBERED = 40000
+_MOST_REMEMBERED = 400
+"""Largest number of cached fills of one `LayoutGraph`; a fill takes about 11 KB with all that belongs to it.
+
+1,500 random layouts of a model of 16 layers made 3,600 of them, and all graphs together took 160 MB. A drag over eight
+cards needs fewer than this number, so a lower bound made no drag slower (`benchmarks/drag_time.py`).
+"""
 _MOST_GROUPS = 4096
 
 Part = tuple[str, int, int]

@@ -26,7 +26,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.load_order import LoadOrder
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, wait_until
 
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=256, n_ubatch=256, n_seq_max=4, threads=1, threads_batch=1)
 """Four slots with 512 tokens each."""
@@ -134,8 +134,7 @@ class RunningServer:
     @property
     def ended(self) -> tuple[RequestEntry, ...]:
         """The requests that have ended. A request may end a moment after its client has received the answer."""
-        while self.server.journal.under_way:
-            pass
+        wait_until(lambda: not self.server.journal.under_way)
         return self.server.journal.ended
 
     def raw(self) -> socket.socket:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from engine.api.server import exchange as exchange_module
 from engine.runtime.protocol.requests import Generate
 from tests.support.api_server import RunningServer, entry_of, running
 from tests.support.models import write_tiny_llama
+from tests.support.patience import wait_until
 
 HI: Any = [{"role": "user", "content": "Hello, how are you today?"}]
 
@@ -110,22 +110,28 @@ def test_requests_at_the_same_time_get_their_own_answers(server: RunningServer, 
 
 def test_a_client_that_goes_away_ends_its_answer(server: RunningServer) -> None:
     pool = server.server.pool
+    (child,) = [each for each in psutil.Process().children() if "engine.runtime.child" in each.cmdline()]
+    ended = len(server.server.journal.ended)
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true, "max_tokens": 400}'
-    with server.raw() as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-        received = b""
-        while b"content" not in received:
-            received += connection.recv(4096)
-    ended = threading.Event()
-    while not ended.is_set():
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    try:
+        with server.raw() as connection:
+            connection.sendall(head.encode() + body)
+            received = b""
+            while b"content" not in received:
+                received += connection.recv(4096)
+            # Otherwise the answer could be complete before the server notices that the client has gone.
+            child.suspend()
+        wait_until(lambda: len(server.server.journal.ended) > ended)
+    finally:
+        child.resume()
+    assert server.server.journal.ended[-1].status == 499
+
+    def generates() -> bool:
         snapshots = [slot.snapshot for slot in pool._slots.values()]
-        if not any(isinstance(run.request, Generate) for each in snapshots for run in each.requests):
-            ended.set()
-    last = [entry for entry in server.server.journal.ended if entry.path == "/v1/chat/completions"][-1]
-    while last.status == 200:
-        last = [entry for entry in server.server.journal.ended if entry.path == "/v1/chat/completions"][-1]
-    assert last.status == 499
+        return any(isinstance(run.request, Generate) for each in snapshots for run in each.requests)
+
+    wait_until(lambda: not generates())
 
 
 def test_a_prompt_that_is_too_long_is_told_with_both_numbers(server: RunningServer) -> None:

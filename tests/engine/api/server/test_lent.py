@@ -20,7 +20,7 @@ from engine.runtime.session.events import Loaded, LoadEnding
 from engine.runtime.session.session import ModelSession
 from tests.support.api_server import Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,9 @@ def test_a_request_while_the_model_is_moved_waits(path: Path) -> None:
     with a_session(path) as (session, news), running([]) as server, ThreadPoolExecutor(1) as threads:
         server.server.lend(mine, session, held(path))
         session.unload()
-        while session.snapshot.holds_child:
-            pass
+        wait_until(lambda: not session.snapshot.holds_child)
         waiting = threads.submit(ask, server)
-        while server.get("/v1/layerdeck/status").document["models"]["mine"]["waiting"] != 1:
-            pass
+        wait_until(lambda: server.get("/v1/layerdeck/status").document["models"]["mine"]["waiting"] == 1)
         load(session, news, path)
         server.server.lend(mine, session, held(path))
         assert waiting.result().status == 200
@@ -97,11 +95,9 @@ def test_a_model_that_is_taken_back_is_loaded_for_those_who_wait(path: Path) -> 
     with a_session(path) as (session, _), running([mine]) as server, ThreadPoolExecutor(1) as threads:
         server.server.lend(mine, session, held(path))
         session.unload()
-        while session.snapshot.holds_child:
-            pass
+        wait_until(lambda: not session.snapshot.holds_child)
         waiting = threads.submit(ask, server)
-        while server.get("/v1/layerdeck/status").document["models"]["mine"]["waiting"] != 1:
-            pass
+        wait_until(lambda: server.get("/v1/layerdeck/status").document["models"]["mine"]["waiting"] == 1)
         server.server.take_back("mine")
         assert waiting.result().status == 200
         assert not session.snapshot.holds_child

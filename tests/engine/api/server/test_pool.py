@@ -24,6 +24,7 @@ from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
+from tests.support.patience import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def ask(server: RunningServer, model: str | None, **further: object) -> Reply:
     asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **further}
     return server.post("/v1/chat/completions", asked)
+
+
+def waiting_for(server: RunningServer, model: str) -> int | None:
+    """Return the number of requests that wait for a model; None if the server does not know the model yet."""
+    found = server.get("/v1/layerdeck/status").document["models"].get(model, {}).get("waiting")
+    return None if found is None else int(found)
 
 
 def states(server: RunningServer) -> dict[str, str]:
@@ -124,8 +131,7 @@ def test_a_model_that_answers_is_not_unloaded(paths: tuple[Path, Path]) -> None:
             while b"content" not in received:
                 received += connection.recv(4096)
             second = threads.submit(ask, server, "second")
-            while server.get("/v1/layerdeck/status").document["models"].get("second", {}).get("waiting") != 1:
-                pass
+            wait_until(lambda: waiting_for(server, "second") == 1)
             # One that comes now may have to wait until the other model has had its turn.
             first = threads.submit(ask, server, "first")
             while b"[DONE]" not in received:
@@ -160,8 +166,7 @@ def replace_context(n_ctx: int):  # type: ignore[no-untyped-def]
 def test_idle_models_go(paths: tuple[Path, Path]) -> None:
     with running(list(map(entry_of, paths))) as server:
         assert ask(server, "first", keep_alive=0).status == 200
-        while states(server)["first"] != "unloaded":
-            pass
+        wait_until(lambda: states(server)["first"] == "unloaded")
         assert ask(server, "first", keep_alive="1h").status == 200
         while server.get("/v1/layerdeck/status").document["models"]["first"]["requests"]:
             pass  # an answer may be there a moment before its request has ended
@@ -177,8 +182,7 @@ def test_a_model_that_was_lost_is_loaded_again(paths: tuple[Path, Path], caplog:
         children = [each for each in psutil.Process().children() if "engine.runtime.child" in each.cmdline()]
         (child,) = children
         os.kill(child.pid, signal.SIGKILL)
-        while states(server)["first"] == "loaded":
-            pass
+        wait_until(lambda: states(server)["first"] != "loaded")
         assert ask(server, "first").status == 200
     caplog.clear()
 
@@ -201,8 +205,7 @@ def test_too_many_requests_that_wait_are_refused(paths: tuple[Path, Path]) -> No
 
     with running([entry_of(paths[0])], plan=plan) as server, ThreadPoolExecutor(MAX_WAITING + 1) as threads:
         waiting = [threads.submit(ask, server, "first") for _ in range(MAX_WAITING)]
-        while server.get("/v1/layerdeck/status").document["models"].get("first", {}).get("waiting") != MAX_WAITING:
-            pass
+        wait_until(lambda: waiting_for(server, "first") == MAX_WAITING)
         reply = ask(server, "first")
         assert (reply.status, reply.error["code"]) == (503, "queue_full")
         assert "retry-after" in reply.headers
@@ -219,8 +222,7 @@ def test_the_end_of_the_server_refuses_those_who_wait(paths: tuple[Path, Path]) 
 
     with running([entry_of(paths[0])], plan=plan) as server, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(ask_or_none, server)
-        while server.get("/v1/layerdeck/status").document["models"].get("first", {}).get("waiting") != 1:
-            pass
+        wait_until(lambda: waiting_for(server, "first") == 1)
         may_plan.set()
         server.server.stop()
         reply = waiting.result()
@@ -297,6 +299,5 @@ def test_many_clients_that_go_away_leave_nothing(paths: tuple[Path, Path]) -> No
                 connection.sendall((head.encode() + body)[: 60 + number * 10])
                 if number >= len(head + body.decode()) // 10:
                     connection.recv(64)
-        while server.server.pool.states()["first"]["requests"]:
-            pass
+        wait_until(lambda: not server.server.pool.states()["first"]["requests"])
         assert ask(server, "first").status == 200

@@ -19,7 +19,7 @@ from engine.api.server.guard import MAX_BODIES, Access, Guard, Message, Receive,
 from engine.api.wire.openai_chat import read_chat
 from tests.support.api_server import RunningServer, entry_of, running
 from tests.support.models import write_tiny_llama
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, wait_until
 
 KEY = "a-key-of-some-length-0123456789"
 ORIGIN = "https://app.example"
@@ -129,11 +129,9 @@ def test_the_end_of_an_answer_that_nobody_takes_is_dropped(
         connection.sendall(head.encode() + b"\r\n" + body)
         inner = server.server._server
         assert inner is not None
-        while not any(entry.path == "/tokenize" for entry in server.server.journal.ended):
-            pass
+        wait_until(lambda: any(entry.path == "/tokenize" for entry in server.server.journal.ended))
         # Nothing is read, and still the server holds no connection.
-        while inner.server_state.connections:
-            pass
+        wait_until(lambda: not inner.server_state.connections)
 
 
 def test_a_stop_closes_a_connection_whose_client_takes_nothing(tmp_path: Path) -> None:
@@ -146,8 +144,7 @@ def test_a_stop_closes_a_connection_whose_client_takes_nothing(tmp_path: Path) -
         connection.sendall(head.encode() + body)
         inner = server.server._server
         assert inner is not None
-        while not any(entry.path == "/tokenize" for entry in server.server.journal.ended):
-            pass
+        wait_until(lambda: any(entry.path == "/tokenize" for entry in server.server.journal.ended))
         server.server.stop()
         assert not inner.server_state.connections
 

@@ -37,6 +37,7 @@ from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
+from tests.support.patience import wait_until
 
 STREAMED = b'{"model": "%s", "messages": [{"role": "user", "content": "Hi"}], "stream": true, "max_tokens": 2}'
 
@@ -248,14 +249,11 @@ def test_nothing_is_loaded_for_clients_that_have_left(paths: tuple[Path, Path]) 
     gate = Gate()
     with running(list(map(entry_of, paths)), plan=gate.plan) as server, ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, server, "first")
-        while gate.planned != ["first"]:
-            pass
+        wait_until(lambda: gate.planned == ["first"])
         with server.raw() as connection:
             connection.sendall(sent(STREAMED % b"second"))
-            while state(server, "second").get("waiting") != 1:
-                pass
-        while state(server, "second")["waiting"]:
-            pass
+            wait_until(lambda: state(server, "second").get("waiting") == 1)
+        wait_until(lambda: not state(server, "second")["waiting"])
         gate.may_plan.set()
         assert first.result().status == 200
         assert ask(server, "first").status == 200
@@ -280,11 +278,9 @@ def test_a_model_does_not_go_for_a_client_that_has_left(paths: tuple[Path, Path]
         with server.raw() as connection:
             connection.sendall(sent(STREAMED % b"second"))
             planning.wait()
-        while state(server, "second")["waiting"]:
-            pass
+        wait_until(lambda: not state(server, "second")["waiting"])
         may_plan.set()
-        while state(server, "second")["state"] != "unloaded":
-            pass
+        wait_until(lambda: state(server, "second")["state"] == "unloaded")
         assert state(server, "first")["state"] == "loaded"
 
 
@@ -343,8 +339,7 @@ def test_a_model_that_is_named_at_the_start_waits_for_its_first_answer(paths: tu
         assert state(server, "first")["state"] == "loaded"
         assert unload_in_s(server, "first") is None
         assert ask(server, "first").status == 200
-        while state(server, "first")["state"] != "unloaded":
-            pass
+        wait_until(lambda: state(server, "first")["state"] == "unloaded")
 
 
 def test_the_server_ends_after_the_children_that_it_is_unloading(
@@ -416,8 +411,7 @@ def test_what_is_not_loaded_says_what_it_would_take(paths: tuple[Path, Path]) ->
         assert first["forecast"][0]["need_bytes"] == row.need_bytes
         assert first["layout"]["context"]["n_ctx"] == CONTEXT.n_ctx
         assert ask(server, "first").status == 200
-        while any(each.get("fits", "") is None for each in server.get("/v1/models").document["data"]):
-            pass
+        wait_until(lambda: not any(each.get("fits", "") is None for each in server.get("/v1/models").document["data"]))
         listed = {each["id"]: each for each in server.get("/v1/models").document["data"]}
         assert "fits" not in listed["first"]
         assert (listed["second"]["fits"], listed["second"]["unloads"]) == ("after_unloading", ["first"])

@@ -84,7 +84,7 @@ class CompareDialog(Dialog):
         for measure, words in MEASURE_WORDS.items():
             self.measure_combo.addItem(words[:1].upper() + words[1:], measure)
         self.measure_combo.setCurrentIndex(self.measure_combo.findData("generation"))
-        # Imported with the first dialog: importing pyqtgraph takes a quarter of the start.
+        # Imported with the first dialog: importing pyqtgraph and numpy takes 0.2 s and 20 MB.
         from widgets.bench.bench_chart import BenchChart
 
         self.chart = BenchChart()

@@ -1,7 +1,7 @@
 """The graph of a device's memory over the last minutes, as a filled area; a missing reading is a gap.
 
-It is drawn here and not by pyqtgraph, whose import takes a quarter of the start, and which took a third of the
-processor time of a window at rest.
+It is drawn here and not by pyqtgraph: importing it, with numpy, took a sixth of the start and 20 MB, and drawing with
+it a third of the GUI thread's time in a window at rest.
 """
 
 from __future__ import annotations

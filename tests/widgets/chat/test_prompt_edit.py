@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from PySide6.QtCore import QMimeData, Qt, QUrl
 from PySide6.QtGui import QAction, QKeySequence
@@ -45,11 +47,12 @@ def test_the_cursor_stops_blinking_until_the_next_key_or_another_field_has_the_f
     assert usual_ms > 0
     prompt.setFocus()
     (pause,) = prompt.findChildren(DelayedCall)
-    for goes_on in (lambda: QTest.keyClicks(prompt, "a"), other.setFocus):
+    going_on: list[Callable[[], object]] = [lambda: QTest.keyClicks(prompt, "a"), lambda: other.setFocus()]
+    for go_on in going_on:
         assert pause.isActive()
         pause.flush()
         assert QApplication.cursorFlashTime() == 0
-        goes_on()
+        go_on()
         assert QApplication.cursorFlashTime() == usual_ms
 
 

@@ -47,7 +47,7 @@ def test_the_cursor_stops_blinking_until_the_next_key_or_another_field_has_the_f
     assert usual_ms > 0
     prompt.setFocus()
     (pause,) = prompt.findChildren(DelayedCall)
-    going_on: list[Callable[[], object]] = [lambda: QTest.keyClicks(prompt, "a"), lambda: other.setFocus()]
+    going_on: list[Callable[[], object]] = [lambda: QTest.keyClicks(prompt, "a"), other.setFocus]
     for go_on in going_on:
         assert pause.isActive()
         pause.flush()

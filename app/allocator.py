@@ -37,25 +37,6 @@ def limit_malloc() -> None:
             library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
-def pause_collections() -> None:
-    """Turn automatic garbage collection off while modules and widgets are made (`app.garbage` collects afterwards).
-
-    These objects live as long as the process, so a collection finds nothing. Collections took 8 % of the processor time
-    from the start to the first picture.
-    """
-    gc.disable()
-
-
-def freeze_window_objects() -> None:
-    """Exclude all objects that exist now from garbage collection (`gc.freeze`). Call it once the window is complete.
-
-    Python starts a full collection only when the new objects exceed a quarter of the objects that survived the last
-    one. If the objects of the window counted, full collections would be rare, and unreachable forecast tables would
-    take many megabytes until the next one.
-    """
-    gc.freeze()
-
-
 @contextmanager
 def rare_full_collections() -> Iterator[None]:
     """Context manager that makes full garbage collections rare, for a command that ends soon.

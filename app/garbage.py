@@ -19,15 +19,23 @@ _ROUNDS = 10
 
 
 class GarbageCollector(QObject):
-    """Turns automatic collections off, and collects in the thread of this object, in place of Python's thresholds."""
+    """Turns automatic collections off, and after `begin` collects in the thread of this object.
+
+    Make it before the window: the objects of the window live as long as the process, so that collections found nothing,
+    and took 8 % of the processor time from the start to the first picture.
+    """
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         gc.disable()
-        timer = QTimer(self)
-        timer.setTimerType(Qt.TimerType.VeryCoarseTimer)
-        timer.timeout.connect(self.collect)
-        timer.start(INTERVAL_MS)
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.VeryCoarseTimer)
+        self._timer.timeout.connect(self.collect)
+
+    def begin(self) -> None:
+        """Start to collect. Call it once the window is complete: collections leave out all objects that exist now."""
+        gc.freeze()
+        self._timer.start(INTERVAL_MS)
 
     def collect(self) -> None:
         """Collect the youngest generation if it has many objects; from time to time older ones too."""

@@ -111,15 +111,14 @@ def _x_server_answers() -> bool:
 def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
-    from app.allocator import freeze_window_objects, limit_malloc, pause_collections
+    from app.allocator import limit_malloc
     from app.garbage import GarbageCollector
     from app.language import find_language, kept_choice, speak
 
     # Before Qt starts threads: each may get an arena of its own.
     limit_malloc()
-    pause_collections()
     application = QApplication(sys.argv[:1])
-    GarbageCollector(application)
+    collector = GarbageCollector(application)
     skip_feature_search()
     try:
         # Before modules with tables of texts are imported: `tr` at module level uses the language of that moment.
@@ -152,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
     theme = Theme(application, options.theme or settings.theme, settings.zoom_percent)
     opening = Opening(settings, theme, StartOptions(options.files, options.rig))
     signals = QuitOnSignals(application)
-    opening.opened.connect(lambda _: freeze_window_objects())
+    opening.opened.connect(lambda _: collector.begin())
     opening.opened.connect(partial(_keep_mark, application))
     opening.opened.connect(partial(_show_icon, application))
     if is_only:

@@ -59,10 +59,10 @@ def main() -> None:
         bare.show()
     else:
         # As `app/gui.py` starts the window.
-        from app.allocator import pause_collections
+        from app.garbage import GarbageCollector
         from app.gui import skip_feature_search
 
-        pause_collections()
+        GarbageCollector(application)
         skip_feature_search()
         from app.opening import Opening, StartOptions
         from app.settings import Settings

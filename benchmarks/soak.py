@@ -327,7 +327,7 @@ def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QA
             os.environ[f"XDG_{name}_HOME"] = f"{home}/{name.lower()}"
         from PySide6.QtWidgets import QApplication
 
-        from app.allocator import freeze_window_objects, limit_malloc
+        from app.allocator import limit_malloc
         from app.garbage import GarbageCollector
         from app.logs import start_logging
         from app.paths import log_path
@@ -338,12 +338,12 @@ def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QA
         limit_malloc()
         start_logging(log_path())
         application = QApplication(sys.argv[:1])
-        GarbageCollector(application)
+        collector = GarbageCollector(application)
         window = make_window(Settings(), Theme(application, theme))
         window.main.resize(1280, 800)
         window.main.show()
         window.start(files=[], rig=None)
-        freeze_window_objects()
+        collector.begin()
         yield Path(home), application, window
 
 

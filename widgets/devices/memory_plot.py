@@ -12,7 +12,7 @@ from itertools import groupby
 from math import isnan, nan
 
 from PySide6.QtCore import QPointF, QSize, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from engine.base.language import tr
@@ -48,11 +48,6 @@ class MemoryPlot(QWidget):
         self.setAccessibleName(tr("Memory in the last minutes"))
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(40)
-
-    @property
-    def top_bytes(self) -> int:
-        """Memory that the full height of the graph stands for."""
-        return self._top_bytes
 
     def sizeHint(self) -> QSize:
         return QSize(160, 40)
@@ -98,7 +93,7 @@ class MemoryPlot(QWidget):
                 bottom = float(self.height())
                 painter.drawPolygon([QPointF(line[0].x(), bottom), *line, QPointF(line[-1].x(), bottom)])
                 painter.setPen(QPen(QColor(color), 1))
-                painter.drawPolyline(QPolygonF(line))
+                painter.drawPolyline(line)
         # Before the first sample it is not known what the height stands for.
         if self._limit_bytes is not None and self._points:
             y = round(self._y(self._limit_bytes))

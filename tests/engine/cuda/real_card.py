@@ -49,6 +49,7 @@ from engine.runtime.session.load_order import LoadOrder
 from tests.engine.cuda import random_answers, random_loads
 from tests.engine.cuda.random_loads import command_line, plan_of
 from tests.support.command_line import run_cli
+from tests.support.patience import wait_until
 from tests.support.session_log import SessionLog
 
 VIRTUAL = "GGML_CUDA_DEVICES"
@@ -89,9 +90,6 @@ class Watch:
     def most_taken_bytes(self) -> int:
         return self.most_bytes - self.before_bytes
 
-    def reset(self) -> None:
-        self.most_bytes = self._used()
-
     def processes(self) -> dict[int, int | None]:
         """Return the bytes of each process on the card by its id, as the driver tells them."""
         return {each.pid: each.usedGpuMemory for each in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
@@ -126,7 +124,9 @@ def filled(leave_bytes: int) -> Iterator[int]:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.communicate(b"\n")
-    free_of_others()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    # The driver takes the memory back only some time after the end of a process.
+    wait_until(lambda: process.pid not in [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)])
 
 
 def fill(leave_bytes: int) -> None:
@@ -139,15 +139,6 @@ def fill(leave_bytes: int) -> None:
     runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     print(free.value, flush=True)
     sys.stdin.readline()
-
-
-def free_of_others() -> None:
-    """Wait until the driver has taken back the memory of ended processes."""
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    for _ in range(100):
-        if not pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            return
-        time.sleep(STEP_S)
 
 
 def large_model(folder: Path) -> Path:
@@ -503,6 +494,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             began = time.monotonic()
             try:
                 PARTS[part](write, options.folder or Path(name), options)
+            # Time on a card is scarce: the other parts still run, and the traceback is in the results.
             except Exception:
                 failed += 1
                 write(error=traceback.format_exc())

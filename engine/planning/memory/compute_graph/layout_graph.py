@@ -30,8 +30,8 @@ _MOST_OVERRIDES = 64
 _MOST_REMEMBERED = 400
 """Largest number of cached fills of one `LayoutGraph`; a fill takes about 11 KB with all that belongs to it.
 
-1,500 random layouts of a model of 16 layers made 3,600 of them, and all graphs together took 160 MB. A drag over eight
-cards needs fewer than this number, so a lower bound made no drag slower (`benchmarks/drag_time.py`).
+1,500 random layouts of a model of 16 layers made 3,600 of them, and all graphs together took 160 MB. With bounds of
+500 and 1,000 no drag over eight cards was slower than with 40,000 (`benchmarks/drag_time.py`).
 """
 _MOST_GROUPS = 4096
 

@@ -44,7 +44,7 @@ _CONTINUED = re.compile(r"[\\^`]\r?\n")
 _ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 _DENSE = r"\.ffn_(up|down|gate)\."
 """`LLM_FFN_DENSE_REGEX` of llama.cpp: the weights of `--n-cpu-ffn`."""
-_ROPE = re.compile(r"--(rope|yarn)-")
+_YARN = re.compile(r"--yarn-")
 _DRAFT = re.compile(r"--(spec|draft|model-draft|mtp|dflash|eagle3)|-md$|.*-draft$|-[a-z]+d$")
 _SERVER_SLOTS = 4
 """Number of slots that llama-server has by default if `--parallel` is not given; they then share one KV cache."""
@@ -121,7 +121,7 @@ class _Reader:
     def __init__(self, options: ForeignOptions) -> None:
         self.options = options
         self.n_known = 0
-        self._rope: list[str] = []
+        self._yarn: list[str] = []
         self._drafts: list[str] = []
         self._others: list[str] = []
 
@@ -173,12 +173,12 @@ class _Reader:
             options.notes.append(
                 tr("The context length is auto (as much as fits), because the command does not set it (-c).")
             )
-        if self._rope:
+        if self._yarn:
             options.notes.append(
                 tr(
-                    "Not imported: {names}. Layerdeck uses the RoPE scaling of the model file, so answers may "
-                    "be worse with a longer context.",
-                    names=", ".join(self._rope),
+                    "Not imported: {names}. Layerdeck uses these YaRN values of the model file, so answers may be "
+                    "worse with a longer context.",
+                    names=", ".join(self._yarn),
                 )
             )
         if self._drafts:
@@ -199,8 +199,8 @@ class _Reader:
 
     def _leave_out(self, name: str, value: str | None) -> None:
         shown = clean(name if value is None else f"{name} {value}")
-        if _ROPE.match(name):
-            self._rope.append(shown)
+        if _YARN.match(name):
+            self._yarn.append(shown)
         elif name in _OTHERS:
             self.n_known += 1
             # llama-swap's own port.

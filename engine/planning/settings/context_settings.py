@@ -18,6 +18,8 @@ Pipeline = Literal["auto", "on", "off"]
 PIPELINE_MODES: tuple[Pipeline, ...] = get_args(Pipeline)
 NumaMode = Literal["off", "distribute", "isolate", "numactl"]
 NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)
+RopeScaling = Literal["model", "none", "linear", "yarn"]
+ROPE_SCALINGS: tuple[RopeScaling, ...] = get_args(RopeScaling)
 AUTO: Literal["auto"] = "auto"
 AUTO_CONTEXT = 0
 """Value of `n_ctx` for "auto": the program chooses the context length at each load."""
@@ -64,6 +66,9 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # 0: as the model's file says, as in `llama_context_params`.
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
+    # `llama_rope_scaling_type`; model: as the model's file says.
+    rope_scaling: RopeScaling = "model"
+    yarn_orig_ctx: int = 0
 
     @property
     def offload_batch(self) -> int:

@@ -23,6 +23,7 @@ from engine.planning.settings.context_settings import (
     NUMA_MODES,
     OFFLOAD_MIN_BATCH,
     PIPELINE_MODES,
+    ROPE_SCALINGS,
     ContextSettings,
 )
 from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Real, Switch, Value, WholeNumber
@@ -370,6 +371,36 @@ SETTINGS: tuple[Setting, ...] = (
         in_kv_state=True,
         of_model=True,
     ),
+    Setting(
+        "rope_scaling",
+        Choice(ROPE_SCALINGS),
+        "--rope-scaling",
+        "Context",
+        tr("RoPE scaling"),
+        tr(
+            "how positions are scaled for contexts longer than the trained length: yarn, which suits most models; "
+            "linear; none, which ignores the RoPE frequency scale; model: the model's own"
+        ),
+        "none",
+        rare=True,
+        server_options=("--rope-scaling",),
+        in_kv_state=True,
+        of_model=True,
+    ),
+    Setting(
+        "yarn_orig_ctx",
+        WholeNumber(1, MAX_TOKENS, left_open=LeftOpen(0, None)),
+        "--yarn-orig-ctx",
+        "Context",
+        tr("YaRN original context (tokens)"),
+        tr("trained context length from which YaRN scales, in tokens; auto: the model's own"),
+        "none",
+        rare=True,
+        server_options=("--yarn-orig-ctx",),
+        engine_field=True,
+        in_kv_state=True,
+        of_model=True,
+    ),
 )
 
 KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
@@ -381,13 +412,10 @@ def memory_part(context: ContextSettings) -> tuple[Value, ...]:
 
 
 FROM_FILE: Mapping[str, Value] = {
-    # LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED
-    "rope_scaling_type": -1,
     "yarn_ext_factor": -1.0,
     "yarn_attn_factor": -1.0,
     "yarn_beta_fast": -1.0,
     "yarn_beta_slow": -1.0,
-    "yarn_orig_ctx": 0,
 }
 """Fields of `llama_context_params` with the value that means: as the model's file says."""
 

@@ -103,6 +103,7 @@ def test_every_setting_has_its_option(dense: ModelMemory) -> None:
         "flash_attn": "on", "offload_kqv": False, "op_offload": False, "op_offload_min_batch": 64, "swa_full": True,
         "kv_unified": True, "load_mode": "mmap_mlock", "threads": 3, "threads_batch": 5, "numa": "isolate",
         "image_min_tokens": 16, "image_max_tokens": 256, "rope_freq_base": 500000.0, "rope_freq_scale": 0.125,
+        "rope_scaling": "yarn", "yarn_orig_ctx": 32768,
     }  # fmt: skip
     # A setting that is new has to be exported and named here, or named above.
     assert set(chosen) == set(KEYS) - WITHOUT_OPTION
@@ -110,7 +111,8 @@ def test_every_setting_has_its_option(dense: ModelMemory) -> None:
     assert found[0] == "GGML_OP_OFFLOAD_MIN_BATCH=64"
     said = {"-c": "4096", "-b": "256", "-ub": "128", "-np": "3", "-ctk": "q8_0", "-ctv": "q4_0", "-fa": "on",
             "-lm": "mmap+mlock", "-t": "3", "-tb": "5", "--numa": "isolate", "--image-min-tokens": "16",
-            "--image-max-tokens": "256", "--rope-freq-base": "500000", "--rope-freq-scale": "0.125"}  # fmt: skip
+            "--image-max-tokens": "256", "--rope-freq-base": "500000", "--rope-freq-scale": "0.125",
+            "--rope-scaling": "yarn", "--yarn-orig-ctx": "32768"}  # fmt: skip
     assert {option: value(found, option) for option in said} == said
     assert {"-kvu", "--no-kv-offload", "--no-op-offload", "--swa-full"} <= set(found)
 

@@ -111,7 +111,7 @@ def test_settings_of_old_and_new_versions(model: ModelFile) -> None:
     found = imported(
         "GGML_OP_OFFLOAD_MIN_BATCH=64 /opt/llama.cpp/llama-server.exe --model x -c 4096 -b 256 -ub 128 -np 2 -fa "
         "-ctk q8_0 -ctv q4_0 -nkvo --no-op-offload --swa-full -kvu --no-mmap --mlock -t 3 -tb 0 "
-        "--rope-freq-base 1e6 --rope-scale 8",
+        "--rope-freq-base 1e6 --rope-scale 8 --rope-scaling yarn --yarn-orig-ctx 32768",
         model,
     ).context
     said = (found.n_ctx, found.n_batch, found.n_ubatch, found.n_seq_max, found.type_k, found.type_v, found.flash_attn)
@@ -119,6 +119,7 @@ def test_settings_of_old_and_new_versions(model: ModelFile) -> None:
     assert (found.offload_kqv, found.op_offload, found.swa_full, found.kv_unified) == (False, False, True, True)
     assert (found.load_mode, found.threads, found.threads_batch, found.op_offload_min_batch) == ("mlock", 3, None, 64)
     assert (found.rope_freq_base, found.rope_freq_scale) == (1e6, 0.125)
+    assert (found.rope_scaling, found.yarn_orig_ctx) == ("yarn", 32768)
 
 
 def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
@@ -133,7 +134,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
     [
         ("--frobnicate 3", "Not imported, because Layerdeck does not know these options: --frobnicate."),
         ("--port 80 --api-key secret", "these options are not part of a layout: --port, --api-key."),
-        ("--yarn-orig-ctx 4096", "Not imported: --yarn-orig-ctx 4096. Layerdeck uses the RoPE scaling"),
+        ("--yarn-beta-fast 16", "Not imported: --yarn-beta-fast 16. Layerdeck uses these YaRN values of the model"),
         ("--draft-min 2 -otd a=CPU", "this part of speculative decoding: --draft-min 2, -otd a=CPU."),
         ("--spec-type draft-eagle3", "this part of speculative decoding: --spec-type draft-eagle3."),
         ("--draft-max x", 'cannot read --draft-max "x"'),

@@ -24,6 +24,7 @@ from engine.planning.settings.context_settings import (
     KV_TYPES,
     LOAD_MODES,
     NUMA_MODES,
+    ROPE_SCALINGS,
     ContextSettings,
 )
 from engine.planning.settings.table import KEYS
@@ -113,6 +114,8 @@ CHOSEN = {
     "numa": st.sampled_from(NUMA_MODES),
     "rope_freq_base": st.sampled_from((0.0, 10000.0, 1234567.0)),
     "rope_freq_scale": st.sampled_from((0.0, 0.03125, 0.5, 1.0)),
+    "rope_scaling": st.sampled_from(ROPE_SCALINGS),
+    "yarn_orig_ctx": st.integers(0, 1 << 20),
     "image_min_tokens": st.none() | st.integers(1, 64),
     "image_max_tokens": st.none() | st.integers(64, 4096),
 }

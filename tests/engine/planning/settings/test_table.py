@@ -147,11 +147,13 @@ def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None
     assert (kind.placeholder, kind.allowed) == ("X", "-1 to 2")
 
 
-def test_a_draft_model_has_its_own_rope_frequencies() -> None:
+def test_a_draft_model_has_its_own_rope_settings() -> None:
     changes: dict[str, Any] = {setting.key: others(setting)[0] for setting in SETTINGS}
     chosen = ContextSettings(**changes)
     reset = for_draft_model(chosen)
-    assert {key for key in KEYS if getattr(reset, key) != getattr(chosen, key)} == {"rope_freq_base", "rope_freq_scale"}
+    assert {key for key in KEYS if getattr(reset, key) != getattr(chosen, key)} == {
+        "rope_freq_base", "rope_freq_scale", "rope_scaling", "yarn_orig_ctx",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each.engine_field], ids=lambda each: each.key)

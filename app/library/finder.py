@@ -26,6 +26,7 @@ from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.library.hub.settings import HubError
+from engine.library.hub.tokens import TokenLocation
 from engine.library.planning import settled_rig
 from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.plan.decisions.context_length import default_context
@@ -100,8 +101,18 @@ class HubFinder(QObject):
     def remove_token(self) -> None:
         """Delete the access token that was entered here. Tokens of the environment and of other programs are kept."""
 
-        def removed(_result: None) -> None:
-            self._notices.say(tr("The access token was removed from the keyring."))
+        def removed(remaining: TokenLocation | None) -> None:
+            if remaining == "keyring":
+                self._notices.say(tr("The keyring did not remove the access token. Unlock it and try again."), bad=True)
+            elif remaining is None:
+                self._notices.say(tr("The access token was removed."))
+            else:
+                self._notices.say(
+                    tr(
+                        "The access token was removed. The token of other Hugging Face programs (HF_TOKEN or their "
+                        "token file) is used from now on."
+                    )
+                )
 
         self._background.run("Removing the token", self.access.remove_token, removed, self._notices.tell, quiet=True)
 

@@ -57,9 +57,9 @@ class HubAccess:
         """
         return self._tokens.keep(self.settings, token)
 
-    def remove_token(self) -> None:
-        """Delete the saved access token of the present hub. May block."""
-        self._tokens.forget(self.settings)
+    def remove_token(self) -> TokenLocation | None:
+        """Delete the saved access token of the present hub; return where the token is that is used now. May block."""
+        return self._tokens.forget(self.settings)
 
     def set_offline(self, offline: bool) -> None:
         """Store whether the hub is used offline: all requests are then refused."""

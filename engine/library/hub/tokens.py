@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -83,16 +84,19 @@ class TokenStore:
             return "session"
         return "keyring"
 
-    def forget(self, hub: HubSettings) -> None:
-        """Delete the saved access token for `hub`. Tokens of other programs are kept."""
+    def forget(self, hub: HubSettings) -> TokenLocation | None:
+        """Delete the saved access token for `hub`. Tokens of other programs are kept.
+
+        Return where the token for `hub` is that is used from now on: "keyring" if it refused; None if there is none.
+        """
         with self._lock:
             self._session.pop(hub.endpoint, None)
-        try:
+        with suppress(Exception):  # As above; also if there was no token.
             import keyring
 
             keyring.delete_password(SERVICE, hub.endpoint)
-        except Exception:  # As above; what was never there is gone too.
-            return
+        found = self.locate(hub)
+        return found[0] if found else None
 
 
 def token_file(environment: Mapping[str, str]) -> Path:

@@ -150,7 +150,10 @@ def test_an_access_token_can_be_removed_again(window: WindowParts, qtbot: QtBot)
     try:
         finder.set_token("hf_mine")
         qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) == "hf_mine")
+        told: list[str] = []
+        window.desk.notices.given.connect(lambda notice: told.append(notice.text))
         finder.remove_token()
-        qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) is None)
+        qtbot.waitUntil(lambda: "The access token was removed." in told)
+        assert finder.access.token(finder.access.settings) is None
     finally:
         keyring.set_keyring(before)

@@ -8,6 +8,7 @@ from pathlib import Path
 import keyring
 import keyring.backend
 import keyring.backends.fail
+import keyring.errors
 import pytest
 
 from engine.base.errors import ArgumentError
@@ -55,8 +56,19 @@ def test_the_keyring_keeps_it_for_the_next_session(backend: _InMemory) -> None:
     assert TokenStore({}).keep(HUB, " hf_mine ") == "keyring"
     assert TokenStore({}).locate(HUB) == ("keyring", "hf_mine")
     assert TokenStore({}).find(MIRROR) is None
-    TokenStore({}).forget(HUB)
+    assert TokenStore({"HF_TOKEN": "hf_named"}).forget(HUB) == "environment"
     assert TokenStore({}).find(HUB) is None
+    assert TokenStore({}).forget(HUB) is None
+
+
+def test_a_keyring_that_removes_nothing_is_told(backend: _InMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    TokenStore({}).keep(HUB, "hf_mine")
+
+    def refuse(*_words: str) -> None:
+        raise keyring.errors.PasswordDeleteError
+
+    monkeypatch.setattr(backend, "delete_password", refuse)
+    assert TokenStore({}).forget(HUB) == "keyring"
 
 
 def test_without_a_keyring_it_is_for_the_session(no_backend: None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,8 @@ PART_ENDING = ".part"
 JOURNAL_ENDING = ".part.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CAN_PLACE = hasattr(os, "pwrite")
+# A link under the name of the unfinished file would lead the download into another file, so it is refused.
+_OPEN_FLAGS = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class PartFile:
@@ -37,7 +40,7 @@ class PartFile:
     `restart`: whether to discard bytes that belong to another version of the file.
 
     Raises:
-        OccupiedError: if another process writes the file.
+        OccupiedError: if another process writes the file, or finished it in this moment.
         ChangedError: if the bytes belong to another version of the file, and `restart` is not set.
         StorageError: if the file cannot be written.
     """
@@ -53,14 +56,14 @@ class PartFile:
         self._writing_bytes = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A link under this name would lead the download into another file, so it is refused.
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-            self._descriptor = os.open(self.path, flags, 0o666)
+            self._descriptor = os.open(self.path, _OPEN_FLAGS | os.O_CREAT, 0o666)
         except OSError as error:
             raise storage_error(error, target) from error
         try:
-            _lock_whole(self._descriptor, target)
+            _lock_whole(self._descriptor, self.path, target)
             self.origin, self._done = self._take_up(origin, restart=restart)
+            # The new journal states these bytes as synced, so they must be on the disk before it.
+            os.fsync(self._descriptor)
             self._journal = Journal(self._journal_path, self.origin, self._done)
         except OSError as error:
             os.close(self._descriptor)
@@ -78,14 +81,16 @@ class PartFile:
     def learn(self, origin: Origin) -> None:
         """Replace the origin, here and in the journal, by `origin`, which has values that the server stated later.
 
-        An origin is the identity of the file on its server, such as address, size and etag.
+        An origin is the identity of the file on its server, such as address, size and etag. Raises `StorageError`.
         """
         with self._lock:
             if self._closed:
                 return
-            self._journal.close()
+            try:
+                self._journal.learn(origin, self._done)
+            except OSError as error:
+                raise storage_error(error, self.target) from error
             self.origin = origin
-            self._journal = Journal(self._journal_path, origin, self._done)
 
     def write(self, first: int, data: bytes) -> None:
         """Write `data` at the offset `first`, and add its range to `done`.
@@ -175,10 +180,9 @@ class PartFile:
                 os.close(self._descriptor)
 
     def discard(self) -> None:
-        """Close and delete the unfinished file and its journal."""
+        """Close and delete the unfinished file and its journal. Raises as `discard_part`."""
         self.close()
-        self.path.unlink(missing_ok=True)
-        self._journal_path.unlink(missing_ok=True)
+        discard_part(self.target)
 
     def finish(self) -> None:
         """Sync and close the complete file, and rename it to `target`.
@@ -187,14 +191,21 @@ class PartFile:
             OccupiedError: if another file has that path by now.
             StorageError: if the file system refuses.
         """
+        held = None
         try:
             self.sync()
+            # A second descriptor holds the lock until the rename, so that no other process locks the complete file as
+            # an unfinished one. Windows has no such lock, and renames no open file.
+            if sys.platform != "win32":
+                held = os.dup(self._descriptor)
         finally:
             self.close()
-        # On Linux a rename would replace an existing file silently.
-        if os.path.lexists(self.target):
-            raise OccupiedError(f"{self.target.name} exists by now and is another file; move it away and try again.")
         try:
+            # On Linux a rename would replace an existing file silently.
+            if os.path.lexists(self.target):
+                raise OccupiedError(
+                    f"{self.target.name} exists by now and is another file; move it away and try again."
+                )
             self.path.rename(self.target)
             # In this order: a kill in between leaves a journal without bytes. The other order would leave bytes that
             # nobody can trust.
@@ -203,6 +214,9 @@ class PartFile:
             sync_folder(self.target.parent)
         except OSError as error:
             raise storage_error(error, self.target) from error
+        finally:
+            if held is not None:
+                os.close(held)
 
     def _note(self) -> None:
         try:
@@ -239,16 +253,27 @@ class PartFile:
 
 
 def discard_part(target: Path) -> None:
-    """Delete the bytes and the journal of an unfinished download of `target`. No process may be writing it.
+    """Delete the bytes and the journal of an unfinished download of `target`.
 
     Raises:
+        OccupiedError: if another process writes the file.
         StorageError: if a file cannot be removed.
     """
+    path = target.with_name(target.name + PART_ENDING)
+    descriptor = None
     try:
-        for ending in (PART_ENDING, JOURNAL_ENDING):
-            target.with_name(target.name + ending).unlink(missing_ok=True)
+        # Windows locks nothing, and deletes no open file.
+        if sys.platform != "win32" and path.exists():
+            descriptor = os.open(path, _OPEN_FLAGS)
+            _lock_whole(descriptor, path, target)
+        # In this order: once the bytes have no name, another process may begin a journal of its own.
+        target.with_name(target.name + JOURNAL_ENDING).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(error, target) from error
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def bytes_here(target: Path, size_bytes: int | None) -> int:
@@ -294,13 +319,21 @@ def _is_same(known: Origin, origin: Origin) -> bool:
     return known.url == origin.url
 
 
-def _lock_whole(descriptor: int, target: Path) -> None:
-    """Lock the unfinished file against a second process; raise `OccupiedError` if another process holds the lock.
+def _lock_whole(descriptor: int, path: Path, target: Path) -> None:
+    """Lock the open unfinished file `path` against a second process.
 
-    The system releases the lock when this process ends.
+    The system releases the lock when this process ends. Raises `OccupiedError` if another process holds the lock, or
+    has finished or discarded the file since it was opened.
     """
-    if not lock_file(descriptor, wait=False):
+    if not lock_file(descriptor, wait=False) or not _is_at(descriptor, path):
         raise OccupiedError(f"{target.name} is being downloaded by another program; wait until it is finished.")
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 class StorageError(EngineError):
@@ -413,16 +446,15 @@ class _Step(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of an unfinished download, JSON Lines next to its bytes. Not thread-safe.
 
-    `done`: byte ranges that are on the disk when the journal is opened.
+    `done`: byte ranges that were synced to the disk before the journal is opened.
     """
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:
         self._path = path
         self._origin = origin
         self._boot = _boot_id()
-        # An empty step claims nothing, so it counts as synced.
-        self._synced = _Step((), synced=True, boot=self._boot)
-        self._descriptor = self._begin(_Step(done, synced=not done, boot=self._boot))
+        self._synced = _Step(done, synced=True, boot=self._boot)
+        self._descriptor = self._begin(self._synced)
 
     def note(self, done: Ranges, *, synced: bool = False) -> None:
         """Write a line that states that the byte ranges `done` are on the disk.
@@ -435,13 +467,21 @@ class Journal:
         line = msgspec.json.encode(step) + b"\n"
         if self._size_bytes + len(line) > LONGEST_BYTES:
             # Otherwise the journal of a download of many days could exceed `MAX_BYTES`, and would not be read.
-            before = self._descriptor
-            self._descriptor = self._begin(step)
-            os.close(before)
+            self._begin_anew(step)
             return
         self._size_bytes += os.write(self._descriptor, line)
         if synced:
             os.fsync(self._descriptor)
+
+    def learn(self, origin: Origin, done: Ranges) -> None:
+        """Replace the origin, and state that the byte ranges `done` are on the disk."""
+        self._origin = origin
+        self._begin_anew(_Step(done, boot=self._boot))
+
+    def _begin_anew(self, step: _Step) -> None:
+        before = self._descriptor
+        self._descriptor = self._begin(step)
+        os.close(before)
 
     def _begin(self, step: _Step) -> int:
         """Replace the journal by a short one, and return the file descriptor of the new journal.

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.files import lock_file
 from engine.library.downloads.part_file import (
     ChangedError,
     OccupiedError,
@@ -21,6 +22,7 @@ from engine.library.downloads.part_file import (
     add_range,
     bytes_here,
     count_bytes,
+    discard_part,
     first_gap,
     merge,
     prefix_end,
@@ -157,6 +159,22 @@ def test_after_a_loss_of_power_only_what_was_forced_to_the_disk_counts(
     assert _done(_journal(tmp_path / "m.gguf")) == ((0, 20),)
 
 
+def test_synced_bytes_survive_a_loss_of_power_in_the_next_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = _open(tmp_path / "m.gguf")
+    part.write(0, b"x" * 20)
+    part.close()
+    again = _open(tmp_path / "m.gguf")
+    again.learn(ORIGIN)
+    again.write(20, b"x" * 10)
+    again.write(30, b"x" * 10)
+    _abandon(again)
+    assert _done(_journal(tmp_path / "m.gguf")) == ((0, 30),)
+    monkeypatch.setattr("engine.library.downloads.part_file._boot_id", lambda: "another start of the machine")
+    assert _done(_journal(tmp_path / "m.gguf")) == ((0, 20),)
+
+
 @pytest.mark.parametrize("journal", [b"", b"{", b"[]\n", b'{"url":"x","version":9}\n', bytes(100)])
 def test_without_a_journal_it_begins_anew(tmp_path: Path, journal: bytes) -> None:
     (tmp_path / "m.gguf.part").write_bytes(b"x" * 50)
@@ -207,6 +225,50 @@ def test_two_do_not_write_one_file(tmp_path: Path) -> None:
     part.close()
 
 
+def test_what_another_process_downloads_is_not_discarded(tmp_path: Path) -> None:
+    part = _open(tmp_path / "m.gguf")
+    part.write(0, b"x" * 40)
+    with pytest.raises(OccupiedError, match="another program"):
+        discard_part(tmp_path / "m.gguf")
+    part.close()
+    assert _done(_journal(tmp_path / "m.gguf")) == ((0, 40),)
+    discard_part(tmp_path / "m.gguf")
+    discard_part(tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ends_before_rename", [True, False])
+def test_a_file_that_another_process_finishes_is_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_before_rename: bool
+) -> None:
+    part = _open(tmp_path / "m.gguf")
+    part.write(0, b"x" * 100)
+    rename = Path.rename
+
+    def begin() -> None:
+        with pytest.raises(OccupiedError, match="another program"):
+            _open(tmp_path / "m.gguf")
+
+    def rename_later(path: Path, target: Path) -> Path:
+        begin()
+        return rename(path, target)
+
+    def finish_before(descriptor: int, *, wait: bool) -> bool:
+        monkeypatch.undo()
+        part.finish()
+        return lock_file(descriptor, wait=wait)
+
+    if ends_before_rename:
+        # The second process has opened the unfinished file when the first one renames it.
+        monkeypatch.setattr("engine.library.downloads.part_file.lock_file", finish_before)
+        begin()
+    else:
+        monkeypatch.setattr(Path, "rename", rename_later)
+        part.finish()
+    assert (tmp_path / "m.gguf").read_bytes() == b"x" * 100
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     part = _open(tmp_path / "m.gguf")
     part.write(0, b"x" * 100)
@@ -236,6 +298,20 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     assert part.done == ()
     part.close()
+
+
+def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = _open(tmp_path / "m.gguf")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engine.library.downloads.part_file.write_whole", full)
+    with pytest.raises(StorageError, match="full"):
+        part.learn(Origin(url=ORIGIN.url, etag="two"))
+    part.write(0, b"x" * 8)
+    part.close()
+    assert read_journal(_journal(tmp_path / "m.gguf")) == (ORIGIN, ((0, 8),))
 
 
 def test_a_connection_that_comes_to_life_after_the_end_writes_nothing(tmp_path: Path) -> None:

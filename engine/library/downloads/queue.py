@@ -23,7 +23,7 @@ from engine.base.errors import EngineError, PlacedError
 from engine.base.json_file import read_kept, write_kept
 from engine.library.downloads.connections import RateMeter
 from engine.library.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
-from engine.library.downloads.part_file import StorageError, discard_part
+from engine.library.downloads.part_file import OccupiedError, StorageError, discard_part
 from engine.library.downloads.transfer import Transfer, TransferEnd
 from engine.runtime.protocol.network import Download, DownloadProgress
 
@@ -243,23 +243,22 @@ class DownloadQueue:
             return
         job = self._jobs.pop(index)
         self._retries.forget(job_id)
-        transfer = self._stop_if_running(job_id)
+        self._stop_if_running(job_id)
         self._changed()
-        # The process may still write: its files are removed only after its end.
-        if discard and (transfer is None or transfer.wait(_END_S)):
-            with suppress(StorageError):
-                for file in job.files:
+        # Its process may still write, also one that was paused just before: its files are removed only after its end.
+        if discard and (self._stopping is None or self._stopping.wait(_END_S)):
+            for file in job.files:
+                # A file that another program downloads stays.
+                with suppress(StorageError, OccupiedError):
                     discard_part(Path(file.target))
         self._advance()
 
-    def _stop_if_running(self, job_id: str) -> Transfer | None:
+    def _stop_if_running(self, job_id: str) -> None:
         if self._running is None or self._running.job_id != job_id:
-            return None
-        transfer, self._running = self._running.transfer, None
+            return
         # Its process may hold the lock of the file for a moment, so no other job starts before it has ended.
-        self._stopping = transfer
-        transfer.stop()
-        return transfer
+        self._stopping, self._running = self._running.transfer, None
+        self._stopping.stop()
 
     # ------------------------------------------------------------------ the job under way
 

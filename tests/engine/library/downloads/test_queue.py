@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from engine.library.hub.client import list_repo
 from engine.library.hub.settings import hub_settings
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 from tests.support.patience import DEADLINE_S
-from tests.support.transfers import KIB, order_of, some_bytes
+from tests.support.transfers import KIB, Running, order_of, some_bytes
 
 
 class World:
@@ -175,6 +176,35 @@ def test_paused_and_gone_on_with_at_once(server: HubServer, tmp_path: Path) -> N
             downloads.resume("a")
         seen.wait_for_state("a", JobState.DONE)
     assert not any(view.reason for view in seen.last)
+
+
+def test_paused_and_removed_at_once(server: HubServer, tmp_path: Path) -> None:
+    server.faults.append(Fault("stall", 128 * KIB))
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(_job(server, "a", tmp_path))
+        seen.wait_for(lambda views: bool(views) and views[0].done_bytes == 128 * KIB)
+        downloads.pause("a")
+        downloads.remove("a", discard=True)
+        seen.wait_for(lambda views: not views)
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_a_job_whose_file_another_program_downloads_is_removed_without_it(server: HubServer, tmp_path: Path) -> None:
+    job = _job(server, "a", tmp_path)
+    server.faults.append(Fault("stall", 128 * KIB))
+    reached, other = (
+        threading.Event(),
+        Running(order_of(*job.files), lambda progress: reached.set() if progress.done_bytes == 128 * KIB else None),
+    )
+    assert reached.wait(DEADLINE_S)
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(job)
+        assert "another program" in seen.wait_for_state("a", JobState.FAILED).reason
+        downloads.remove("a", discard=True)
+        seen.wait_for(lambda views: not views)
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"a-Q8_0.gguf.part", "a-Q8_0.gguf.part.json"}
+    other.transfer.stop()
+    other.end()
 
 
 def test_what_goes_wrong_pauses_with_its_reason_and_the_next_begins(server: HubServer, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ of the Hugging Face cache.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import threading
@@ -31,6 +32,7 @@ from engine.library.downloads.part_file import (
     StorageError,
     bytes_here,
     count_bytes,
+    discard_part,
     is_whole,
     prefix_end,
 )
@@ -104,7 +106,9 @@ class FileTransfer:
         self._read_bytes = min(READ_BYTES, max(1, order.block_bytes // 4))
         self._trial = Trial(order.connections, order.trial_s)
         self._changed = threading.Condition()
-        self._faults: list[EngineError] = []
+        # Connections that began between two counted failures are one try. Each failure has the number of its try.
+        self._faults: list[tuple[int, EngineError]] = []
+        self._try = 0
         self._n_failed = 0
         self._since_failure_bytes = 0
         self._wait_until_s = 0.0
@@ -133,6 +137,9 @@ class FileTransfer:
         """
         if self._target.is_file():
             return self._check_what_is_there()
+        # A folder or a broken link.
+        if os.path.lexists(self._target):
+            raise self._occupied()
         order = self._order
         part = PartFile(self._target, self._origin(), block_bytes=order.block_bytes, restart=order.restart)
         hasher = Hasher(part.read, lambda: prefix_end(part.done))
@@ -158,6 +165,9 @@ class FileTransfer:
     def _check_what_is_there(self) -> DownloadedFile:
         size_bytes = self._target.stat().st_size
         expected = self._file.size_bytes
+        # Of an address of another server nothing is known, and an unrelated file may have the same name.
+        if expected is None and self._file.sha256 is None:
+            expected = self._ask_size()
         digest = None
         if expected is None or expected == size_bytes:
             with self._target.open("rb", buffering=0) as file:
@@ -169,11 +179,20 @@ class FileTransfer:
                 finally:
                     hasher.close()
         if digest is None or (self._file.sha256 is not None and digest != self._file.sha256):
-            raise OccupiedError(
-                f"{self._target.name} already exists and is not the file to download; "
-                "move it away, or choose another folder."
-            )
+            raise self._occupied()
         return DownloadedFile(path=str(self._target), size_bytes=size_bytes, sha256=digest)
+
+    def _ask_size(self) -> int | None:
+        """Return the size of the file that the server states; None if it states none. Waits for the network."""
+        order = self._order
+        with open_url(self._file.url, token=order.token, first=0, end=1, timeout_s=order.timeout_s) as response:
+            return response.head.size_bytes
+
+    def _occupied(self) -> OccupiedError:
+        return OccupiedError(
+            f"{self._target.name} already exists and is not the file to download; move it away, or choose another "
+            "folder."
+        )
 
     # ------------------------------------------------------------------ the main thread
 
@@ -221,7 +240,8 @@ class FileTransfer:
                 span = self._plan.take(part.done, part.origin.size_bytes, self._trial.wanted)
                 if span is None:
                     return
-                thread = threading.Thread(target=self._connect, args=(span, part, hasher), name="fetch", daemon=True)
+                arguments = (self._try, span, part, hasher)
+                thread = threading.Thread(target=self._connect, args=arguments, name="fetch", daemon=True)
                 self._threads = [each for each in self._threads if each.is_alive()] + [thread]
                 thread.start()
 
@@ -235,25 +255,29 @@ class FileTransfer:
     def _judge_faults(self, now_s: float) -> bool:
         """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
-        Raises the error of a connection if that error is permanent, or if all retries are used up.
+        Raises the error of a connection if that error is permanent, or if all retries are used up. The first failure of
+        a try counts. The others have the same cause, such as an outage, and only lengthen the wait.
 
         `now_s`: present time of the monotonic clock.
         """
         with self._changed:
             faults, self._faults = self._faults, []
-        for fault in faults:
+        for number, fault in faults:
             # A signed link of the storage may have expired (403): each try asks the hub for a new one.
             if not isinstance(fault, HubError) or not (fault.passes or fault.fault == "refused"):
                 raise fault
-            if self._since_failure_bytes >= _PROGRESS_BYTES:
-                self._n_failed = 0
-            self._since_failure_bytes = 0
-            self._n_failed += 1
-            if self._n_failed >= self._order.tries:
-                raise fault
-            # Random, so that clients that a server turned away together do not come back together.
-            wait_s = self._order.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5)
-            self._wait_until_s = now_s + max(wait_s, fault.retry_after_s or 0.0)
+            wait_s = fault.retry_after_s or 0.0
+            if number == self._try:
+                self._try += 1
+                if self._since_failure_bytes >= _PROGRESS_BYTES:
+                    self._n_failed = 0
+                self._since_failure_bytes = 0
+                self._n_failed += 1
+                if self._n_failed >= self._order.tries:
+                    raise fault
+                # Random, so that clients that a server turned away together do not come back together.
+                wait_s = max(wait_s, self._order.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5))
+            self._wait_until_s = max(self._wait_until_s, now_s + wait_s)
             self._note = fault.summary()
         return bool(faults)
 
@@ -273,7 +297,7 @@ class FileTransfer:
 
     # ------------------------------------------------------------------ one connection
 
-    def _connect(self, span: Span, part: PartFile, hasher: Hasher) -> None:
+    def _connect(self, number: int, span: Span, part: PartFile, hasher: Hasher) -> None:
         fault: EngineError | None = None
         try:
             self._fetch(span, part, hasher)
@@ -284,7 +308,7 @@ class FileTransfer:
         with self._changed:
             self._plan.release(span)
             if fault is not None and not self._giving_up:
-                self._faults.append(fault)
+                self._faults.append((number, fault))
             self._changed.notify()
 
     def _fetch(self, span: Span, part: PartFile, hasher: Hasher) -> None:
@@ -429,9 +453,17 @@ def carry_out(order: Download, send: Callable[[Message], None], stop: threading.
     try:
         for index, file in enumerate(order.files):
             later_bytes = sum(map(_missing_bytes, order.files[index + 1 :]))
-            transfer = FileTransfer(file, order, _ProgressReporter(order.files, index, send).tell, stop, later_bytes)
-            transfers.append(transfer)
-            done = transfer.run()
+            tell = _ProgressReporter(order.files, index, send).tell
+            try:
+                transfers.append(FileTransfer(file, order, tell, stop, later_bytes))
+                done = transfers[-1].run()
+            except ChangedError:
+                # Without a hash only the answer of the server shows that the file has changed.
+                if not order.restart or file.sha256 is not None:
+                    raise
+                discard_part(Path(file.target))
+                transfers.append(FileTransfer(file, order, tell, stop, later_bytes))
+                done = transfers[-1].run()
             if file.link is not None:
                 lead_to(Path(file.link), Path(file.target))
                 done = replace(done, path=file.link)

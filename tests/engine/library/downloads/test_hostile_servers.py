@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from threading import Barrier
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 from engine.library.downloads.transfer import TransferEnd
 from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.network import DownloadProgress, TransferFile
-from tests.support.hub_server import XET_PATH, Fault, HubServer, Repo, hub_server, sha256
+from tests.support.hub_server import XET_PATH, Asked, Fault, HubServer, Repo, hub_server, sha256
+from tests.support.patience import DEADLINE_S
 from tests.support.transfers import KIB, Running, fetch, hub_file, order_of, some_bytes
 
 DATA = some_bytes(400 * KIB)
@@ -101,6 +103,22 @@ def test_after_five_tries_it_is_left_with_what_is_here(server: HubServer, tmp_pa
     assert server.bytes_sent("m.gguf") == 200 * KIB
 
 
+def test_an_outage_of_several_connections_is_one_try(server: HubServer, tmp_path: Path) -> None:
+    connections, refused = Barrier(3), iter(range(6))
+
+    class AskedTogether(list[Asked]):
+        def append(self, asked: Asked) -> None:
+            super().append(asked)
+            # All three connections have begun before the first one fails.
+            if next(refused, None) is not None:
+                connections.wait(DEADLINE_S)
+
+    server.asked = AskedTogether()
+    server.faults.extend([Fault("broken")] * 6)
+    end = fetch(order_of(hub_file(server, "org/m", "m.gguf", tmp_path), connections=3, tries=3))
+    assert _is_placed(end, tmp_path)
+
+
 def test_a_damaged_byte_is_found_and_the_file_thrown_away(server: HubServer, tmp_path: Path) -> None:
     server.faults.append(Fault("corrupt"))
     file = hub_file(server, "org/m", "m.gguf", tmp_path)
@@ -131,6 +149,18 @@ def test_a_file_that_changed_asks(server: HubServer, tmp_path: Path) -> None:
     assert (end.kind, "start the download over" in end.message) == ("changed", True)
     assert (tmp_path / "m.gguf.part").stat().st_size == 200 * KIB
     assert _is_placed(fetch(order_of(file, restart=True)), tmp_path, OTHER)
+
+
+def test_a_file_of_unknown_hash_that_changed_begins_anew_on_request(server: HubServer, tmp_path: Path) -> None:
+    url = TransferFile(url=f"{server.url}/plain/m.gguf", target=str(tmp_path / "m.gguf"))
+    server.faults.extend([Fault("cut", 200 * KIB), *[Fault("broken")] * 5])
+    fetch(order_of(url))
+    server.faults.clear()
+    assert fetch(order_of(url, restart=True, reserve_bytes=1 << 60)).kind == "storage"
+    assert (tmp_path / "m.gguf.part").stat().st_size == 200 * KIB, "an unchanged file goes on"
+    server.plain["m.gguf"], server.plain_etag = OTHER, '"second"'
+    assert fetch(order_of(url)).kind == "changed"
+    assert _is_placed(fetch(order_of(url, restart=True)), tmp_path, OTHER)
 
 
 def test_a_file_that_changes_under_its_transfer_asks(server: HubServer, tmp_path: Path) -> None:
@@ -193,6 +223,21 @@ def test_what_is_there_already_is_checked_and_not_fetched(server: HubServer, tmp
     (tmp_path / "m.gguf").write_bytes(OTHER)
     assert fetch(order_of(file)).kind == "argument"
     assert (tmp_path / "m.gguf").read_bytes() == OTHER
+
+
+@pytest.mark.parametrize("there", [DATA, OTHER[:-1], None])
+def test_a_file_of_unknown_size_is_compared_with_what_is_there(
+    server: HubServer, tmp_path: Path, there: bytes | None
+) -> None:
+    target = tmp_path / "m.gguf"
+    if there is None:
+        target.mkdir()
+    else:
+        target.write_bytes(there)
+    end = fetch(order_of(TransferFile(url=f"{server.url}/plain/m.gguf", target=str(target))))
+    assert (end.kind, end.fetched_bytes) == ("" if there == DATA else "argument", 0)
+    assert server.bytes_sent("m.gguf") <= 1
+    assert there is None or target.read_bytes() == there
 
 
 def test_the_end_of_the_parent_and_a_stop_end_the_child(server: HubServer, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from string import punctuation
 from typing import Literal
+from urllib.parse import quote as percent_encode
 from urllib.parse import unquote, urlsplit
 
 from engine.base.errors import ArgumentError
@@ -90,7 +92,9 @@ def _at_url(address: str, endpoint: str) -> HubAddress | WebAddress:
         raise ArgumentError(
             tr("{address} does not end in the name of a .gguf file; {remedy}.", address=quote(address), remedy=_REMEDY)
         )
-    return WebAddress(address, name)
+    # An HTTP request is ASCII (RFC 3986), but browsers show and copy other letters. What is encoded already stays.
+    path, query = (percent_encode(part, safe=punctuation) for part in (parts.path, parts.query))
+    return WebAddress(parts._replace(path=path, query=query).geturl(), name)
 
 
 def _in_hub(path: str, address: str) -> HubAddress:

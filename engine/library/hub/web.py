@@ -265,8 +265,11 @@ def open_url(
             return Response(_head(at, stream, linked), stream, timeout_s)
         target = stream.headers.get("Location", "")
         stream.close()
-        # `Location` may be relative.
-        at = urljoin(at, target)
+        try:
+            # `Location` may be relative.
+            at = urljoin(at, target)
+        except ValueError:
+            at = target  # No valid address; `require_safe` refuses it.
     raise HubError("redirect", tr("{host} redirects in circles; try another address.", host=_host(url)))
 
 

@@ -27,6 +27,10 @@ from engine.library.hub.addresses import HubAddress, WebAddress, is_safe_path, p
         ),
         ("https://mirror.example/hub/org/name", HubAddress("org/name")),
         ("https://files.example/m%20x.gguf?key=1", WebAddress("https://files.example/m%20x.gguf?key=1", "m x.gguf")),
+        (
+            "https://files.example/modèle%20é.gguf?key=ü&b=%C3",
+            WebAddress("https://files.example/mod%C3%A8le%20%C3%A9.gguf?key=%C3%BC&b=%C3", "modèle é.gguf"),
+        ),
     ],
 )
 def test_addresses_that_name_something(text: str, address: HubAddress | WebAddress) -> None:

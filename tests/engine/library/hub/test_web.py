@@ -41,7 +41,7 @@ def test_the_token_does_not_follow_a_redirect_elsewhere(server: HubServer) -> No
 
 
 @pytest.mark.parametrize(
-    "target", ["http://192.0.2.1/m.gguf", "ftp://192.0.2.1/m", "file:///etc/passwd", "//192.0.2.1/m"]
+    "target", ["http://192.0.2.1/m.gguf", "ftp://192.0.2.1/m", "file:///etc/passwd", "//192.0.2.1/m", "http://["]
 )
 def test_redirects_lead_to_https_only(server: HubServer, target: str) -> None:
     server.faults.append(Fault("redirect", target=target))

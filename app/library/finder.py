@@ -190,6 +190,8 @@ class HubFinder(QObject):
                 self.repo_shown.emit(answer[1])
             else:
                 self.downloads.add(answer[1])
+                # A token or a preference that changes later must not download the file once more.
+                self._asked = ""
             self.message.emit("")
 
         self._ask(tr("Reading {text}", text=text), ask, show)

@@ -56,6 +56,14 @@ def window(hub: HubServer, open_window: WindowOpener) -> WindowParts:
     return open_window("light")
 
 
+@pytest.fixture
+def no_keyring() -> Iterator[None]:
+    before = keyring.get_keyring()
+    keyring.set_keyring(keyring.backends.fail.Keyring())  # type: ignore[no-untyped-call]
+    yield
+    keyring.set_keyring(before)
+
+
 def texts(table: QTreeWidget, column: int) -> list[str]:
     model = table.model()
     return [str(model.index(row, column).data()) for row in range(model.rowCount())]
@@ -143,17 +151,34 @@ def test_the_card_is_shown_and_nothing_else_is_fetched(window: WindowParts, hub:
     assert not card.isVisible()
 
 
+@pytest.mark.usefixtures("no_keyring")
+def test_a_file_of_another_server_is_not_downloaded_again_for_a_token(
+    window: WindowParts, files: dict[str, bytes], qtbot: QtBot
+) -> None:
+    panel = show_find(window)
+    with hub_server() as elsewhere:
+        elsewhere.plain = files
+        panel.search_edit.setText(f"{elsewhere.url}/plain/Ada-F16.gguf")
+        QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
+        qtbot.waitUntil(lambda: len(panel.downloads.rows) == 1)
+        (row,) = panel.downloads.rows.values()
+        qtbot.waitUntil(lambda: "checked and saved" in row.words_label.text())
+        said: list[str] = []
+        asked: list[str] = []
+        window.desk.notices.given.connect(lambda notice: said.append(notice.text))
+        window.desk.finder.message.connect(asked.append)
+        window.desk.finder.set_token("hf_mine")
+        qtbot.waitUntil(lambda: any("Access token saved" in text for text in said))
+        assert asked == []
+
+
+@pytest.mark.usefixtures("no_keyring")
 def test_an_access_token_can_be_removed_again(window: WindowParts, qtbot: QtBot) -> None:
     finder = window.desk.finder
-    before = keyring.get_keyring()
-    keyring.set_keyring(keyring.backends.fail.Keyring())  # type: ignore[no-untyped-call]
-    try:
-        finder.set_token("hf_mine")
-        qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) == "hf_mine")
-        told: list[str] = []
-        window.desk.notices.given.connect(lambda notice: told.append(notice.text))
-        finder.remove_token()
-        qtbot.waitUntil(lambda: "The access token was removed." in told)
-        assert finder.access.token(finder.access.settings) is None
-    finally:
-        keyring.set_keyring(before)
+    finder.set_token("hf_mine")
+    qtbot.waitUntil(lambda: finder.access.token(finder.access.settings) == "hf_mine")
+    told: list[str] = []
+    window.desk.notices.given.connect(lambda notice: told.append(notice.text))
+    finder.remove_token()
+    qtbot.waitUntil(lambda: "The access token was removed." in told)
+    assert finder.access.token(finder.access.settings) is None

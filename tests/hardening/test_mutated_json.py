@@ -9,8 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +22,7 @@ from engine.base.kept_weights import _read_list
 from engine.base.texts import MAX_SENTENCE
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.library.downloads.job import Job, JobState, QueueFile
-from engine.library.downloads.queue import DownloadQueue
+from engine.library.downloads.queue import read_jobs
 from engine.machines.rigs.self_test import read_verdicts
 from engine.machines.tunnel.pairings import PairingStore
 from engine.planning.fit.calibration import read_calibration
@@ -138,7 +137,7 @@ def test_what_people_edit_is_read_or_refused_with_a_sentence(
         (SPEEDS, read_speed_book),
         (VERDICTS, read_verdicts),
         (PAIRINGS, lambda path: [(each.fingerprint, each.words) for each in PairingStore(path).all()]),
-        (DOWNLOADS, lambda path: DownloadQueue._read(cast(Any, SimpleNamespace(_path=path)))),
+        (DOWNLOADS, read_jobs),
         (RUN, lambda path: [run.report for run in RunMarks(path.parent).take_ended()]),
         (KEPT_WEIGHTS, _read_list),
     ],

@@ -7,6 +7,7 @@ network addresses of this computer change.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ import psutil
 from msgspec.structs import replace
 
 from engine.base.errors import EngineError, PlacedError
+from engine.base.files import lock_file
 from engine.base.json_file import read_kept, write_kept
 from engine.library.downloads.connections import RateMeter
 from engine.library.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
@@ -49,6 +51,9 @@ class DownloadQueue:
     Every method returns at once, except `close`: a thread of the queue does the work, and only that thread uses files
     and processes. A job that was running when the program ended is resumed by the queue of the next run. While a job
     waits for a retry, others run.
+
+    Each window has a queue file of its own, which it locks: the first one `path`, the second one `path` with "-2", and
+    so on. A new queue also takes the jobs from files of windows that have been closed.
 
     `path`: the queue file.
     `on_change`: called in the queue's thread with all jobs when one changes, and twice a second while one runs.
@@ -112,7 +117,14 @@ class DownloadQueue:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        self._jobs = self._read()
+        lock = self._claim()
+        try:
+            self._work_on()
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+    def _work_on(self) -> None:
         for job in self._jobs:
             # Schedules of retries are not saved: jobs that waited for the network are scheduled again.
             if job.state is JobState.PAUSED and job.kind == _UNREACHED:
@@ -142,22 +154,47 @@ class DownloadQueue:
             self._go_on(job_id)
         self._tell()
 
-    def _read(self) -> list[Job]:
-        kept = read_kept(self._path, QueueFile, MAX_FILE_BYTES)
-        if kept is None or kept.version != QUEUE_VERSION:
-            # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
-            with suppress(OSError):
-                if self._path.is_file():
-                    self._path.replace(self._path.with_name(f"{self._path.name}.unreadable"))
-            return []
-        return [replace(job, state=JobState.WAITING) if job.state is JobState.RUNNING else job for job in kept.jobs]
+    def _claim(self) -> int | None:
+        """Lock and read the first queue file that no other window uses, and take the jobs of windows that were closed.
 
-    def _keep(self) -> None:
+        Returns the descriptor that holds the lock; None if there are no locks, as in a folder that is not writable.
+        """
+        first, number, lock = self._path, 1, None
+        try:
+            while (lock := _lock(self._path)) is None:
+                number += 1
+                self._path = first.with_stem(f"{first.stem}-{number}")
+            self._jobs = read_jobs(self._path)
+            for other in sorted(first.parent.glob(f"{first.stem}-*{first.suffix}")):
+                if other != self._path:
+                    self._take(other)
+        except OSError as error:
+            _log.info("%s", error)
+            if lock is None:
+                self._path = first
+                self._jobs = read_jobs(first)
+        return lock
+
+    def _take(self, other: Path) -> None:
+        """Move the jobs of another queue file to this queue, unless a window uses that file. Raises `OSError`."""
+        lock = _lock(other)
+        if lock is None:
+            return
+        try:
+            self._jobs += [job for job in read_jobs(other) if self._same_files(job) is None]
+            if self._keep():
+                other.unlink(missing_ok=True)
+        finally:
+            os.close(lock)
+
+    def _keep(self) -> bool:
         try:
             write_kept(self._path, QueueFile(jobs=tuple(self._jobs)), what="list of downloads", fail=PlacedError)
         except EngineError as error:
             # Downloads go on without the saved list. A job that is added again finds its unfinished files.
             _log.info("%s", error.summary())
+            return False
+        return True
 
     def _tell(self) -> None:
         self._on_change(tuple(self._view(job) for job in self._jobs))
@@ -203,15 +240,24 @@ class DownloadQueue:
             self._jobs[index] = replace(self._jobs[index], **values)
 
     def _add(self, job: Job) -> None:
-        targets = {file.target for file in job.files}
-        for known in self._jobs:
-            # Two jobs must not write the same file.
-            if targets & {file.target for file in known.files} and known.state is not JobState.DONE:
-                self._resume(known.id)
-                return
+        if (known := self._same_files(job)) is not None:
+            self._resume(known.id)
+            return
         self._jobs.append(job)
         self._changed()
         self._advance()
+
+    def _same_files(self, job: Job) -> Job | None:
+        """Return the unfinished job with a file of `job`, because two jobs must not write the same file."""
+        targets = {file.target for file in job.files}
+        return next(
+            (
+                known
+                for known in self._jobs
+                if known.state is not JobState.DONE and targets & {file.target for file in known.files}
+            ),
+            None,
+        )
 
     def _pause(self, job_id: str) -> None:
         index = self._index(job_id)
@@ -316,6 +362,35 @@ class DownloadQueue:
             self._set(running.job_id, state=_state_after(end.kind), kind=end.kind, reason=end.message, restart=False)
         self._changed()
         self._advance()
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """Return the jobs in a queue file; jobs that were running wait. A file that cannot be read is renamed."""
+    kept = read_kept(path, QueueFile, MAX_FILE_BYTES)
+    if kept is None or kept.version != QUEUE_VERSION:
+        # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
+        with suppress(OSError):
+            if path.is_file():
+                path.replace(path.with_name(f"{path.name}.unreadable"))
+        return []
+    return [replace(job, state=JobState.WAITING) if job.state is JobState.RUNNING else job for job in kept.jobs]
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a queue file, and return the descriptor that holds the lock; None if another window holds it.
+
+    Raises `OSError`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A file of its own: a write replaces the queue file, and a lock on the old one would keep nobody out.
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    locked = False
+    try:
+        locked = lock_file(descriptor, wait=False)
+    finally:
+        if not locked:
+            os.close(descriptor)
+    return descriptor if locked else None
 
 
 def _state_after(kind: str) -> JobState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -258,6 +259,44 @@ def test_a_changed_file_waits_for_an_answer(server: HubServer, tmp_path: Path) -
         downloads.resume("a", restart=True)
         done = seen.wait_for_state("a", JobState.DONE)
     assert Path(done.paths[0]).read_bytes() == DATA["c-Q8_0.gguf"]
+
+
+def test_two_windows_keep_their_downloads(server: HubServer, tmp_path: Path) -> None:
+    path = tmp_path / "queue.json"
+    server.faults.append(Fault("stall", 128 * KIB))
+    with _queue(path) as (one, seen_one):
+        one.add(_job(server, "a", tmp_path))
+        seen_one.wait_for(lambda views: bool(views) and views[0].done_bytes == 128 * KIB)
+        with _queue(path) as (two, seen_two):
+            two.add(_job(server, "b", tmp_path))
+            seen_two.wait_for_state("b", JobState.DONE)
+            server.faults.append(Fault("stall", 64 * KIB))
+            two.add(_job(server, "c", tmp_path))
+            seen_two.wait_for(lambda views: views[-1].id == "c" and views[-1].done_bytes == 64 * KIB)
+            assert [view.id for view in seen_two.last] == ["b", "c"], "those of the other window are its own"
+        one.pause("a")
+        seen_one.wait_for_state("a", JobState.PAUSED)
+    with _queue(path) as (_, seen):
+        seen.wait_for_state("c", JobState.DONE)
+        assert {view.id: view.state for view in seen.last} == {
+            "a": JobState.PAUSED, "b": JobState.DONE, "c": JobState.DONE,
+        }  # fmt: skip
+    assert sorted(each.name for each in tmp_path.glob("queue*.json")) == ["queue.json"]
+
+
+def test_without_file_locks_the_list_is_read_as_well(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(_job(server, "a", tmp_path))
+        seen.wait_for_state("a", JobState.DONE)
+
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("engine.library.downloads.queue.lock_file", refuse)
+    with _queue(tmp_path / "queue.json") as (_, seen):
+        seen.wait_for_state("a", JobState.DONE)
 
 
 def test_a_list_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:

@@ -73,6 +73,29 @@ def test_layers_are_where_llama_server_puts_them(options: str, expected: str, mo
     assert homes(imported(f"llama-server -m x.gguf {options}", model)) == expected
 
 
+def test_servers_are_matched_by_endpoint_and_never_by_name(model: ModelFile) -> None:
+    rig = Rig((*RIG.devices, worker_device("RPC0", "10.0.0.5:50052")), RIG.host)
+
+    def placed(options: str) -> tuple[list[tuple[str, int]], str]:
+        found = arrange(read_foreign(f"llama-server -m x -c 512 -np 1 -ngl 99 {options}"), model, rig)
+        return [(run.device, run.length) for run in found.layout.runs], " ".join(found.notes)
+
+    gone = "10.0.0.9-50052"
+    runs, notes = placed("--rpc 10.0.0.9:50052 -dev RPC0,CUDA0 -ts 1,1")
+    assert runs == [(f"{gone}-0", 4), ("CUDA0", 3)]
+    assert f"does not have: {gone}-0." in notes
+    assert "No device here is at 10.0.0.9:50052." in notes
+    # A server that the rig lacks keeps its place in the list.
+    assert placed("--rpc 10.0.0.9:50052,10.0.0.5:50052 -ts 2,2,4")[0] == [(f"{gone}-0", 2), ("RPC0", 2), ("CUDA0", 3)]
+    assert placed("--rpc 10.0.0.5:50052,10.0.0.9:50052 -dev RPC1,RPC2 -ts 1,1")[0] == [
+        (f"{gone}-0", 4),
+        (f"{gone}-1", 3),
+    ]
+    # Without shares its memory, which is unknown, counts as the mean of the others.
+    assert (f"{gone}-0", 3) in placed("--rpc 10.0.0.9:50052")[0]
+    assert placed("--rpc 10.0.0.5:50052 -dev RPC0") == ([("RPC0", 7)], "")
+
+
 def test_split_modes_with_shares(model: ModelFile) -> None:
     found = imported("llama-server -m x -ngl 5 -sm row -ts 3,1 -mg 1", model).layout
     assert (found.split_mode, found.tensor_split, found.main_device) == (

@@ -38,7 +38,7 @@ class ForeignOverride:
 class ForeignDraft:
     """Options of speculative decoding, found in a command or file of another program.
 
-    `types`: types of speculative decoding by llama.cpp's names; empty if none is given.
+    `types`: types of speculative decoding by llama.cpp's names, also unknown ones; empty if none is given.
     `model`: path of the draft model; empty if there is none.
     `n_tokens`: largest number of drafted tokens; None for the default.
     `n_gpu_layers`: number of the draft model's layers on devices; None if the option is missing.

@@ -301,9 +301,11 @@ class _Arranger:
         asked = self._load.draft
         if asked is None or NO_DRAFT in asked.types:
             return None
-        kinds = [kind for each in asked.types if (kind := kind_of_draft(each)) is not None]
         # A draft model alone is used without a type, as by llama-server.
-        kind = kinds[0] if kinds else "model"
+        types = asked.types or ("draft",)
+        kind = next((found for each in types if (found := kind_of_draft(each)) is not None), None)
+        if kind is None:
+            return None
         tokens = DRAFTED_TOKENS if asked.n_tokens is None else asked.n_tokens
         if kind != "model" or not asked.model:
             return DraftEntry(kind, n_tokens=tokens) if kind != "model" else None

@@ -189,6 +189,33 @@ def test_lines_comments_and_containers(model: ModelFile) -> None:
     assert (load.model, homes(imported(text, model))) == ("/m/it is.gguf", "11111111")
 
 
+@pytest.mark.parametrize(
+    ("text", "program", "path"),
+    [
+        ("docker run -p 80:80 image:server-cuda -m x.gguf -ngl 5 -a llama-3-8b -b 99", "llama-server", "x.gguf"),
+        ("docker run image -m x.gguf -ngl 5 -b 99 --alias llama", "llama-server", "x.gguf"),
+        ("cd /opt/llama && ./llama-server -m x.gguf -ngl 5 -b 99", "llama-server", "x.gguf"),
+        ("cd /opt/llama\n./llama-cli -m x.gguf -ngl 5 -b 99", "llama-cli", "x.gguf"),
+        ("mkdir -p /a && llama-cli -m x.gguf -ngl 5 -b 99", "llama-cli", "x.gguf"),
+        ("docker pull image && docker run image -m x.gguf -ngl 5 -b 99", "llama-server", "x.gguf"),
+        (r"C:\llama\llama-cli.exe -m C:\m\x.gguf -ngl 5 -b 99", "llama-cli", r"C:\m\x.gguf"),
+        (r"llama-server -m a\ b.gguf -ngl 5 -b 99", "llama-server", "a b.gguf"),
+    ],
+)
+def test_the_program_is_found_among_folders_aliases_and_commands(text: str, program: str, path: str) -> None:
+    load = read_foreign(text)
+    assert (load.program, load.model, load.n_gpu_layers, load.context.n_batch) == (program, path, 5, 99)
+
+
+def test_the_value_of_a_key_or_prompt_may_begin_with_a_dash(model: ModelFile) -> None:
+    found = imported("llama-server -m x --api-key -Zsecret -sys '- be kind' -b 99 --color -ngl 0", model)
+    notes = " ".join(found.notes)
+    assert found.context.n_batch == 99
+    assert "these options are not part of a layout: --api-key, -sys, --color." in notes
+    assert "secret" not in notes
+    assert "kind" not in notes
+
+
 CONFIG = """
 healthCheckTimeout: 100
 macros:
@@ -235,6 +262,11 @@ def test_a_modelfile(model: ModelFile) -> None:
     assert homes(found) == "CCCCC000"
     assert any("temperature" in note for note in found.notes)
     assert any("WHATEVER" in note for note in found.notes)
+
+
+def test_a_modelfile_may_have_tabs() -> None:
+    load = read_foreign("FROM\t./x.gguf\nPARAMETER\tnum_gpu\t5\nPARAMETER num_ctx \t4096\n")
+    assert (load.model, load.n_gpu_layers, load.context.n_ctx) == ("./x.gguf", 5, 4096)
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,14 @@ from engine.planning.exchange.foreign_load import (
     ForeignOptions,
     ForeignOverride,
     real_number,
+    share_number,
     whole_number,
 )
 from engine.planning.exchange.server_command import LOAD_MODE_WORDS, MIN_BATCH_VARIABLE
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVICES
 from engine.planning.layout.layout import SPLIT_MODES
 from engine.planning.layout.layout_file import DraftKind
-from engine.planning.settings.context_settings import KV_TYPES
+from engine.planning.settings.context_settings import AUTO_CONTEXT, KV_TYPES
 from engine.planning.settings.table import MOST_DRAFTED, SETTINGS
 
 MAX_WORDS = 4096
@@ -188,12 +189,13 @@ class _Reader:
     def done(self) -> ForeignLoad:
         """Return the collected options, with the program's own defaults and notes on options that were left out."""
         options = self.options
+        options.load = replace(options.load, said={**options.load.said, **options.context})
         if options.load.program == SERVER and "n_seq_max" not in options.context:
             options.context.update(n_seq_max=_SERVER_SLOTS, kv_unified=True)
             options.notes.append(
                 tr("Without --parallel llama-server answers {count} requests at a time.", count=_SERVER_SLOTS)
             )
-        if "n_ctx" not in options.context:
+        if options.context.get("n_ctx", AUTO_CONTEXT) == AUTO_CONTEXT:
             options.notes.append(
                 tr("The context length is auto (as much as fits), because the command does not set it (-c).")
             )
@@ -273,8 +275,8 @@ class _Reader:
             self.options.load = replace(self.options.load, servers=known)
 
     def split(self, name: str, value: str) -> None:
-        numbers = [real_number(part) for part in re.split(r"[,/]+", value)]
-        shares = tuple(number for number in numbers if number is not None and number >= 0)
+        numbers = [share_number(part) for part in re.split(r"[,/]+", value)]
+        shares = tuple(number for number in numbers if number is not None)
         if len(shares) < len(numbers) or len(shares) > MAX_DEVICES:
             self.options.refuse(name, value)
         else:
@@ -285,7 +287,8 @@ class _Reader:
         if found is None:
             self.options.refuse(name, value)
         else:
-            self.options.load = replace(self.options.load, split_mode=found)
+            load = self.options.load
+            self.options.load = replace(load, split_mode=found, said={**load.said, "split_mode": found})
 
     def override(self, name: str, value: str) -> None:
         for part in value.split(","):
@@ -319,7 +322,9 @@ class _Reader:
 
     def context(self, name: str, value: str) -> None:
         # 0: as long as the model was trained for, which is our open length.
-        if whole_number(value) != 0:
+        if whole_number(value) == 0:
+            self.options.context["n_ctx"] = AUTO_CONTEXT
+        else:
             self.options.take_value("n_ctx", name, value)
 
     def rope_scale(self, name: str, value: str) -> None:
@@ -338,7 +343,9 @@ class _Reader:
     def positive(self, key: str, name: str, value: str) -> None:
         number = whole_number(value)
         # 0 and below: all processors, or the projector's own limit, which a layout leaves open.
-        if number is None or number > 0:
+        if number is not None and number <= 0:
+            self.options.context[key] = None
+        else:
             self.options.take_value(key, name, value)
 
     def flash(self, name: str, value: str) -> None:
@@ -544,21 +551,19 @@ _SWITCHES: dict[str, _Switch] = {
     **dict.fromkeys(("-nr", "--no-repack"), _Reader.no_repack),
     "--no-mmproj-offload": lambda reader: reader.projector_device("", "none"),
 }
-_OTHERS = frozenset(
-    """
+_OTHER_SWITCHES = """
     --metrics --slots --no-slots --props --jinja --no-jinja --embedding --embeddings --reranking --rerank
     --context-shift --no-context-shift --cache-prompt --no-cache-prompt --no-warmup --warmup --verbose -v --log-disable
     -cnv --conversation -no-cnv -i --interactive --color -co --ignore-eos --no-webui --webui --no-ui --ui --offline
     --cont-batching -cb --no-cont-batching -nocb --no-perf --perf --repack --check-tensors --no-mmproj --mmproj-auto
     --mmproj-offload -h --help --version
-    """.split()
-)
+"""
+_OTHERS = frozenset(_OTHER_SWITCHES.split())
 """Names of switches that do not affect the layout: for the server, chat, sampling and logs.
 
 Some of them have a value in some versions.
 """
-_OTHERS_WITH_VALUE = frozenset(
-    """
+_OTHER_OPTIONS = """
     --host --port --alias -a --api-key --api-key-file --path --api-prefix --timeout -to --threads-http --chat-template
     --chat-template-file --chat-template-kwargs --reasoning-format --reasoning-budget --reasoning --pooling --temp
     --temperature --top-k --top-p --min-p --seed -s --repeat-penalty --repeat-last-n --presence-penalty
@@ -567,6 +572,6 @@ _OTHERS_WITH_VALUE = frozenset(
     --slot-save-path --log-file -lv --verbosity --prio --poll --tags --ssl-key-file --ssl-cert-file --sleep-idle-seconds
     --models-dir --models-max --fit-target -fitt --fit-ctx -fitc --image --audio --lazy-mode -lzm --defrag-thold -dt
     --slot-prompt-similarity -sps
-    """.split()
-)
+"""
+_OTHERS_WITH_VALUE = frozenset(_OTHER_OPTIONS.split())
 """Names of options with a value that do not affect the layout."""

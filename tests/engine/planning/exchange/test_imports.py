@@ -164,6 +164,8 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft model is auto"),
         ("-hf owner/name:Q4_0", "download the model first with layerdeck-cli download"),
         ("-ts 1,x", 'cannot read -ts "1,x"'),
+        ("-ts 1e-50,1e-50", 'cannot read -ts "1e-50,1e-50"'),
+        ("-ts 1e39,1", 'cannot read -ts "1e39,1"'),
         ("-c", "-c has no value"),
         ("-c -5", 'cannot read -c "-5"'),
         ("-ctk q3_k", 'cannot read -ctk "q3_k"'),

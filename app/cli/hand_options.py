@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from argparse import Namespace
 from dataclasses import dataclass, replace
@@ -208,13 +207,12 @@ def _count(text: str) -> int:
 
 
 def _shares(text: str) -> tuple[float, ...]:
+    from engine.planning.exchange.foreign_load import share_number
+
     found = []
     for part in re.split(r"[,/]", text):
-        try:
-            share = float(part)
-        except ValueError:
-            share = math.nan
-        if not math.isfinite(share) or share < 0:
+        share = share_number(part)
+        if share is None:
             raise argparse.ArgumentTypeError(f'"{part.strip()}" is not a share; write numbers from 0 on, such as 3,1')
         found.append(share)
     if not any(found):

@@ -189,7 +189,7 @@ class AutoLayouts(QObject):
 
         def apply(found: AutoLayout) -> None:
             self.searching.emit("")
-            obstacle = self._obstacle(model, asked)
+            obstacle = self._obstacle(model, asked, rig)
             if obstacle:
                 self._notices.tell(
                     LayoutError(
@@ -239,11 +239,12 @@ class AutoLayouts(QObject):
             self._finding.cancel()
             self.searching.emit("")
 
-    def _obstacle(self, model: ModelFile, asked: Edit) -> str:
+    def _obstacle(self, model: ModelFile, asked: Edit, rig: Rig) -> str:
         """Return why a layout that a search has found can no longer be used, as a text for people; empty if it can.
 
-        Layers that were moved during the search do not matter, but changed settings or another current model do.
-        `model`, `asked`: the model and its edit when the search was started.
+        Layers that were moved and free memory that changed during the search do not matter. Changed settings, other
+        devices and another current model do.
+        `model`, `asked`, `rig`: the model, its edit and the devices when the search was started.
         """
         edit = self._document.edit
         if edit is None or self._document.model is not model:
@@ -253,6 +254,8 @@ class AutoLayouts(QObject):
             )
         if replace(edit, layout=asked.layout) != asked:
             return tr("the settings changed during the search. Search again.")
+        if self._live.rig.ids != rig.ids:
+            return tr("the devices changed during the search. Search again.")
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:

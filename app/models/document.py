@@ -109,6 +109,11 @@ class LayoutDocument(QObject):
         return None if self._state is None else self._state.edit
 
     @property
+    def rig(self) -> Rig | None:
+        """The devices for which forecasts are made; None before the first model is opened."""
+        return self._rig
+
+    @property
     def left(self) -> tuple[Layout | None, Layout | None]:
         """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
 

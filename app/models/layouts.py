@@ -197,17 +197,16 @@ class Layouts(QObject):
             self._document.set_layout(split_evenly(edit.layout.n_layers, devices), tr("split evenly"))
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        # Before `set_rig`, which replaces the plan by one on the new devices.
-        before = self._document.plan
+        before = self._document.rig
+        # This also ends a drag, and restores the layout from its start.
         self._document.set_rig(rig)
-        if before is not None and before.rig.ids != rig.ids and self._is_untouched:
-            self._follow(before.on(rig))
+        if before is not None and before.ids != rig.ids:
+            self.follow_memory()
 
     def follow_memory(self) -> None:
         """Search for a layout with the memory that is free now, unless the user has edited the proposed layout."""
-        plan = self._document.plan
-        if plan is not None and self._is_untouched:
-            self._follow(plan.on(self._live.rig))
+        # A proposal needs the plan of the present edit.
+        self._document.when_forecast(self._follow)
 
     @property
     def _is_untouched(self) -> bool:
@@ -215,11 +214,14 @@ class Layouts(QObject):
         document = self._document
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
-    def _follow(self, plan: Plan) -> None:
-        """Find a layout for `plan` in the background, and replace the edited layout by it if the user edited nothing.
+    def _follow(self) -> None:
+        """Find a layout in the background, and replace the edited layout by it if the user edited nothing.
 
-        No undo step is added. `plan`: the edited layout and settings on the present devices.
+        No undo step is added.
         """
+        if self._document.plan is None or not self._is_untouched:
+            return
+        plan = self._document.plan.on(self._live.rig)
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.

@@ -72,7 +72,7 @@ class Interaction(QObject):
 
         `keeps_drag`: whether drag, focus and selection continue. They cannot if the model or the devices have changed.
         """
-        self._shown = shown
+        before, self._shown = self._shown, shown
         if shown is None or not keeps_drag:
             self.end_drag()
             self.hover = None
@@ -81,6 +81,8 @@ class Interaction(QObject):
             focus = kept_focus(shown.preview.layout, self.focus)
             gone = _has_no_handle(shown, focus) or (isinstance(focus, DraftFocus) and shown.draft_lane is None)
             self.set_focus(None if gone else focus)
+            if isinstance(self.drag, LaneDrag) and before is not None:
+                _follow_lanes(self.drag, before, shown)
 
     def set_focus(self, focus: Focus | None) -> None:
         """Set the keyboard focus. Layers with the focus are the selection."""
@@ -420,6 +422,19 @@ class Interaction(QObject):
         device = _next_device(shown, lane, step)
         if device is not None:
             self.move_to(device)
+
+
+def _follow_lanes(drag: LaneDrag, before: Shown, shown: Shown) -> None:
+    """Let `drag` go on if the preview `shown` has other lanes than `before`.
+
+    A move may empty the lane of a missing device, and with fewer lanes machines have no head lanes.
+    """
+    names, others = ([content.device.id for content in each.contents] for each in (before, shown))
+    if names != others:
+        home = drag.devices[drag.lane]
+        lane = shown.lane_of.get(home or names[drag.lane], drag.lane)
+        drag.lane = min(lane, len(others) - 1)
+        drag.devices = shown.drop_devices(drag.lane, home)
 
 
 def _has_no_handle(shown: Shown, focus: Focus | None) -> bool:

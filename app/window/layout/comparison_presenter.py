@@ -30,6 +30,7 @@ from engine.machines.bench.results import BenchResults, layout_of
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout_file import LayoutFile, parse_layout, read_layout
+from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.comparison import Side, compare_plans, side_of
 from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
@@ -46,14 +47,29 @@ class _Found:
     """What one side of the comparison shows: the plan of the layout that was found for it, and its preview.
 
     `title`: name of the layout. `side`: its figures, such as memory and speed.
-    `is_other_rig`: whether the layout is for the devices of a rig file instead of the present devices.
+    `kind`: first part of the layout's key, such as "auto" or "named".
     """
 
     title: str
     plan: Plan
     preview: Preview
     side: Side
-    is_other_rig: bool = False
+    kind: str
+
+    @property
+    def is_other_rig(self) -> bool:
+        """Whether the layout is for the devices of a rig file instead of the present devices."""
+        return self.kind == "rig"
+
+    def edit_with(self, files: SideFiles) -> Edit:
+        """Return the edit of the layout with `files`, the side files that the editor has now.
+
+        A layout file names its draft. The edit of the last load has its own side files.
+        """
+        edit = self.plan.edit
+        if self.kind in ("named", "file"):
+            return replace(edit, side_files=replace(files, draft=edit.side_files.draft))
+        return replace(edit, side_files=files) if self.kind in ("auto", "rig") else edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,8 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._model: ModelFile | None = None
         self._results: BenchResults | None = None
         comparer.finished.connect(self._take_results)
-        document.preview_changed.connect(lambda _preview: self._follow())
+        for changed in (document.preview_changed, auto_layouts.pins_changed, auto_layouts.options_changed):
+            changed.connect(lambda _value: self._follow())
         named.changed.connect(self._on_named_changed)
 
     def _make_dialog(self) -> ComparisonDialog:
@@ -235,9 +252,12 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if dialog is None or plan is None:
             return
         key, rig = self._keys[side], self._live.rig
-        # Forecasts of other layouts follow devices, but not each change of free memory.
-        asked = (key, plan.model, plan.edit, rig) if key == "current" else (key, plan.model, plan.edit.context, rig.ids)
-        asked = (*asked, self._named_text(key))
+        asked: tuple[object, ...] = (key, plan.model, plan.edit, rig)
+        if key != "current":
+            # Forecasts of other layouts follow devices, but not each change of free memory.
+            asked = (key, plan.model, plan.edit.context, plan.edit.side_files, rig.ids, self._named_text(key))
+        if key.startswith("auto:"):
+            asked = (*asked, self._auto_layouts.constraints(plan.model))
         if asked == self._asked[side]:
             return
         self._asked[side] = asked
@@ -251,7 +271,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             speeds = base.speeds_of(found.rig)
             preview = make_preview(PreviewTables(found.memory), found, speeds)
             measured = measured_of(found.edit)
-            return _Found(title, found, preview, side_of(found, speeds, measured), key.startswith("rig:"))
+            return _Found(title, found, preview, side_of(found, speeds, measured), key.partition(":")[0])
 
         def show(found: _Found) -> None:
             self._found[side] = found
@@ -343,15 +363,15 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
     def _take(self, side: int) -> None:
         """Replace the edited layout by the layout of `side` (0 or 1), as one undo step."""
-        found, dialog = self._found[side], self.dialog
-        if found is None or dialog is None:
+        found, dialog, now = self._found[side], self.dialog, self._document.edit
+        if found is None or dialog is None or now is None:
             return
         if self._document.model is not found.plan.model:
             dialog.say(side, tr("The layout was not used, because the editor shows another model now."), bad=True)
             return
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)
-        self._document.replace(found.plan.edit, tr("use {name}", name=found.title))
+        self._document.replace(found.edit_with(now.side_files), tr("use {name}", name=found.title))
         dialog.say(side, tr("The edited layout is now: {name}.", name=found.title))
 
 

@@ -155,7 +155,8 @@ class LayoutPresenter(QObject):
         """Return the layout of `plan`, converted to split mode `mode`.
 
         While the user tries other modes, the last layout in mode `layer` is stored. When the user returns to that mode,
-        it is restored, unless the layout was edited in another mode.
+        it is restored, unless the layout was edited in another mode. If that edit has only added overrides, the stored
+        layout gets them.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode
@@ -163,8 +164,11 @@ class LayoutPresenter(QObject):
         now, (left, shown) = plan.edit.layout, self._document.left
         # Overrides that a mode does not allow are dropped there; mode layer can have them again.
         is_kept = shown is not None and replace(now, overrides=shown.overrides) == shown
-        if mode == "layer" and left is not None and is_kept:
-            return left
+        if mode == "layer" and left is not None and shown is not None and is_kept:
+            if all(each in shown.overrides for each in now.overrides):
+                return left
+            dropped = (each for each in left.overrides if each not in shown.overrides)
+            return replace(left, overrides=(*now.overrides, *dropped))
         layout = layout_in_split_mode(plan, mode, self._document.speeds)
         if now.split_mode == "layer":
             left = now

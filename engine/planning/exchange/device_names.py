@@ -17,6 +17,7 @@ from engine.devices.endpoint import parse_endpoint, parse_lent_endpoint
 _RPC_DEVICE = re.compile(r"RPC(\d{1,3})", re.ASCII)
 _RPC_BUFFER = re.compile(r"RPC(\d{1,3})\[([^\[\]\s]{1,300})\]", re.ASCII)
 _GGML_NAME = re.compile(r"[A-Za-z]{2,16}\d{0,3}", re.ASCII)
+_NO_ID_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,18 @@ class DeviceNames:
         return f"RPC{device.endpoint_device}[{device.endpoint}]"
 
     def id_of_device(self, name: str) -> str | None:
-        """Return the id of the device with this name in option `-dev`; None if the rig does not have it."""
-        if match := _RPC_DEVICE.fullmatch(name):
+        """Return the id of the device with this name in option `-dev`; None if the rig does not have it.
+
+        A device of one of `servers` always has an id. If the rig lacks the device, the id is made from the endpoint.
+        """
+        if self.servers and (match := _RPC_DEVICE.fullmatch(name)):
             number = int(match[1])
-            for endpoint in self.servers:
+            *others, last = self.servers
+            for endpoint in others:
                 if number < self._count(endpoint):
-                    return self._remote(endpoint, number)
+                    return self._remote(endpoint, number) or _missing_id(endpoint, number)
                 number -= self._count(endpoint)
+            return self._remote(last, number) or _missing_id(last, number)
         found = self.rig.device(name)
         # The host is no entry of -dev, and the ids of RPC devices are ours.
         return found.id if found is not None and not found.is_rpc and not found.is_host else None
@@ -66,12 +72,20 @@ class DeviceNames:
         return found.id if found is not None and not found.is_rpc else None
 
     def defaults(self) -> tuple[str, ...]:
-        """Return the ids of the devices that llama.cpp uses if there is no `-dev` (`llama_prepare_model_devices`)."""
-        remote = [device for endpoint in self.servers for device in self._at(endpoint)]
+        """Return the ids of the devices that llama.cpp uses if there is no `-dev` (`llama_prepare_model_devices`).
+
+        A server without a device in the rig counts as one device, whose id is made from the endpoint.
+        """
+        remote = [
+            device_id
+            for endpoint in self.servers
+            for device_id in ([each.id for each in self._at(endpoint)] or [_missing_id(endpoint, 0)])
+        ]
         local = [device for device in self.rig.devices if not device.is_rpc]
         cards = [device for device in local if device.kind == "gpu"]
         # Integrated GPUs count only where there is no card.
-        return tuple(device.id for device in (*remote, *(cards or [each for each in local if each.kind == "igpu"])))
+        used = cards or [each for each in local if each.kind == "igpu"]
+        return (*remote, *(device.id for device in used))
 
     def _remote(self, endpoint: str, number: int) -> str | None:
         return next((each.id for each in self._at(endpoint) if each.endpoint_device == number), None)
@@ -83,6 +97,15 @@ class DeviceNames:
     def _count(self, endpoint: str) -> int:
         """Return the number of devices of an RPC server: the highest device number in the rig plus 1, at least 1."""
         return max((device.endpoint_device + 1 for device in self._at(endpoint)), default=1)
+
+
+def _missing_id(endpoint: str, number: int) -> str:
+    """Return an id for device `number` of an RPC server, which the rig does not have.
+
+    It is not llama.cpp's name `RPC<k>`: the rig may have another device with that id.
+    """
+    # A device id has at most 64 characters, and the number at most 3.
+    return f"{_NO_ID_CHARACTERS.sub('-', endpoint)[:60]}-{number}"
 
 
 def with_plain_servers(rig: Rig) -> Rig:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from engine.base.language import tr
 from engine.base.texts import clean, quote
+from engine.planning.layout.engine_parameters import float32
 from engine.planning.layout.layout import SplitMode
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings, KvType
 from engine.planning.settings.kinds import WholeNumber
@@ -38,7 +40,7 @@ class ForeignOverride:
 class ForeignDraft:
     """Options of speculative decoding, found in a command or file of another program.
 
-    `types`: types of speculative decoding by llama.cpp's names; empty if none is given.
+    `types`: types of speculative decoding by llama.cpp's names, also unknown ones; empty if none is given.
     `model`: path of the draft model; empty if there is none.
     `n_tokens`: largest number of drafted tokens; None for the default.
     `n_gpu_layers`: number of the draft model's layers on devices; None if the option is missing.
@@ -70,6 +72,7 @@ class ForeignLoad:
     `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
     `draft`: options of speculative decoding; None if there are none.
+    `said`: values that the text sets, without defaults of the program: settings by key, "split_mode" and "main_gpu".
     `notes`: sentences for the user on options that were left out.
     """
 
@@ -88,6 +91,7 @@ class ForeignLoad:
     adapters: tuple[tuple[str, float], ...] = ()
     draft: ForeignDraft | None = None
     context: ContextSettings = _OPEN
+    said: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -157,7 +161,7 @@ class ForeignOptions:
         if number is None:
             self.refuse(name, text)
         else:
-            self.load = replace(self.load, main_gpu=number)
+            self.load = replace(self.load, main_gpu=number, said={**self.load.said, "main_gpu": number})
 
 
 def whole_number(text: str) -> int | None:
@@ -176,3 +180,13 @@ def real_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def share_number(text: str) -> float | None:
+    """Parse a share, such as one of option `-ts`: 0, or a positive number that a C `float` can hold; else None."""
+    number = real_number(text)
+    if number is None or number < 0:
+        return None
+    # llama.cpp computes with `float`, in which 1e-50 is 0 and 1e39 is infinite. `std::stof` refuses both.
+    rounded = float32(number)
+    return number if math.isfinite(rounded) and bool(rounded) == bool(number) else None

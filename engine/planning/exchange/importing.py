@@ -141,6 +141,15 @@ class _Arranger:
                     names=", ".join(dict.fromkeys(self._missing)),
                 )
             )
+            endpoints = {device.endpoint for device in self._rig.devices}
+            if unknown := [clean(server) for server in load.servers if server not in endpoints]:
+                self.notes.append(
+                    tr(
+                        "No device here is at {servers}. Add the RPC server and import the text again to use its "
+                        "devices.",
+                        servers=", ".join(dict.fromkeys(unknown)),
+                    )
+                )
         context = msgspec.structs.replace(load.context, pipeline="off") if load.stops_pipeline else load.context
         return Imported(layout, context, load.projector, device, load.adapters, draft, tuple(self.notes))
 
@@ -183,7 +192,10 @@ class _Arranger:
     def _listed(self) -> list[tuple[str, float]]:
         """Return (device id, share of option `-ts`) for each entry of llama.cpp's device list."""
         load = self._load
-        ids = self._names.defaults() if load.devices is None else tuple(map(self._device, load.devices))
+        if load.devices is None:
+            ids = tuple(map(self._checked, self._names.defaults()))
+        else:
+            ids = tuple(map(self._device, load.devices))
         shares = dict(enumerate(load.shares))
         given = any(shares.get(index, 0.0) > 0 for index in range(len(ids)))
         if not given and len(ids) > 1 and load.split_mode == "layer":
@@ -194,18 +206,21 @@ class _Arranger:
                     program=load.program,
                 )
             )
+        usual = self._default_shares(ids)
         return [
-            (device, shares.get(index, 0.0) if given else self._default_share(device))
-            for index, device in enumerate(ids)
-            if device
+            (device, shares.get(index, 0.0) if given else usual[index]) for index, device in enumerate(ids) if device
         ]
 
-    def _default_share(self, device_id: str) -> float:
+    def _default_shares(self, ids: Sequence[str]) -> list[float]:
+        """Return the share of each device of the list if the options have no shares."""
         # Split modes tensor and row divide evenly; llama.cpp counts bytes, and never 0.
         if self._load.split_mode in ("tensor", "row"):
-            return 1.0
-        device = self._rig.device(device_id)
-        return float(max(1, device.available_bytes)) if device is not None else 1.0
+            return [1.0] * len(ids)
+        devices = [self._rig.device(each) for each in ids]
+        free = [float(max(1, device.available_bytes)) for device in devices if device is not None]
+        # The memory of a device that the rig lacks is unknown. It counts as the mean of the others.
+        mean = sum(free) / len(free) if free else 1.0
+        return [mean if device is None else float(max(1, device.available_bytes)) for device in devices]
 
     def _main_only(self, listed: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
         index = self._load.main_gpu
@@ -263,14 +278,16 @@ class _Arranger:
         A valid name that the rig does not have is used as id, because the layout may be for another computer.
         """
         found = self._names.id_of_device(name)
-        if found is not None:
-            return found
-        # Such a name may be of another computer, where the layout is used.
-        if name == CPU_ID or find_id_fault(name):
+        if found is None and (name == CPU_ID or find_id_fault(name)):
             self.notes.append(tr("{name} cannot hold layers, so this device was not imported.", name=quote(name)))
             return ""
-        self._missing.append(clean(name))
-        return name
+        return self._checked(found or name)
+
+    def _checked(self, device_id: str) -> str:
+        """Return `device_id`, and remember it for a note if the rig does not have it."""
+        if self._rig.device(device_id) is None:
+            self._missing.append(clean(device_id))
+        return device_id
 
     def _projector_device(self) -> str | None:
         name = self._load.projector_device
@@ -284,9 +301,11 @@ class _Arranger:
         asked = self._load.draft
         if asked is None or NO_DRAFT in asked.types:
             return None
-        kinds = [kind for each in asked.types if (kind := kind_of_draft(each)) is not None]
         # A draft model alone is used without a type, as by llama-server.
-        kind = kinds[0] if kinds else "model"
+        types = asked.types or ("draft",)
+        kind = next((found for each in types if (found := kind_of_draft(each)) is not None), None)
+        if kind is None:
+            return None
         tokens = DRAFTED_TOKENS if asked.n_tokens is None else asked.n_tokens
         if kind != "model" or not asked.model:
             return DraftEntry(kind, n_tokens=tokens) if kind != "model" else None
@@ -354,8 +373,7 @@ class _Arranger:
                     )
                 )
                 return None
-            device = each.buffer
-            self._missing.append(clean(device))
+            device = self._checked(each.buffer)
         return next(_parts(each.pattern, device, n_layers), Override(device, pattern=each.pattern))
 
 

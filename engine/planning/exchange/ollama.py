@@ -110,7 +110,7 @@ def read_modelfile(text: str) -> ForeignLoad:
         elif word == "adapter":
             options.adapters.append((_plain(rest), 1.0))
         elif word == "parameter":
-            key, _, value = rest.strip().partition(" ")
+            key, value = _split(rest)
             if not _take(options, key.lower(), value.strip()):
                 left_out.append(clean(key))
         elif word not in _TEXTS:
@@ -170,13 +170,19 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
             raise LayoutError(tr("the Modelfile has more than {count} lines", count=MAX_LINES))
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        word, _, rest = line.strip().partition(" ")
+        word, rest = _split(line)
         # The outer loop uses the same iterator, so it continues after the closing quotes.
         if rest.count(_QUOTES) == 1:
             for further in lines:
                 if _QUOTES in further:
                     break
         yield word.lower(), rest
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the first word of `text` and the rest after spaces or tabs; each may be empty."""
+    word, rest = (*text.split(None, 1), "", "")[:2]
+    return word, rest
 
 
 def _plain(text: str) -> str:

@@ -24,13 +24,14 @@ from engine.planning.exchange.foreign_load import (
     ForeignOptions,
     ForeignOverride,
     real_number,
+    share_number,
     whole_number,
 )
 from engine.planning.exchange.server_command import LOAD_MODE_WORDS, MIN_BATCH_VARIABLE
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVICES
 from engine.planning.layout.layout import SPLIT_MODES
 from engine.planning.layout.layout_file import DraftKind
-from engine.planning.settings.context_settings import KV_TYPES
+from engine.planning.settings.context_settings import AUTO_CONTEXT, KV_TYPES
 from engine.planning.settings.table import MOST_DRAFTED, SETTINGS
 
 MAX_WORDS = 4096
@@ -41,6 +42,7 @@ _PROGRAM = re.compile(r"(?:llama-[a-z0-9-]+|llama|server|main)(?:\.exe)?", re.AS
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
 _NUMBER = re.compile(r"-(?:\d|\.\d)")
 _CONTINUED = re.compile(r"[\\^`]\r?\n")
+_WINDOWS_PATH = re.compile(r"(?:^|\s)[\"']?[A-Za-z]:\\\w", re.ASCII)
 _ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 _DENSE = r"\.ffn_(up|down|gate)\."
 """`LLM_FFN_DENSE_REGEX` of llama.cpp: the weights of `--n-cpu-ffn`."""
@@ -76,8 +78,13 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
 
 def _words(text: str) -> list[str]:
     lines = (line for line in _CONTINUED.sub(" ", text).splitlines() if not line.lstrip().startswith("#"))
+    lexer = shlex.shlex("\n".join(lines), posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    if _WINDOWS_PATH.search(text):
+        # For cmd and PowerShell a backslash is part of a path.
+        lexer.escape = ""
     try:
-        words = shlex.split("\n".join(lines))
+        words = list(lexer)
     except ValueError:
         raise LayoutError(
             tr("the command has a quotation mark that is not closed, or a backslash at its end")
@@ -100,16 +107,31 @@ def _variables(words: list[str]) -> Iterator[str]:
 def _program(words: list[str]) -> tuple[str, list[str]]:
     """Return the program's name and the words after it.
 
-    If the text begins with an option, the program is llama-server.
+    The program is the last name of a llama.cpp program before options. An earlier one may be a folder, as in
+    `cd /opt/llama && ./llama-server -m x`. If there is none, the program is llama-server, and the words are those of
+    the first command with options and of all commands after it.
     """
-    for index, word in enumerate(words):
-        if word.startswith("-") and not index:
-            break
-        # The last part of a path, of either kind of slash.
-        name = PurePath(word.replace("\\", "/")).name
-        if _PROGRAM.fullmatch(name):
-            return name.removesuffix(".exe"), words[index + 1 :]
-    return SERVER, words
+    found, start, has_options = None, 0, False
+    for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+        if word in _ENDS:
+            found, start = None, start if has_options else index + 1
+        elif word.startswith("-"):
+            if found is not None or not index:
+                break
+            has_options = True
+        # The value of an option, such as an alias, may be a program's name too.
+        elif _program_name(word) and before not in _VALUES and before not in _OTHERS_WITH_VALUE:
+            found = index
+    if found is None:
+        return SERVER, words[start:]
+    return _program_name(words[found]), words[found + 1 :]
+
+
+def _program_name(word: str) -> str:
+    """Return the name of the llama.cpp program in `word`, a name or path; empty if there is none."""
+    # The last part of a path, of either kind of slash.
+    name = PurePath(word.replace("\\", "/")).name
+    return name.removesuffix(".exe") if _PROGRAM.fullmatch(name) else ""
 
 
 class _Reader:
@@ -141,7 +163,10 @@ class _Reader:
                     self.options.unknown.append(word)
                 continue
             name, sign, given = word.partition("=")
-            value = given if sign else words[index] if index < len(words) and _is_value(words[index]) else None
+            value = given if sign else words[index] if index < len(words) else None
+            # As llama.cpp: the value of a key or prompt may begin with "-".
+            if not sign and value is not None and name not in _OTHERS_WITH_VALUE and not _is_value(value):
+                value = None
             if name in _SWITCHES:
                 self.n_known += 1
                 _SWITCHES[name](self)
@@ -164,12 +189,13 @@ class _Reader:
     def done(self) -> ForeignLoad:
         """Return the collected options, with the program's own defaults and notes on options that were left out."""
         options = self.options
+        options.load = replace(options.load, said={**options.load.said, **options.context})
         if options.load.program == SERVER and "n_seq_max" not in options.context:
             options.context.update(n_seq_max=_SERVER_SLOTS, kv_unified=True)
             options.notes.append(
                 tr("Without --parallel llama-server answers {count} requests at a time.", count=_SERVER_SLOTS)
             )
-        if "n_ctx" not in options.context:
+        if options.context.get("n_ctx", AUTO_CONTEXT) == AUTO_CONTEXT:
             options.notes.append(
                 tr("The context length is auto (as much as fits), because the command does not set it (-c).")
             )
@@ -201,7 +227,7 @@ class _Reader:
         shown = clean(name if value is None else f"{name} {value}")
         if _YARN.match(name):
             self._yarn.append(shown)
-        elif name in _OTHERS:
+        elif name in _OTHERS or name in _OTHERS_WITH_VALUE:
             self.n_known += 1
             # llama-swap's own port.
             if value == "${PORT}":
@@ -249,8 +275,8 @@ class _Reader:
             self.options.load = replace(self.options.load, servers=known)
 
     def split(self, name: str, value: str) -> None:
-        numbers = [real_number(part) for part in re.split(r"[,/]+", value)]
-        shares = tuple(number for number in numbers if number is not None and number >= 0)
+        numbers = [share_number(part) for part in re.split(r"[,/]+", value)]
+        shares = tuple(number for number in numbers if number is not None)
         if len(shares) < len(numbers) or len(shares) > MAX_DEVICES:
             self.options.refuse(name, value)
         else:
@@ -261,7 +287,8 @@ class _Reader:
         if found is None:
             self.options.refuse(name, value)
         else:
-            self.options.load = replace(self.options.load, split_mode=found)
+            load = self.options.load
+            self.options.load = replace(load, split_mode=found, said={**load.said, "split_mode": found})
 
     def override(self, name: str, value: str) -> None:
         for part in value.split(","):
@@ -295,7 +322,9 @@ class _Reader:
 
     def context(self, name: str, value: str) -> None:
         # 0: as long as the model was trained for, which is our open length.
-        if whole_number(value) != 0:
+        if whole_number(value) == 0:
+            self.options.context["n_ctx"] = AUTO_CONTEXT
+        else:
             self.options.take_value("n_ctx", name, value)
 
     def rope_scale(self, name: str, value: str) -> None:
@@ -314,7 +343,9 @@ class _Reader:
     def positive(self, key: str, name: str, value: str) -> None:
         number = whole_number(value)
         # 0 and below: all processors, or the projector's own limit, which a layout leaves open.
-        if number is None or number > 0:
+        if number is not None and number <= 0:
+            self.options.context[key] = None
+        else:
             self.options.take_value(key, name, value)
 
     def flash(self, name: str, value: str) -> None:
@@ -336,7 +367,7 @@ class _Reader:
         unknown = [each for each in found if kind_of_draft(each) is None and each != NO_DRAFT]
         if unknown:
             self._drafts.append(clean(f"{name} {','.join(unknown)}"))
-        self._draft(types=tuple(each for each in found if each not in unknown))
+        self._draft(types=found)
 
     def draft_tokens(self, name: str, value: str) -> None:
         number = whole_number(value)
@@ -520,19 +551,27 @@ _SWITCHES: dict[str, _Switch] = {
     **dict.fromkeys(("-nr", "--no-repack"), _Reader.no_repack),
     "--no-mmproj-offload": lambda reader: reader.projector_device("", "none"),
 }
-_OTHER_OPTIONS = """
-    --host --port --alias -a --api-key --api-key-file --path --api-prefix --timeout -to --threads-http --metrics --slots
-    --no-slots --props --jinja --no-jinja --chat-template --chat-template-file --chat-template-kwargs --reasoning-format
-    --reasoning-budget --reasoning --embedding --embeddings --reranking --rerank --pooling --temp --temperature --top-k
-    --top-p --min-p --seed -s --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --samplers
-    --mirostat --grammar --grammar-file --json-schema -j -n --predict --n-predict -p --prompt -f --file -sys
-    --system-prompt --keep --context-shift --no-context-shift --cache-prompt --no-cache-prompt --cache-reuse --cache-ram
-    -cram --ctx-checkpoints -ctxcp --slot-save-path --no-warmup --warmup --verbose -v --log-file --log-disable -lv
-    --verbosity -cnv --conversation -no-cnv -i --interactive --color -co --ignore-eos --prio --poll --tags
-    --ssl-key-file --ssl-cert-file --no-webui --webui --no-ui --ui --offline --sleep-idle-seconds --cont-batching -cb
-    --no-cont-batching -nocb --no-perf --perf --repack --check-tensors --models-dir --models-max --fit-target -fitt
-    --fit-ctx -fitc --no-mmproj --mmproj-auto --mmproj-offload --image --audio --lazy-mode -lzm --defrag-thold -dt
-    --slot-prompt-similarity -sps -h --help --version
+_OTHER_SWITCHES = """
+    --metrics --slots --no-slots --props --jinja --no-jinja --embedding --embeddings --reranking --rerank
+    --context-shift --no-context-shift --cache-prompt --no-cache-prompt --no-warmup --warmup --verbose -v --log-disable
+    -cnv --conversation -no-cnv -i --interactive --color -co --ignore-eos --no-webui --webui --no-ui --ui --offline
+    --cont-batching -cb --no-cont-batching -nocb --no-perf --perf --repack --check-tensors --no-mmproj --mmproj-auto
+    --mmproj-offload -h --help --version
 """
-_OTHERS = frozenset(_OTHER_OPTIONS.split())
-"""Names of options that do not affect the layout: for the server, chat, sampling and logs."""
+_OTHERS = frozenset(_OTHER_SWITCHES.split())
+"""Names of switches that do not affect the layout: for the server, chat, sampling and logs.
+
+Some of them have a value in some versions.
+"""
+_OTHER_OPTIONS = """
+    --host --port --alias -a --api-key --api-key-file --path --api-prefix --timeout -to --threads-http --chat-template
+    --chat-template-file --chat-template-kwargs --reasoning-format --reasoning-budget --reasoning --pooling --temp
+    --temperature --top-k --top-p --min-p --seed -s --repeat-penalty --repeat-last-n --presence-penalty
+    --frequency-penalty --samplers --mirostat --grammar --grammar-file --json-schema -j -n --predict --n-predict -p
+    --prompt -f --file -sys --system-prompt --keep --cache-reuse --cache-ram -cram --ctx-checkpoints -ctxcp
+    --slot-save-path --log-file -lv --verbosity --prio --poll --tags --ssl-key-file --ssl-cert-file --sleep-idle-seconds
+    --models-dir --models-max --fit-target -fitt --fit-ctx -fitc --image --audio --lazy-mode -lzm --defrag-thold -dt
+    --slot-prompt-similarity -sps
+"""
+_OTHERS_WITH_VALUE = frozenset(_OTHER_OPTIONS.split())
+"""Names of options with a value that do not affect the layout."""

@@ -18,7 +18,7 @@ from engine.base.texts import quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.exchange.device_names import DeviceNames, used_servers
-from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, real_number
+from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, share_number
 from engine.planning.exchange.importing import MAX_TEXT, arrange
 from engine.planning.exchange.server_options import read_command
 from engine.planning.layout.layout import Layout, Override, Run
@@ -26,6 +26,7 @@ from engine.planning.layout.parts import place_part
 from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.split_modes import with_shares
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import KEYS
 
 _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
@@ -55,17 +56,13 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
     if _SHARES.fullmatch(text.strip()):
         shares = _shares(text)
         return Typed(_divided(shares, layout, model, rig), context)
-    # Any command gets defaults and notes of its program. Only differences from an empty command are the user's.
-    load, usual = read_command(text), _usual()
+    load = read_command(text)
     if load.shares and not any(load.shares):
         raise LayoutError(tr("the shares add up to 0; give at least one device a share above 0"))
     layout, notes = _placed(load, layout, model, rig)
-    changed = {
-        name: value
-        for name, value in msgspec.structs.asdict(load.context).items()
-        if value != getattr(usual.context, name)
-    }
-    told = tuple(note for note in (*load.notes, *notes) if note not in usual.notes)
+    changed = {key: load.said[key] for key in KEYS if key in load.said}
+    # Any command gets the notes of its program.
+    told = tuple(note for note in (*load.notes, *notes) if note not in _usual_notes())
     return Typed(layout, msgspec.structs.replace(context, **changed), tuple(dict.fromkeys(told)))
 
 
@@ -85,18 +82,15 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 
 @cache
-def _usual() -> ForeignLoad:
-    """Return the load options of a command that sets nothing.
-
-    Options of a typed line that differ from these were set by the line.
-    """
-    return read_command("-ngl 0")
+def _usual_notes() -> tuple[str, ...]:
+    """Return the notes on a command that sets nothing."""
+    return read_command("-ngl 0").notes
 
 
 def _shares(text: str) -> tuple[float, ...]:
     numbers = []
     for word in re.split(r"[,/:;\s]+", text.strip().strip(",/:;")):
-        number = real_number(word)
+        number = share_number(word)
         if number is None:
             raise LayoutError(tr("{word} is not a share; write numbers such as 3,1,2", word=quote(word)))
         numbers.append(number)
@@ -150,12 +144,26 @@ def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> Layout:
+    """Return `layout` with its layers placed by `-ngl`, `-ts`, `-dev` and `-sm`; unchanged if `load` has none of them.
+
+    Overrides stay, and also split mode tensor or row with its shares and main device, as far as they are not set.
+    """
+    changes_mode = "split_mode" in load.said and load.split_mode != layout.split_mode
+    if load.n_gpu_layers is None and not load.shares and load.devices is None and not changes_mode:
+        return layout
+    whole = replace(load, overrides=(), n_gpu_layers=MAX_NUMBER if load.n_gpu_layers is None else load.n_gpu_layers)
+    if "split_mode" in load.said or layout.split_mode not in ("tensor", "row"):
+        return replace(arrange_here(whole, model, rig), overrides=layout.overrides)
+    ids = (device.id for device in rig.devices if device.kind != "accel")
+    kept = tuple(dict(layout.tensor_split).get(device_id, 0.0) for device_id in ids) if load.devices is None else ()
+    found = arrange_here(replace(whole, split_mode=layout.split_mode, shares=load.shares or kept), model, rig)
+    has_main = "main_gpu" not in load.said and layout.main_device in dict(found.tensor_split)
+    return replace(found, overrides=layout.overrides, main_device=layout.main_device if has_main else found.main_device)
+
+
 def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tuple[Layout, list[str]]:
-    places = load.n_gpu_layers is not None or load.shares or load.devices is not None or load.split_mode != "layer"
-    if places:
-        whole = load if load.n_gpu_layers is not None else replace(load, n_gpu_layers=MAX_NUMBER)
-        found = arrange_here(replace(whole, overrides=()), model, rig)
-        layout = replace(found, overrides=layout.overrides)
+    layout = _with_layers(load, layout, model, rig)
     names = [tensor.name for tensor in model.tensors]
     made: list[Override] = []
     notes: list[str] = []
@@ -180,5 +188,5 @@ def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tu
                    pattern=quote(pattern))
             )  # fmt: skip
         made += listed.layout.overrides
-    fresh = tuple(each for each in made if each not in layout.overrides)
-    return replace(layout, overrides=(*fresh, *layout.overrides)), notes
+    # A typed override comes first, also one that another override hides so far.
+    return replace(layout, overrides=tuple(dict.fromkeys((*made, *layout.overrides)))), notes

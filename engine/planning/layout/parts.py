@@ -44,10 +44,18 @@ def part_device(layout: Layout, part: OverridePart, layer: int) -> str:
 
     Overrides by regex are ignored; only those of parts and whole layers count.
     """
+    return override_device(layout, part, layer) or layout.device_of(layer)
+
+
+def override_device(layout: Layout, part: OverridePart, layer: int) -> str | None:
+    """Return the device to which an override of parts or whole layers moves a part; None if there is no such override.
+
+    `layer`: index of the layer.
+    """
     for override in layout.overrides:
         if override.part in (part, "all") and (override.layers is None or layer in override.layers):
             return override.device
-    return layout.device_of(layer)
+    return None
 
 
 def place_part(layout: Layout, part: MovablePart, first: int, last: int, device: str) -> Layout:

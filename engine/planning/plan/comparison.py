@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Literal
 
 from engine.base.language import tr
 from engine.base.texts import capitalised
 from engine.base.units import format_bytes
-from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.model_file import Block, ModelFile
+from engine.planning.layout.engine_parameters import leading_cpu_layers
 from engine.planning.layout.layout import Layout, layer_words, range_text
-from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device, part_words
+from engine.planning.layout.parts import (
+    MOVABLE_PARTS,
+    MovablePart,
+    embedding_device,
+    override_device,
+    part_device,
+    part_words,
+)
+from engine.planning.layout.patterns import OverridePart
 from engine.planning.plan.figures import FIGURES, Figures, figures_of
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
@@ -24,8 +34,13 @@ from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.words import rate_text
 from engine.planning.speed.work import Work, hops
 
-ComparedPart = Literal["layer", "experts", "dense", "output", "embedding"]
-"""What a `PlaceChange` is about: whole layers, experts or dense weights of layers, output layer, or token embedding."""
+ComparedPart = OverridePart | Literal["layer", "dense", "output", "embedding"]
+"""What a `PlaceChange` is about: whole layers, a part of layers, output layer, or token embedding.
+
+`dense`: attention and dense feed-forward, if they are on one device in both layouts.
+"""
+_WHOLE_LAYERS = frozenset({"layer", "none"})
+"""Split modes in which each layer has a device of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +190,8 @@ def compare_plans(one: Plan, other: Plan) -> Comparison:
         texts = [each.get(device, "–") for each in shares]
         if texts[0] != texts[1]:
             values.append(ValueChange("tensor_split", tr("share of {device}", device=device), texts[0], texts[1]))
+    if not {a.split_mode, b.split_mode} <= _WHOLE_LAYERS:
+        values += _split_changes(a, b)
     for setting in SETTINGS:
         texts = [_value_words(getattr(each.settings, setting.key)) for each in (one, other)]
         if texts[0] != texts[1]:
@@ -187,28 +204,11 @@ def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[Plac
 
     In modes tensor and row layers have no device of their own, so only token embedding and output layer are compared.
     """
-    n_layers = min(one.n_layers, other.n_layers)
-    if one.split_mode in ("layer", "none") and other.split_mode in ("layer", "none"):
+    if {one.split_mode, other.split_mode} <= _WHOLE_LAYERS:
+        n_layers = min(one.n_layers, other.n_layers)
         yield from _ranges("layer", range(n_layers), one.device_of, other.device_of)
-        blocks = {block.index: block for block in model.blocks}
         for part in MOVABLE_PARTS:
-            held = [
-                layer
-                for layer in range(n_layers)
-                if layer in blocks
-                and (
-                    blocks[layer].expert_bytes
-                    if part == "experts"
-                    else blocks[layer].attention_bytes + blocks[layer].ffn_bytes
-                )
-            ]
-            # A part that goes with its layer in both layouts is no difference of its own.
-            apart = [
-                layer
-                for layer in held
-                if any(_part(each, part, layer) != each.device_of(layer) for each in (one, other))
-            ]
-            yield from _ranges(part, apart, _finder(one, part), _finder(other, part))
+            yield from _part_changes([block for block in model.blocks if block.index < n_layers], part, one, other)
     if one.output_device != other.output_device:
         yield PlaceChange("output", None, None, one.output_device, other.output_device)
     places = embedding_device(one), embedding_device(other)
@@ -216,12 +216,53 @@ def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[Plac
         yield PlaceChange("embedding", None, None, *places)
 
 
-def _finder(layout: Layout, part: MovablePart) -> Callable[[int], str]:
-    return lambda layer: _part(layout, part, layer)
+def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other: Layout) -> Iterable[PlaceChange]:
+    """Yield the changes of a part of layers. Attention and feed-forward have their own if a layout puts them apart."""
+    together: dict[int, OverridePart] = {}
+    apart: dict[OverridePart, list[int]] = {}
+    for block in blocks:
+        sizes = {"experts": block.expert_bytes, "attention": block.attention_bytes, "ffn": block.ffn_bytes}
+        names = [name for name in MOVABLE_PARTS[part] if sizes[name]]
+        devices = [{part_device(layout, name, block.index) for name in names} for layout in (one, other)]
+        # A part that goes with its layer in both layouts is no difference of its own.
+        if not names or devices == [{layout.device_of(block.index)} for layout in (one, other)]:
+            continue
+        if all(len(each) == 1 for each in devices):
+            together[block.index] = names[0]
+        else:
+            for name in names:
+                apart.setdefault(name, []).append(block.index)
+    finders = ((lambda layer, of=each: part_device(of, together[layer], layer)) for each in (one, other))
+    yield from _ranges(part, together, *finders)
+    for name, layers in apart.items():
+        yield from _ranges(name, layers, partial(part_device, one, name), partial(part_device, other, name))
 
 
-def _part(layout: Layout, part: MovablePart, layer: int) -> str:
-    return part_device(layout, MOVABLE_PARTS[part][0], layer)
+def _split_changes(one: Layout, other: Layout) -> Iterable[ValueChange]:
+    """Yield what differs besides modes and shares if a layout is in mode tensor or row, where layers have no device."""
+    rows = [
+        ("cpu_layers", tr("layers on the CPU"), *(str(leading_cpu_layers(each)) for each in (one, other))),
+        ("overrides", tr("moved parts"), _moved_words(one), _moved_words(other)),
+    ]
+    if one.split_mode == other.split_mode == "row":
+        rows.append(("main_device", tr("main device"), _main_device(one), _main_device(other)))
+    return (ValueChange(*row) for row in rows if row[2] != row[3])
+
+
+def _main_device(layout: Layout) -> str:
+    return layout.main_device or next((device for device, share in layout.tensor_split if share), "–")
+
+
+def _moved_words(layout: Layout) -> str:
+    """Return the parts of layers that overrides move, such as "experts of layers 0-3: CPU"; "–" if there are none."""
+    found = []
+    for part in ("experts", *MOVABLE_PARTS["dense"]):
+        for device, group in groupby(range(layout.n_layers), partial(override_device, layout, part)):
+            layers = list(group)
+            if device is not None:
+                words = tr("{part} of {layers}", part=part_words(part), layers=layer_words(layers[0], layers[-1]))
+                found.append(f"{words}: {device}")
+    return "; ".join(found) or "–"
 
 
 def _ranges(

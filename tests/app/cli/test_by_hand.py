@@ -82,6 +82,7 @@ def test_a_strategy_leaves_placed_experts_where_they_are(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (("--ratio", "1e-50,1e-50"), '"1e-50" is not a share; write numbers from 0 on, such as 3,1'),
         (("--ratio", "0,0"), 'the shares "0,0" add up to 0; give at least one device a share above 0'),
         (("--ratio", "1,x"), '"x" is not a share; write numbers from 0 on, such as 3,1'),
         (("--ratio", "1,1,1"), "--ratio has 3 shares for 2 devices (CUDA0, CUDA1); give one for each device."),

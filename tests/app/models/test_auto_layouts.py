@@ -11,9 +11,10 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.paths import speeds_path
+from app.rig.device_list import list_of_file
 from app.wiring import WindowParts
 from engine.base.units import MIB
-from engine.devices.device import CPU_ID
+from engine.devices.device import CPU_ID, Rig
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
@@ -267,6 +268,23 @@ def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, 
         pass
     assert told.args is not None
     assert f"the layout was made for {model.name}" in told.args[0].text
+    assert edit_of(window) == edit
+
+
+def test_what_was_found_for_other_devices_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    desk = window.desk
+    # An edited layout: it does not follow the devices.
+    desk.document.set_layout(make_layout(16, ["CUDA0"] * 16), "move")
+    edit = edit_of(window)
+    rig = make_rig(make_gpu("CUDA0", 12))
+    desk.auto_layouts.use("balanced")
+    desk.rig.live.set_devices(list_of_file(rig, found=Rig((), rig.host)))
+    with qtbot.waitSignal(desk.notices.given) as told:
+        pass
+    assert told.args is not None
+    assert "devices changed" in told.args[0].text
     assert edit_of(window) == edit
 
 

@@ -20,6 +20,7 @@ from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, single_device, split_evenly
+from engine.planning.layout.moves import RangeMove
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
@@ -136,6 +137,15 @@ def test_an_untouched_layout_follows_the_devices_and_a_touched_one_does_not(desk
     plan = desk.document.plan
     assert plan is not None
     assert plan.rig.ids == ("CUDA8", CPU_ID)
+
+
+def test_a_proposal_whose_drag_ends_because_devices_change_follows_them(desk: Desk, qtbot: QtBot) -> None:
+    desk.document.move(RangeMove(0, 2, "CUDA1"))
+    # The plan is that of the middle of the drag.
+    qtbot.waitUntil(lambda: desk.document.plan is not None and desk.document.plan.edit != ASKED)
+    show(desk, make_gpu("CUDA7", 24))
+    qtbot.waitUntil(lambda: set(layout_of(desk).devices) == {"CUDA7"})
+    assert desk.document.is_untouched
 
 
 def test_an_edit_made_while_the_devices_are_proposed_for_stays(desk: Desk, qtbot: QtBot) -> None:

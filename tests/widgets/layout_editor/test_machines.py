@@ -14,7 +14,7 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig
 from engine.planning.layout.moves import Move, RangeMove
 from engine.planning.plan.preview import DraftBlock, Preview
-from tests.support.previews import dense_layers, make_layout, make_preview, make_rig
+from tests.support.previews import dense_layers, make_gpu, make_layout, make_preview, make_rig, with_layout
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import DraftFocus, LayerFocus
 from widgets.layout_editor.placement import LaneContent
@@ -175,6 +175,44 @@ def test_what_is_dragged_back_to_a_folded_machine_returns_to_its_device(editor: 
     interaction.pointer_moved(x, tops(8) + 8)
     interaction.pointer_moved(x, tops(3) + 8)
     assert moves == [RangeMove(0, 39, "m08-CUDA3"), RangeMove(0, 39, "m03-CUDA0")]
+    assert interaction.cancel_drag()
+
+
+def test_a_drag_that_empties_the_lane_of_a_missing_device_goes_on_with_the_lanes_left(qtbot: QtBot) -> None:
+    """With its lane there are thirteen, so machines have head lanes. Without it machines have none."""
+    rig = make_rig(
+        *(lent(machine, device) for machine in range(3) for device in range(DEVICES - 1)),
+        make_gpu("CUDA0", 24),
+        make_gpu("CUDA1", 24),
+    )
+    layout = make_layout(LAYERS, [("CUDA0", 100), ("GONE", 26)])
+    start = make_preview(rig, layout, dense_layers(LAYERS))
+    editor = LayoutEditor()
+    qtbot.addWidget(editor)
+    editor.resize(1200, 700)
+    editor.set_preview(start)
+    editor.show()
+    moves: list[Move] = []
+
+    def answer(move: Move) -> None:
+        moves.append(move)
+        editor.set_preview(with_layout(start, move.apply(layout)))
+
+    def top(name: str) -> float:
+        assert editor.shown is not None
+        return editor.shown.lanes.track_top(names(editor).index(name)) + 5
+
+    editor.moved.connect(answer)
+    interaction = editor.view.interaction
+    assert editor.shown is not None
+    x = editor.shown.block_rect(0, LAYERS - 1, LAYERS - 1).center().x()
+    assert names(editor) == ["m00", "m01", "m02", "CUDA0", "CUDA1", "CPU", "GONE"]
+    interaction.press(x, top("GONE"), extend=False)
+    interaction.pointer_moved(x, top("CUDA1"))
+    assert names(editor) == [*rig.ids]
+    for name in ("CUDA1", "m00-CUDA1", "CPU", "m02-CUDA2"):
+        interaction.pointer_moved(x, top(name))
+    assert moves == [RangeMove(100, LAYERS - 1, name) for name in ("CUDA1", "m00-CUDA1", "CPU", "m02-CUDA2")]
     assert interaction.cancel_drag()
 
 

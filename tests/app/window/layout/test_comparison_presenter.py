@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -14,6 +15,7 @@ from app.wiring import WindowParts
 from engine.devices.rig_file import encode_rig
 from engine.library.notes import SavedDocument
 from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.memory.drafts import Draft
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.speed.prediction import LastAnswer
@@ -22,6 +24,7 @@ from tests.support.previews import make_gpu, make_layout, make_rig
 from tests.support.windows import WindowOpener
 from widgets.controls.named_layouts_dialog import NamedLayoutsDialog
 from widgets.layout_editor.comparison_dialog import ComparisonDialog
+from widgets.layout_editor.placement import PinToggle
 
 
 @pytest.fixture
@@ -185,6 +188,28 @@ def test_what_cannot_be_read_is_one_sentence_and_the_other_side_stays(
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: None)
     choose(dialog, 1, "Another rig…")
     assert dialog.boxes[1].currentText() == "nine", "a cancelled choice changes nothing"
+
+
+def test_a_side_that_is_taken_keeps_the_side_files_of_the_editor(window: WindowParts, qtbot: QtBot) -> None:
+    document, dialog = window.desk.document, opened_dialog(window, qtbot)
+    document.set_layout(make_layout(4, [("CUDA1", 4)]), "move")
+    choose(dialog, 1, "Auto Layout: Fewest Devices")
+    qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA0"})
+    drafted = replace(edit_of(window).side_files, draft=Draft("ngram", 4))
+    document.set_side_files(drafted, "choose a draft")
+    # The layout is taken that was found before the draft was chosen.
+    dialog.take_buttons[1].click()
+    assert edit_of(window).layout.devices == ("CUDA0",)
+    assert edit_of(window).side_files == drafted
+
+
+def test_an_automatic_side_follows_pins(window: WindowParts, qtbot: QtBot) -> None:
+    window.desk.document.set_layout(make_layout(4, [("CUDA1", 4)]), "move")
+    dialog = opened_dialog(window, qtbot)
+    choose(dialog, 1, "Auto Layout: Fewest Devices")
+    qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA0"})
+    window.desk.auto_layouts.toggle_pin(PinToggle((0, 3)))
+    qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA1"})
 
 
 def test_a_measured_speed_is_shown(window: WindowParts, qtbot: QtBot) -> None:

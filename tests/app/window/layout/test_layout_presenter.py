@@ -16,8 +16,9 @@ from pytestqt.qtbot import QtBot
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
+from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
-from engine.planning.layout.layout import Layout, SplitMode, make_layout, single_device
+from engine.planning.layout.layout import Layout, Override, SplitMode, make_layout, single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
@@ -125,6 +126,19 @@ def test_back_in_mode_layer_the_layout_is_the_one_that_was_left(window: WindowPa
     document.set_layout(layout_of(window).replace_device("CUDA0", "CUDA1"), "by hand")
     document.set_layout(layout_of(window).move_range(0, 0, "CUDA0"), "by hand")
     assert choose("layer") == layout_of(window) != START
+
+
+@pytest.mark.parametrize("mode", ["none", "tensor"])
+def test_overrides_that_were_made_in_another_mode_stay_in_mode_layer(window: WindowParts, mode: SplitMode) -> None:
+    document, bar = window.desk.document, window.main.settings_bar
+    of_layer, made = Override("CUDA1", "attention", 0, 1), Override(CPU_ID, "ffn", 4, 5)
+    layer = replace(START, overrides=(of_layer,))
+    document.set_layout(layer, "by hand")
+    bar.split_mode_changed.emit(SplitModeChoice(mode))
+    now = layout_of(window)
+    document.set_layout(replace(now, overrides=(made, *now.overrides)), "by hand")
+    bar.split_mode_changed.emit(SplitModeChoice("layer"))
+    assert layout_of(window) == replace(layer, overrides=(made, of_layer))
 
 
 def test_each_model_has_its_own_layout_to_come_back_to(window: WindowParts) -> None:

@@ -70,6 +70,7 @@ def test_n_gram_comes_back_with_its_tokens(model: ModelFile) -> None:
         ("--spec-type draft-mtp", DraftEntry("mtp")),
         ("--spec-type ngram-mod,draft-simple --draft 900", DraftEntry("ngram", n_tokens=64)),
         ("-md small.gguf --spec-type none", None),
+        ("-md eagle.gguf --spec-type draft-eagle3", None),
         ("-ngld 4", None),
     ],
 )

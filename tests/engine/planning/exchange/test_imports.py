@@ -73,6 +73,29 @@ def test_layers_are_where_llama_server_puts_them(options: str, expected: str, mo
     assert homes(imported(f"llama-server -m x.gguf {options}", model)) == expected
 
 
+def test_servers_are_matched_by_endpoint_and_never_by_name(model: ModelFile) -> None:
+    rig = Rig((*RIG.devices, worker_device("RPC0", "10.0.0.5:50052")), RIG.host)
+
+    def placed(options: str) -> tuple[list[tuple[str, int]], str]:
+        found = arrange(read_foreign(f"llama-server -m x -c 512 -np 1 -ngl 99 {options}"), model, rig)
+        return [(run.device, run.length) for run in found.layout.runs], " ".join(found.notes)
+
+    gone = "10.0.0.9-50052"
+    runs, notes = placed("--rpc 10.0.0.9:50052 -dev RPC0,CUDA0 -ts 1,1")
+    assert runs == [(f"{gone}-0", 4), ("CUDA0", 3)]
+    assert f"does not have: {gone}-0." in notes
+    assert "No device here is at 10.0.0.9:50052." in notes
+    # A server that the rig lacks keeps its place in the list.
+    assert placed("--rpc 10.0.0.9:50052,10.0.0.5:50052 -ts 2,2,4")[0] == [(f"{gone}-0", 2), ("RPC0", 2), ("CUDA0", 3)]
+    assert placed("--rpc 10.0.0.5:50052,10.0.0.9:50052 -dev RPC1,RPC2 -ts 1,1")[0] == [
+        (f"{gone}-0", 4),
+        (f"{gone}-1", 3),
+    ]
+    # Without shares its memory, which is unknown, counts as the mean of the others.
+    assert (f"{gone}-0", 3) in placed("--rpc 10.0.0.9:50052")[0]
+    assert placed("--rpc 10.0.0.5:50052 -dev RPC0") == ([("RPC0", 7)], "")
+
+
 def test_split_modes_with_shares(model: ModelFile) -> None:
     found = imported("llama-server -m x -ngl 5 -sm row -ts 3,1 -mg 1", model).layout
     assert (found.split_mode, found.tensor_split, found.main_device) == (
@@ -141,6 +164,8 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft model is auto"),
         ("-hf owner/name:Q4_0", "download the model first with layerdeck-cli download"),
         ("-ts 1,x", 'cannot read -ts "1,x"'),
+        ("-ts 1e-50,1e-50", 'cannot read -ts "1e-50,1e-50"'),
+        ("-ts 1e39,1", 'cannot read -ts "1e39,1"'),
         ("-c", "-c has no value"),
         ("-c -5", 'cannot read -c "-5"'),
         ("-ctk q3_k", 'cannot read -ctk "q3_k"'),
@@ -164,6 +189,33 @@ def test_lines_comments_and_containers(model: ModelFile) -> None:
     text += "  # faster\n  -ngl 99 -dev CUDA1\n"
     load = read_foreign(text)
     assert (load.model, homes(imported(text, model))) == ("/m/it is.gguf", "11111111")
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "path"),
+    [
+        ("docker run -p 80:80 image:server-cuda -m x.gguf -ngl 5 -a llama-3-8b -b 99", "llama-server", "x.gguf"),
+        ("docker run image -m x.gguf -ngl 5 -b 99 --alias llama", "llama-server", "x.gguf"),
+        ("cd /opt/llama && ./llama-server -m x.gguf -ngl 5 -b 99", "llama-server", "x.gguf"),
+        ("cd /opt/llama\n./llama-cli -m x.gguf -ngl 5 -b 99", "llama-cli", "x.gguf"),
+        ("mkdir -p /a && llama-cli -m x.gguf -ngl 5 -b 99", "llama-cli", "x.gguf"),
+        ("docker pull image && docker run image -m x.gguf -ngl 5 -b 99", "llama-server", "x.gguf"),
+        (r"C:\llama\llama-cli.exe -m C:\m\x.gguf -ngl 5 -b 99", "llama-cli", r"C:\m\x.gguf"),
+        (r"llama-server -m a\ b.gguf -ngl 5 -b 99", "llama-server", "a b.gguf"),
+    ],
+)
+def test_the_program_is_found_among_folders_aliases_and_commands(text: str, program: str, path: str) -> None:
+    load = read_foreign(text)
+    assert (load.program, load.model, load.n_gpu_layers, load.context.n_batch) == (program, path, 5, 99)
+
+
+def test_the_value_of_a_key_or_prompt_may_begin_with_a_dash(model: ModelFile) -> None:
+    found = imported("llama-server -m x --api-key -Zsecret -sys '- be kind' -b 99 --color -ngl 0", model)
+    notes = " ".join(found.notes)
+    assert found.context.n_batch == 99
+    assert "these options are not part of a layout: --api-key, -sys, --color." in notes
+    assert "secret" not in notes
+    assert "kind" not in notes
 
 
 CONFIG = """
@@ -212,6 +264,11 @@ def test_a_modelfile(model: ModelFile) -> None:
     assert homes(found) == "CCCCC000"
     assert any("temperature" in note for note in found.notes)
     assert any("WHATEVER" in note for note in found.notes)
+
+
+def test_a_modelfile_may_have_tabs() -> None:
+    load = read_foreign("FROM\t./x.gguf\nPARAMETER\tnum_gpu\t5\nPARAMETER num_ctx \t4096\n")
+    assert (load.model, load.n_gpu_layers, load.context.n_ctx) == ("./x.gguf", 5, 4096)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from engine.base.errors import LayoutError
@@ -13,7 +16,7 @@ from engine.planning.exchange.typed_line import Typed, layers_by_share, take_lin
 from engine.planning.layout.layout import Layout, Override, make_layout, single_device
 from engine.planning.layout.parts import place_part
 from engine.planning.layout.split_modes import layout_in_mode
-from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from tests.support.models import write_tiny_moe
 from tests.support.previews import make_gpu
 
@@ -82,6 +85,36 @@ def test_a_tensor_override_comes_first(model: ModelFile) -> None:
     assert taken.layout.overrides == (Override("CUDA1", pattern=r"blk\.5\.ffn_up_exps"), *layout.overrides)
 
 
+def test_a_tensor_override_comes_first_also_if_the_layout_has_it_already(model: ModelFile) -> None:
+    hidden, all_experts = Override("CUDA1", pattern=r"blk\.5\.ffn_up_exps"), Override(CPU_ID, "experts")
+    layout = replace(single_device(12, "CUDA0"), overrides=(all_experts, hidden))
+    taken = take_line(r"-ot 'blk\.5\.ffn_up_exps=CUDA1'", layout, CONTEXT, model, RIG)
+    assert taken.layout.overrides == (hidden, all_experts)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("-ub 512", {"n_ubatch": 512}),
+        ("-ctk f16 -fa auto", {"type_k": "f16", "flash_attn": "auto"}),
+        ("-np 4", {"n_seq_max": 4}),
+        ("-np 6", {"n_seq_max": 6}),
+        ("-kvo --op-offload", {"offload_kqv": True, "op_offload": True}),
+        ("-c 0 -t 0", {"n_ctx": AUTO_CONTEXT, "threads": None}),
+        ("-no-kvu", {"kv_unified": False}),
+    ],
+)
+def test_an_option_is_taken_if_its_value_is_a_default_too(
+    model: ModelFile, text: str, changed: dict[str, object]
+) -> None:
+    context = ContextSettings(
+        n_ctx=2048, n_ubatch=256, n_seq_max=2, type_k="q8_0", flash_attn="on", offload_kqv=False, op_offload=False,
+        kv_unified=True, threads=3,
+    )  # fmt: skip
+    taken = take_line(text, ON_CPU, context, model, RIG)
+    assert taken == Typed(ON_CPU, msgspec.structs.replace(context, **changed))
+
+
 def test_unknown_options_are_named_and_the_rest_is_taken(model: ModelFile) -> None:
     taken = take_line("--bogus 3 -ngl 99 -c 8192 --frob", ON_CPU, CONTEXT, model, RIG)
     assert taken.notes == ("Not imported, because Layerdeck does not know these options: --bogus, --frob.",)
@@ -94,6 +127,24 @@ def test_shares_are_those_inside_layers_in_split_mode_tensor(model: ModelFile) -
     rig = Rig(able, RIG.host)
     tensor = layout_in_mode(single_device(12, "CUDA0").with_split_mode("tensor"), "tensor", rig)
     assert take_line("3,1", tensor, CONTEXT, model, rig).layout.tensor_split == (("CUDA0", 3.0), ("CUDA1", 1.0))
+
+
+def test_options_stay_in_split_mode_tensor_or_row_unless_the_line_has_a_mode(model: ModelFile) -> None:
+    devices = ("CUDA0", "CUDA1", "CUDA2")
+    shares = tuple(zip(devices, (1.0, 2.0, 3.0), strict=True))
+    row = replace(single_device(12, "CUDA0"), split_mode="row", tensor_split=shares, main_device="CUDA1")
+
+    def taken(text: str) -> Layout:
+        return take_line(text, row, CONTEXT, model, RIG).layout
+
+    assert taken("-ts 3,1") == replace(row, tensor_split=(("CUDA0", 3.0), ("CUDA1", 1.0)))
+    assert taken("-ngl 9").tensor_split == shares
+    assert counts(taken("-ngl 9")) == {CPU_ID: 4, "CUDA0": 8}
+    assert taken("-ts 3,0,1 -mg 2").main_device == "CUDA2"
+    assert taken("-ts 1,0,1").main_device == "CUDA0"
+    assert taken("-sm row") == row
+    assert taken("-sm layer -ts 1").split_mode == "layer"
+    assert taken("-sm layer").split_mode == "layer"
 
 
 def test_workers_are_devices_for_a_line_too(model: ModelFile) -> None:
@@ -111,6 +162,7 @@ def test_workers_are_devices_for_a_line_too(model: ModelFile) -> None:
         ("-ts 0,0", "the shares add up to 0"),
         ("1,2,3,4", "there are 4 shares for 3 devices"),
         ("1..2,3", "is not a share"),
+        (f"{'9' * 308},{'9' * 308}", "is not a share"),
         ("hello", "not a llama.cpp command"),
         ("-ot 'nonsense=CPU'", "matches no tensor"),
         ("-ot '.*=CPU'", "matches every tensor"),

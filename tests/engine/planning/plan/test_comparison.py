@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import NO_MEASUREMENTS
-from tests.support.models import write_tiny_moe
+from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.previews import make_gpu, make_layout, make_rig
 
 RIG = make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 12))
@@ -76,6 +77,36 @@ def test_shares_modes_and_settings(model: ModelFile) -> None:
         ("n_ctx", "512", "1024"),
         ("offload_kqv", "on", "off"),
     ]
+
+
+def test_attention_and_feed_forward_are_compared_alone_if_they_are_apart(tmp_path: Path) -> None:
+    model = read_model(write_tiny_llama(tmp_path / "m.gguf", n_layers=4))
+    dense = place_part(ONE, "dense", 3, 3, "CUDA1")
+    other = replace(ONE, overrides=(*dense.overrides, Override("CPU", "ffn", 0, 1)))
+    found = compare_plans(plan(model), plan(model, other))
+    assert found.places == (
+        PlaceChange("dense", 3, 3, "CUDA0", "CUDA1"),
+        PlaceChange("ffn", 0, 1, "CUDA0", "CPU"),
+    )
+    assert compare_plans(plan(model, other), plan(model, other)).is_equal
+
+
+def test_layouts_in_modes_tensor_and_row_are_compared_besides_their_shares(model: ModelFile) -> None:
+    shares = (("CUDA0", 3.0), ("CUDA1", 1.0))
+    row = replace(make_layout(4, [("CPU", 1), ("CUDA0", 3)]), split_mode="row", tensor_split=shares)
+    other = replace(
+        row,
+        runs=ONE.runs,
+        main_device="CUDA1",
+        overrides=(Override("CPU", "experts", 0, 2), Override("CUDA1", "experts", 2, 3)),
+    )
+    rows = [(each.key, each.one, each.other) for each in compare_plans(plan(model, row), plan(model, other)).values]
+    assert rows == [
+        ("cpu_layers", "1", "0"),
+        ("overrides", "–", "experts of layers 0-2: CPU; experts of layer 3: CUDA1"),
+        ("main_device", "CUDA0", "CUDA1"),
+    ]
+    assert compare_plans(plan(model, row), plan(model, replace(row, main_device="CUDA0"))).is_equal
 
 
 def test_other_patterns_are_told(model: ModelFile) -> None:

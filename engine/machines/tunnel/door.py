@@ -16,6 +16,8 @@ from pathlib import Path
 from engine.base.errors import EngineError
 
 _TABLE = Path("/proc/net/tcp")
+_ESTABLISHED = "01"
+"""State of an open connection in `_TABLE`. The table shows ended connections as those of root."""
 # `struct linger` (on, seconds) has 16-bit fields on Windows and ints elsewhere. 0 seconds: close() sends a reset.
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 _HOST = "127.0.0.1"
@@ -103,12 +105,18 @@ def is_our_user(caller: socket.socket) -> bool:
     """Return whether a local connection comes from a process of this user; True if the system does not report it."""
     if not sys.platform.startswith("linux") or not _TABLE.exists():
         return True
-    (_, their_port), (_, our_port) = caller.getpeername(), caller.getsockname()
+    # The caller's end of the connection. The table has our end, too, with the addresses in the other order.
+    sought = [_table_address(*caller.getpeername()), _table_address(*caller.getsockname()), _ESTABLISHED]
     for line in _TABLE.read_text(encoding="ascii").splitlines()[1:]:
         row = line.split()
-        # Columns of /proc/net/tcp (proc(5)): 1 is the local address, 2 the remote one, both hexadecimal; 7 is the user
-        # id.
-        ports = tuple(int(each.rpartition(":")[2], 16) for each in row[1:3])
-        if ports == (their_port, our_port):
+        # Columns of /proc/net/tcp (proc(5)): 1 is the local address, 2 the remote one, 3 the state; 7 is the user id.
+        if row[1:4] == sought:
             return int(row[7]) == os.getuid()
     return False
+
+
+def _table_address(host: str, port: int) -> str:
+    """Return an IPv4 address and port as in /proc/net/tcp, where the address is one number in the byte order of the
+    processor.
+    """
+    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"

@@ -401,8 +401,9 @@ class Listener:
             if not any(each.session for each in self._callers):
                 self._session_begun.clear()
                 continue
-            known = {each.fingerprint for each in await asyncio.to_thread(self._book.all, "client")}
+            clients = {each.session for each in self._callers if each.session}
+            forgotten = await asyncio.to_thread(self._book.forgotten, "client", clients)
             # No await in this loop: tasks that end remove their caller from the set.
             for caller in self._callers:
-                if caller.session and caller.session not in known and caller.task is not None:
+                if caller.session in forgotten and caller.task is not None:
                     caller.task.cancel()

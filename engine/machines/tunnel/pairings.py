@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -14,12 +14,12 @@ import msgspec
 
 from engine.base.errors import EngineError, PlacedError
 from engine.base.files import lock_file
-from engine.base.json_file import read_kept, write_kept
+from engine.base.json_file import UNREADABLE, read_file, write_kept
+from engine.base.language import tr
 from engine.base.texts import show
 from engine.machines.tunnel.identity import fingerprint_of, shown_fingerprint
 
 VERSION = 1
-MAX_FILE_BYTES = 1 << 20
 MAX_PAIRINGS = 64
 MAX_NAME = 40
 Role = Literal["client", "server"]
@@ -91,15 +91,30 @@ class PairingStore:
     def all(self, role: Role | None = None) -> tuple[Pairing, ...]:
         """Return the stored pairings with this role, or all if `role` is None.
 
-        Empty if the file is missing, damaged or of another version.
+        Empty if the file is missing, damaged or of another version, or cannot be read.
         """
-        book = read_kept(self._path, _Book, MAX_FILE_BYTES)
-        kept = book.pairings if book is not None and book.version == VERSION else ()
-        return tuple(each for each in kept if each.der and role in (None, each.role))
+        try:
+            kept = self._read() or ()
+        except PlacedError:
+            return ()
+        return tuple(each for each in kept if role in (None, each.role))
 
     def find(self, role: Role, fingerprint: str) -> Pairing | None:
         """Return the pairing with this role and fingerprint; None if there is none."""
         return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
+
+    def forgotten(self, role: Role, fingerprints: Collection[str]) -> frozenset[str]:
+        """Return those of `fingerprints` for which there is no pairing with this role any more.
+
+        Empty if the file cannot be used now: nobody has deleted a pairing then.
+        """
+        try:
+            kept = self._read()
+        except PlacedError:
+            return frozenset()
+        if kept is None:
+            return frozenset()
+        return frozenset(fingerprints) - {each.fingerprint for each in kept if each.role == role}
 
     def server(self, text: str) -> Pairing:
         """Return the paired server that `text` names: its name, its endpoint or the start of its fingerprint.
@@ -112,12 +127,18 @@ class PairingStore:
     def add(self, pairing: Pairing) -> None:
         """Store a pairing. It replaces a pairing with the same machine in the same role.
 
+        A damaged file is renamed to `.damaged` first.
+
         Raises:
-            PlacedError: if the file cannot be written.
+            PlacedError: if the file cannot be read or written, or is of another version.
         """
         # Reading and writing under one lock: another process may pair or forget a machine in between.
         with self._alone():
-            others = (each for each in self.all() if not _same(each, pairing))
+            kept = self._read()
+            if kept is None:
+                with suppress(OSError):  # Then the file cannot be written either, which is told.
+                    self._path.replace(self._path.with_suffix(".damaged"))
+            others = (each for each in kept or () if not _same(each, pairing))
             # In the order of pairing, so the oldest pairings are dropped.
             self._write([*others, pairing][-MAX_PAIRINGS:])
 
@@ -128,10 +149,10 @@ class PairingStore:
 
         Raises:
             PairingError: if none or several machines match.
-            PlacedError: if the file cannot be written.
+            PlacedError: if the file cannot be read or written, or is of another version.
         """
         with self._alone():
-            kept = self.all()
+            kept = self._read() or ()
             fingerprint = _only(text, kept).fingerprint
             self._write(each for each in kept if each.fingerprint != fingerprint)
             return tuple(each for each in kept if each.fingerprint == fingerprint)
@@ -152,6 +173,28 @@ class PairingStore:
         finally:
             os.close(descriptor)
 
+    def _read(self) -> tuple[Pairing, ...] | None:
+        """Return all stored pairings; empty if the file is missing, None if it is damaged.
+
+        Raises:
+            PlacedError: if the file cannot be read, or is of another version.
+        """
+        try:
+            data = read_file(self._path, what="list of pairings", fail=PlacedError)
+            book = msgspec.json.decode(data, type=_Book)
+        except PlacedError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return ()
+            raise
+        except UNREADABLE:
+            return None
+        if book.version != VERSION:
+            raise PlacedError(
+                tr("the list of pairings is of another version of Layerdeck; start that version"),
+                source=self._path.name,
+            )
+        return tuple(each for each in book.pairings if each.der)
+
     def _write(self, pairings: Iterable[Pairing]) -> None:
         write_kept(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=PlacedError)
 
@@ -166,7 +209,8 @@ def _only(text: str, pairings: Iterable[Pairing]) -> Pairing:
     for each in pairings:
         # From four digits on: a shorter text would match some fingerprint by accident.
         of_fingerprint = len(digits) >= 4 and each.fingerprint.startswith(digits)
-        if text in (each.name, each.endpoint) or of_fingerprint:
+        # An empty text is no name: the endpoint of a client is empty.
+        if (text and text in (each.name, each.endpoint)) or of_fingerprint:
             by_fingerprint[each.fingerprint] = each
     if len(by_fingerprint) == 1:
         return next(iter(by_fingerprint.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.errors import PlacedError
 from engine.machines.tunnel.identity import IdentityError, read_identity, shown_fingerprint
 from engine.machines.tunnel.pairing import ALPHABET, LIFETIME_S, MAX_GUESSES, OpenCode, _proof, make_code, read_code
 from engine.machines.tunnel.pairings import MAX_NAME, Pairing, PairingError, PairingStore, make_pairing
@@ -103,6 +105,53 @@ def test_a_list_that_cannot_be_read_pairs_nobody(tmp_path: Path, data: bytes) ->
     path = tmp_path / "pairings.json"
     path.write_bytes(data)
     assert PairingStore(path).all() == ()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"version":1,"pairings":[{"role":"client"}]}'])
+def test_a_damaged_list_is_kept_when_the_next_machine_is_paired(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "pairings.json"
+    path.write_bytes(data)
+    book, attic = PairingStore(path), paired(tmp_path, "attic")
+    book.add(attic)
+    assert book.all() == (attic,)
+    assert (tmp_path / "pairings.damaged").read_bytes() == data
+
+
+def test_a_list_of_another_version_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "pairings.json"
+    path.write_bytes(b'{"version":2}')
+    book, attic = PairingStore(path), paired(tmp_path, "attic")
+    for change in (lambda: book.add(attic), lambda: book.forget("attic")):
+        with pytest.raises(PlacedError, match="is of another version of Layerdeck"):
+            change()
+    assert path.read_bytes() == b'{"version":2}'
+    assert book.forgotten("server", [attic.fingerprint]) == frozenset()
+
+
+def test_a_list_that_cannot_be_read_for_a_moment_loses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = PairingStore(tmp_path / "pairings.json")
+    attic, cellar = paired(tmp_path, "attic"), paired(tmp_path, "cellar")
+    book.add(attic)
+
+    def without_descriptors(*_: object, **__: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.base.json_file.read_at_most", without_descriptors)
+        with pytest.raises(PlacedError, match="cannot be read"):
+            book.add(cellar)
+        assert book.forgotten("server", [attic.fingerprint]) == frozenset()
+    assert book.all() == (attic,)
+    assert book.forgotten("server", [attic.fingerprint, cellar.fingerprint]) == {cellar.fingerprint}
+    assert book.forgotten("client", [attic.fingerprint]) == {attic.fingerprint}
+
+
+def test_an_empty_name_names_no_client(tmp_path: Path) -> None:
+    book = PairingStore(tmp_path / "pairings.json")
+    book.add(make_pairing("client", "laptop", paired(tmp_path, "laptop").der))
+    with pytest.raises(PairingError, match="No computer is paired under"):
+        book.forget("")
+    assert len(book.all()) == 1
 
 
 def test_a_pairing_without_a_certificate_is_none(tmp_path: Path) -> None:

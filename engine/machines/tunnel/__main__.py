@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.base.confinement import TUNNEL, confine
 from engine.base.errors import EngineError
 from engine.runtime.protocol.messages import Failure
-from engine.runtime.protocol.network import Browse, OpenTunnel, TunnelOpened, TunnelRequest
+from engine.runtime.protocol.network import Browse, OpenTunnel, TunnelFailed, TunnelOpened, TunnelRequest
 from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 from engine.runtime.protocol.requests import Quit
 
@@ -41,11 +41,17 @@ def main() -> None:
 def _carry_out(request: TunnelRequest, pipe: Pipe) -> None:
     try:
         _begin(request, pipe)
+        return
     except EngineError as error:
-        pipe.send(Failure(kind=error.kind, message=error.summary()))
+        kind, message = error.kind, error.summary()
     except Exception as error:
         traceback.print_exc()
-        pipe.send(Failure(kind="internal", message=f"A bug in Layerdeck: {error!r}"))
+        kind, message = "internal", f"A bug in Layerdeck: {error!r}"
+    if isinstance(request, OpenTunnel):
+        # The ports of other devices stay open.
+        pipe.send(TunnelFailed(device=request.device, message=message))
+    else:
+        pipe.send(Failure(kind=kind, message=message))
 
 
 def _begin(request: TunnelRequest, pipe: Pipe) -> None:

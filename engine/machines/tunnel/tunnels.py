@@ -28,6 +28,7 @@ from engine.runtime.protocol.network import (
     NearbyMachine,
     NearbyMachines,
     OpenTunnel,
+    TunnelFailed,
     TunnelMessage,
     TunnelOpened,
 )
@@ -38,6 +39,8 @@ START_TIMEOUT_S = 30.0
 MAX_RESTARTS = 3
 _HOST = "127.0.0.1"
 _ASK_S = 0.5
+_LOOK_S = 1.0
+"""Seconds between two readings of the file of pairings while there are tunnels."""
 _log = logging.getLogger("layerdeck.engine")
 
 
@@ -53,7 +56,10 @@ class _Tunnel:
         self._condition = threading.Condition()
         # By the device's name there; None until the child tells it.
         self._ports: dict[str, int | None] = {}
+        self._problems: dict[str, str] = {}
+        """Why a device has no port, by its name there; until it is asked for again."""
         self._problem = ""
+        """Why the child has ended or must end; empty while it runs."""
         self._closed = False
         self._restarts_left = MAX_RESTARTS
         self._child = self._make()
@@ -67,6 +73,7 @@ class _Tunnel:
         with self._condition:
             if device not in self._ports:
                 self._ports[device] = None
+                self._problems.pop(device, None)
                 self._child.send(msgspec.structs.replace(self._request, device=device))
 
     def wait_until_open(self, device: str, deadline_s: float) -> str:
@@ -77,19 +84,24 @@ class _Tunnel:
         """
         with self._condition:
             self._condition.wait_for(
-                lambda: self._ports[device] is not None or bool(self._problem),
+                lambda: bool(self._ports.get(device) or self._problems.get(device) or self._problem),
                 max(0.0, deadline_s - time.monotonic()),
             )
-            if self._problem:
-                raise EngineError(self._problem)
-            if self._ports[device] is None:
+            if problem := self._problem or self._problems.get(device):
+                raise EngineError(problem)
+            port = self._ports.get(device)
+            if port is None:
                 raise WorkerStalledError("The tunnel did not open in time; close other programs and try again.")
-            return f"{_HOST}:{self._ports[device]}"
+            return f"{_HOST}:{port}"
 
     @property
     def is_open(self) -> bool:
         with self._condition:
             return not self._problem and not self._closed
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child.outcome is not None
 
     def close(self) -> None:
         with self._condition:
@@ -122,8 +134,13 @@ class _Tunnel:
         with self._condition:
             if isinstance(message, TunnelOpened):
                 self._ports[message.device] = message.port
+            elif isinstance(message, TunnelFailed):
+                self._ports.pop(message.device, None)
+                self._problems[message.device] = message.message
             elif isinstance(message, Failure):
+                # A request that the child cannot read: nothing more is sent to it.
                 self._problem = message.message
+                self._child.stop(ask_s=_ASK_S)
             self._condition.notify_all()
 
     def _take_end(self, outcome: ProcessOutcome) -> None:
@@ -147,8 +164,8 @@ class Tunnels:
     """The tunnels of this process by endpoint and fingerprint of the machine. Thread-safe.
 
     A tunnel is a child process that forwards a local port to a paired machine (`Forwarder`). It is started at the first
-    request and runs until `close`. Endpoints may name a device of the machine (`parse_lent_endpoint`); the devices of
-    one machine share its child.
+    request. It runs until `close`, or until the pairing is deleted, by this or another process. Endpoints may name a
+    device of the machine (`parse_lent_endpoint`); the devices of one machine share its child.
 
     `identity`: file with the key and certificate of this machine.
     `book`: the file of pairings.
@@ -161,7 +178,10 @@ class Tunnels:
         self._argv = argv
         self._lock = threading.Lock()
         self._tunnels: dict[tuple[str, str], _Tunnel] = {}
-        self._closed = False
+        self._ending: list[_Tunnel] = []
+        """Tunnels that are not used any more, whose children may still run."""
+        self._closing = threading.Event()
+        self._watching: threading.Thread | None = None
 
     def __enter__(self) -> Tunnels:
         return self
@@ -199,14 +219,16 @@ class Tunnels:
         May be called in every state and any number of times.
         """
         with self._lock:
-            self._closed = True
-            tunnels = tuple(self._tunnels.values())
+            self._closing.set()
+            tunnels = (*self._tunnels.values(), *self._ending)
         # All are told to stop before any is waited for, so that the waits overlap.
         for tunnel in tunnels:
             tunnel.close()
         deadline_s = time.monotonic() + _END_S
         for tunnel in tunnels:
             tunnel.wait_for_end(max(0.0, deadline_s - time.monotonic()))
+        if self._watching is not None:
+            self._watching.join(max(0.0, deadline_s - time.monotonic()))
 
     def _open(self, wanted: Iterable[tuple[str | None, str | None]]) -> dict[tuple[str, str], str]:
         opened = {}
@@ -229,16 +251,39 @@ class Tunnels:
         # From the look-up to the start: two threads must not open two tunnels to one machine.
         require_guard()
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 raise EngineError("The program is ending.")
             known = self._tunnels.get((endpoint, fingerprint))
-            if known is not None and known.is_open:
-                return known
+            if known is not None:
+                if known.is_open:
+                    return known
+                self._end([(endpoint, fingerprint)])
             request = OpenTunnel(endpoint=endpoint, certificate=pairing.certificate, identity=str(self._identity))
             tunnel = _Tunnel(request, child_argv("tunnel") if self._argv is None else self._argv)
             self._tunnels[endpoint, fingerprint] = tunnel
             tunnel.start()
+            if self._watching is None:
+                self._watching = threading.Thread(target=self._end_forgotten, name="tunnels", daemon=True)
+                self._watching.start()
             return tunnel
+
+    def _end_forgotten(self) -> None:
+        """End the tunnels to machines whose pairing was deleted, until `close`. Runs in a thread of its own."""
+        while not self._closing.wait(_LOOK_S):
+            with self._lock:
+                fingerprints = {fingerprint for _, fingerprint in self._tunnels}
+            # Also another process may delete a pairing, so only the file tells.
+            forgotten = self._book.forgotten("server", fingerprints)
+            with self._lock:
+                self._end([key for key in self._tunnels if key[1] in forgotten])
+
+    def _end(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Begin to end these tunnels; `close` waits for their children. The caller holds the lock."""
+        self._ending = [tunnel for tunnel in self._ending if not tunnel.has_ended]
+        for key in keys:
+            tunnel = self._tunnels.pop(key)
+            tunnel.close()
+            self._ending.append(tunnel)
 
 
 def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:

@@ -92,7 +92,9 @@ class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
 
 
 class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
-    """Forward connections from a local port to a paired machine over TLS; answered by `TunnelOpened` or `Failure`.
+    """Forward connections from a local port to a paired machine over TLS.
+
+    Answered by `TunnelOpened` or `TunnelFailed`.
 
     The request may be repeated for further devices of the same machine.
     `endpoint`: `host:port` of the machine.
@@ -113,6 +115,13 @@ class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
     """The tunnel accepts connections to `device` at this local port."""
 
     port: int
+    device: str = ""
+
+
+class TunnelFailed(Message, frozen=True, tag="tunnel_failed", kw_only=True):
+    """No local port leads to `device`. `message`: sentences for the user."""
+
+    message: str
     device: str = ""
 
 
@@ -145,4 +154,4 @@ class NearbyMachines(Message, frozen=True, tag="nearby_machines", kw_only=True):
 DownloadRequest = Download | Quit
 DownloadMessage = DownloadProgress | Downloaded | Hello | Failure
 TunnelRequest = OpenTunnel | Browse | Quit
-TunnelMessage = TunnelOpened | NearbyMachines | Hello | Failure
+TunnelMessage = TunnelOpened | TunnelFailed | NearbyMachines | Hello | Failure

@@ -10,11 +10,14 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from engine.base.errors import EngineError
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, make_notice, parse_endpoint, read_notice
 from engine.devices.rig_file import encode_rig, parse_rig
@@ -24,7 +27,7 @@ from engine.machines.tunnel.calling import Forwarder
 from engine.machines.tunnel.tunnels import Tunnels
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
-from tests.support.tunnels import Attic, Home, attic
+from tests.support.tunnels import Attic, Home, attic, echoing
 
 
 @pytest.fixture
@@ -114,6 +117,48 @@ def test_a_forwarder_that_dies_is_started_again_on_its_port(
         assert found.ok
         assert again in caplog.text
         assert before.isdisjoint(child.pid for child in psutil.Process().children())
+    assert not psutil.Process().children()
+
+
+def device_of(served: Attic, name: str) -> Rig:
+    (device,) = rig_of(served).devices
+    return Rig((replace(device, endpoint=f"{served.endpoint}/{name}"),), host_device())
+
+
+def test_a_machine_that_is_forgotten_here_loses_its_sessions_and_its_tunnel(tmp_path: Path) -> None:
+    laptop = Home(tmp_path / "laptop")
+    with echoing() as echo, attic(tmp_path / "attic", echo) as served, tunnels_of(laptop) as tunnels:
+        served.pair(laptop)
+        (device,) = tunnels.reach(device_of(served, "CPU")).devices
+        with socket.create_connection(parse_endpoint(device.via or ""), DEADLINE_S) as session:
+            session.sendall(b"x")
+            assert session.recv(1) == b"x"
+            laptop.book.forget("attic")
+            with suppress(ConnectionResetError):
+                assert session.recv(1) == b""
+        assert tunnels.reach(device_of(served, "CPU")).devices[0].via is None
+        served.pair(laptop)
+        (again,) = tunnels.reach(device_of(served, "CPU")).devices
+        with socket.create_connection(parse_endpoint(again.via or ""), DEADLINE_S) as session:
+            session.sendall(b"x")
+            assert session.recv(1) == b"x"
+    assert not psutil.Process().children()
+
+
+def test_a_device_that_gets_no_port_leaves_the_others_theirs(tmp_path: Path) -> None:
+    laptop = Home(tmp_path / "laptop")
+    key = laptop.folder / "identity.pem"
+    with echoing() as echo, attic(tmp_path / "attic", {"A": echo, "B": echo}) as served, tunnels_of(laptop) as tunnels:
+        served.pair(laptop)
+        first = tunnels.reach(device_of(served, "A")).devices
+        kept = key.read_bytes()
+        key.write_bytes(b"x")
+        with pytest.raises(EngineError, match="is damaged"):
+            tunnels.reach(device_of(served, "B"))
+        key.write_bytes(kept)
+        tunnels.reach(device_of(served, "B"))
+        assert tunnels.reach(device_of(served, "A")).devices == first
+        assert len(psutil.Process().children()) == 1
     assert not psutil.Process().children()
 
 

@@ -104,7 +104,8 @@ def service_command(options: Namespace) -> list[str]:
         words += [f"{option}={name}" for name in names]
     for option, sizes in (("--cap", options.cap), ("--margin", options.margin)):
         words += [f"{option}={name}={size}" if name else f"{option}={size}" for name, size in sizes]
-    return [*words, "--announce"] if options.announce else words
+    flags = (("--pair", options.pair), ("--announce", options.announce))
+    return [*words, *(flag for flag, is_given in flags if is_given)]
 
 
 def unit_text(command: Sequence[str]) -> str:

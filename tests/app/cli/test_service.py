@@ -39,12 +39,12 @@ def test_a_unit_is_written_told_and_removed(folder: Path, capsys: pytest.Capture
     assert run_here(capsys, "rig", "serve", "--uninstall", "--json").document["removed"] is False
 
 
-def test_a_name_that_begins_with_a_dash_stays_a_name() -> None:
-    given = ["rig", "serve", "--install", "--name=-attic", "--keep=0"]
+def test_the_options_of_the_unit_are_those_that_were_given() -> None:
+    given = ["rig", "serve", "--install", "--name=-attic", "--keep=0", "--pair"]
     command = service_command(make_parser(given).parse_args(given))
     words = command[command.index("rig") :]
     again = make_parser(words).parse_args(words)
-    assert (again.name, again.keep, again.host) == ("-attic", 0, "127.0.0.1")
+    assert (again.name, again.keep, again.host, again.pair) == ("-attic", 0, "127.0.0.1", True)
 
 
 def test_a_unit_that_cannot_be_written_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -351,15 +351,16 @@ class Listener:
             except OSError:
                 await tell(Entrance(Admission.NO_WORKER))
                 return
+            use = Use(place.device.name, client.name, client.fingerprint)
             try:
                 await tell(Entrance(Admission.OPEN))
+                place.use, place.ended = use, None
+                self._tell_use()
             # Also for a cancel: `relay` has not taken over yet, and the worker would stay busy with this connection.
             except BaseException:
+                place.use = None
                 await worker.close()
                 raise
-            use = place.use = Use(place.device.name, client.name, client.fingerprint)
-            place.ended = None
-            self._tell_use()
             try:
                 if await relay(stream, worker) and place.taken is not use:
                     place.ended = use

@@ -150,6 +150,29 @@ def test_a_worker_that_is_gone_is_told(laptop: Home, tmp_path: Path) -> None:
             served.open(laptop)
 
 
+def test_a_session_that_cannot_be_told_to_the_lender_leaves_its_worker(
+    laptop: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rig serve` prints each session, and its standard error may be closed."""
+
+    def broken(_: object) -> None:
+        raise BrokenPipeError
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as worker,
+        attic(tmp_path / "attic", lambda: socket.create_connection(worker.getsockname())) as served,
+    ):
+        served.pair(laptop)
+        monkeypatch.setattr(served.listener, "_on_use", broken)
+        session = served.open(laptop)
+        connection, _ = worker.accept()
+        with connection:
+            connection.settimeout(DEADLINE_S)
+            assert connection.recv(1) == b""
+        session.close()
+        assert served.listener.uses == ()
+
+
 def test_nobody_there_and_somebody_else_are_told_apart(laptop: Home) -> None:
     certificate = laptop.identity.certificate
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -185,7 +185,7 @@ class Lender(QObject):
                 until=until,
                 on_serving=begin,
                 on_paired=lambda pairing: self._report(
-                    until, lambda: self._say(tr("Paired with {words}.", words=pairing.words), uses_code=True)
+                    until, lambda: self._say(tr("Paired with {words}.", words=pairing.words))
                 ),
                 on_use=lambda uses: self._report(until, lambda: self._show_uses(uses)),
                 on_problem=lambda sentence: self._report(until, lambda: self._say(sentence)),
@@ -193,13 +193,16 @@ class Lender(QObject):
 
     def _begin(self, address: SecureAddress, place: str, note: str) -> None:
         self._address = address
-        self._set(LendState(place=place, code=address.code.renew(), note=note))
+        # A session of one worker may have begun while another one was starting.
+        self._set(LendState(place=place, code=address.code.renew(), users=self.state.users, note=note))
 
     def _show_uses(self, uses: tuple[Use, ...]) -> None:
         self._set(replace(self.state, users=tuple((use.device, use.client) for use in uses)))
 
-    def _say(self, sentence: str, *, uses_code: bool = False) -> None:
-        self._set(replace(self.state, note=sentence, code="" if uses_code else self.state.code))
+    def _say(self, sentence: str) -> None:
+        # A pairing and wrong guesses use the code up.
+        code = None if self._address is None else self._address.code.current
+        self._set(replace(self.state, note=sentence, code=code or ""))
 
 
 def lending_addresses() -> tuple[str, ...]:

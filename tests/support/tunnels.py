@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from engine.base.units import MIB
@@ -94,12 +95,13 @@ class Session:
 
 @dataclass(slots=True)
 class Attic:
-    """A machine that lends devices. `paired`: pairings that its listener has reported."""
+    """A machine that lends devices. `paired`, `problems`: pairings and sentences that its listener has reported."""
 
     home: Home
     code: OpenCode
     listener: Listener
     paired: list[Pairing] = field(default_factory=list)
+    problems: SimpleQueue[str] = field(default_factory=SimpleQueue)
 
     @property
     def endpoint(self) -> str:
@@ -132,7 +134,7 @@ def attic(
     `workers`: opens a connection to the worker, for each device by name, or for all devices in `names`.
     """
     by_name = workers if isinstance(workers, Mapping) else dict.fromkeys(names, workers)
-    home, code, paired = Home(folder), OpenCode(), list[Pairing]()
+    home, code, paired, problems = Home(folder), OpenCode(), list[Pairing](), SimpleQueue[str]()
     with Listener(
         "127.0.0.1",
         port,
@@ -142,8 +144,9 @@ def attic(
         name="attic",
         devices=[LentDevice(name, worker, partial(described, name)) for name, worker in by_name.items()],
         on_paired=paired.append,
+        on_problem=problems.put,
     ) as listener:
-        yield Attic(home, code, listener, paired)
+        yield Attic(home, code, listener, paired, problems)
 
 
 @contextmanager

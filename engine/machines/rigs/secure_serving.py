@@ -315,7 +315,8 @@ def serve_secure(
     `on_serving`: called once when all workers accept connections.
     `on_paired`: called in a thread with each new pairing.
     `on_use`: called with all sessions whenever one begins or ends, in the listener's thread; it must not wait.
-    `on_problem`: called with a sentence if one of several workers has ended for good, or a borrower is refused.
+    `on_problem`: called with a sentence if one of several workers has ended for good, a borrower is refused, a pairing
+    cannot be stored, or the pairing code was guessed wrong too often.
 
     Raises:
         EngineError: if this machine cannot listen or serve, or if no worker is left.
@@ -348,7 +349,7 @@ def _serving(
     `key`: source port of connections to the workers.
     `kept`: cache of weights, None for no cache.
     `on_paired`: called with each new pairing. `on_use`: called with all sessions whenever one begins or ends.
-    `tell`: called with a sentence if a borrower is refused.
+    `tell`: called with a sentence if a borrower is refused, or the listener has a problem.
     """
     workers: list[_Worker] = []
 
@@ -376,6 +377,7 @@ def _serving(
         devices=[lent(index, each) for index, each in enumerate(lendings)],
         on_paired=on_paired,
         on_use=on_use,
+        on_problem=tell,
     )
     with listener:
         shared = None if kept is None else KeptWeights(kept.folder, kept.quota_bytes // len(lendings))

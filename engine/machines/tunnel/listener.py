@@ -118,6 +118,8 @@ class Listener:
     `devices`: devices that it lends; a client that names none gets the first one.
     `on_paired`: called with each new pairing, in a thread.
     `on_use`: called with all sessions whenever one begins or ends, in the thread of the event loop; it must not wait.
+    `on_problem`: called with a sentence, in a thread, if a pairing cannot be stored or the code was guessed wrong too
+    often.
 
     Raises, on entering:
         EngineError: if it cannot listen.
@@ -135,11 +137,12 @@ class Listener:
         devices: Sequence[LentDevice],
         on_paired: Callable[[Pairing], None],
         on_use: Callable[[tuple[Use, ...]], None] | None = None,
+        on_problem: Callable[[str], None] = _log.warning,
     ) -> None:
         self._address = (host, port)
         self._identity, self._book, self._code, self._name = identity, book, code, name
         self._places = {each.name: _Place(each) for each in devices}
-        self._on_paired, self._on_use = on_paired, on_use
+        self._on_paired, self._on_use, self._on_problem = on_paired, on_use, on_problem
         self.refusals = Refusals()
         self._callers: set[_Caller] = set()
         # Since Python 3.10 it binds to the loop that first waits for it, so it may be made in this thread.
@@ -295,6 +298,8 @@ class Listener:
             pairing = await answer_pairing(stream, self._identity, self._name, self._code, keep)
             if pairing is not None:
                 await asyncio.to_thread(self._on_paired, pairing)
+        except EngineError as error:
+            await asyncio.to_thread(self._on_problem, f"No computer was paired. {error.summary()}")
         except asyncio.CancelledError:
             stream.abort()  # It makes room for another caller; a close would wait for an answer.
             raise

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from engine.base.errors import PlacedError
 from engine.machines.tunnel.identity import Identity, fingerprint_of, is_certificate
 from engine.machines.tunnel.pairings import Pairing, PairingError, make_pairing
 from engine.machines.tunnel.streams import BrokenTalkError, Stream
@@ -34,7 +35,9 @@ LIFETIME_S = 600.0
 MAX_GUESSES = 3
 NO_CODE = "shows no pairing code; let it show one, then try again"
 WRONG_CODE = "did not accept the code; check it, and let it show a new one after three wrong ones or ten minutes"
+NOT_KEPT = "could not store the pairing, and shows why; mend that, then let it show a new code"
 _ENDED = "does not know the code, or ended the exchange; nothing was paired"
+GUESSED_OUT = f"The pairing code is not valid any more: wrong codes were sent {MAX_GUESSES} times. Show a new one."
 _NONCE_BYTES = 16
 _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
@@ -90,6 +93,11 @@ class OpenCode:
         with self._lock:
             return self._code if self._is_open() else None
 
+    def is_guessed_out(self, code: str) -> bool:
+        """Return whether `code` is the current code and is invalid, because it was guessed wrong too often."""
+        with self._lock:
+            return code == self._code and self._guesses_left <= 0
+
     def take(self, code: str, *, right: bool) -> bool:
         """Count one attempt with `code`, and return whether it succeeds. A successful attempt makes the code invalid.
 
@@ -139,10 +147,12 @@ class Offer(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """The server's last message of a pairing.
 
-    `proof`: HMAC that proves that the server knows the code; empty if the client's proof was wrong.
+    `proof`: HMAC that proves that the server knows the code; empty if nothing was paired.
+    `refusal`: why nothing was paired although the client's proof was right; empty otherwise, and from older releases.
     """
 
     proof: bytes
+    refusal: str = ""
 
 
 async def answer_pairing(
@@ -157,6 +167,7 @@ async def answer_pairing(
     Raises:
         BrokenTalkError: if the client violates the protocol.
         OSError: if the connection breaks.
+        PairingError: with a sentence for the lender, if this was the last wrong attempt that the code allows.
         PlacedError: if `keep` cannot write the file of pairings.
     """
     shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
@@ -172,9 +183,15 @@ async def answer_pairing(
     # The lock in `take` decides between attempts at the same time: one code pairs one machine.
     if not code.take(shown, right=is_right):
         await stream.send_message(Verdict(b""))
+        if code.is_guessed_out(shown):
+            raise PairingError(GUESSED_OUT)
         return None
     pairing = make_pairing("client", offer.name, offer.certificate, paired_s=int(time.time()))
-    await keep(pairing)
+    try:
+        await keep(pairing)
+    except PlacedError:
+        await stream.send_message(Verdict(b"", NOT_KEPT))
+        raise
     await stream.send_message(Verdict(_proof(_SERVER, *shared)))
     return pairing
 
@@ -197,10 +214,10 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
     nonce, certificate = secrets.token_bytes(_NONCE_BYTES), stream.certificate
     shared = (read_code(code), nonce, welcome.nonce, identity.certificate, certificate)
     await stream.send_message(Offer(nonce, identity.certificate, name, _proof(_CLIENT, *shared)))
-    proof = (await stream.receive_message(Verdict)).proof
-    if not proof:
-        raise PairingError(WRONG_CODE)
-    if not hmac.compare_digest(proof, _proof(_SERVER, *shared)):
+    verdict = await stream.receive_message(Verdict)
+    if not verdict.proof:
+        raise PairingError(NOT_KEPT if verdict.refusal else WRONG_CODE)
+    if not hmac.compare_digest(verdict.proof, _proof(_SERVER, *shared)):
         raise PairingError(_ENDED)
     return make_pairing("server", welcome.name, certificate, endpoint, int(time.time()))
 

@@ -21,7 +21,12 @@ from app.settings import Settings
 from app.window.devices.lend_dialog import LendDialog, LendPresenter
 from engine.base.units import MIB
 from engine.devices.card_catalogue import with_cards
+from engine.machines.rigs.secure_serving import SecureAddress
 from engine.machines.tunnel.calling import pair_with
+from engine.machines.tunnel.identity import Identity
+from engine.machines.tunnel.listener import Use
+from engine.machines.tunnel.pairing import GUESSED_OUT, MAX_GUESSES, OpenCode
+from engine.machines.tunnel.pairings import PairingError, PairingStore
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Home, Session
 
@@ -100,6 +105,26 @@ def test_it_is_lent_paired_used_and_stopped(
     session.close()
     # The choice is kept for the next window.
     assert Lender(settings).choice.caps == {"CPU": 64 * MIB}
+
+
+def test_a_session_that_began_before_all_workers_ran_stays_shown(lender: Lender) -> None:
+    address = SecureAddress("127.0.0.1", 1, "attic", Identity(Path(), b""), PairingStore(Path()), OpenCode())
+    lender._show_uses((Use("CPU", "laptop", "ab" * 32),))
+    lender._begin(address, "127.0.0.1:1", "")
+    assert lender.state.users == (("CPU", "laptop"),)
+    assert lender.state.code == address.code.current
+
+
+def test_a_code_that_was_guessed_wrong_too_often_is_not_shown(
+    qtbot: QtBot, tmp_path: Path, dialog: LendDialog, lender: Lender
+) -> None:
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place))
+    for _ in range(MAX_GUESSES):
+        with pytest.raises(PairingError, match="did not accept the code"):
+            pair_with(lender.state.place, "AAAA-AAAA-AAAA-AAAA", Home(tmp_path).identity, "laptop", DEADLINE_S)
+    qtbot.waitUntil(lambda: GUESSED_OUT in dialog.text)
+    assert "No pairing code is valid" in dialog.code_label.text()
 
 
 def test_a_port_in_use_is_told_and_can_be_changed(qtbot: QtBot, dialog: LendDialog, lender: Lender) -> None:

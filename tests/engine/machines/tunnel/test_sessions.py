@@ -16,7 +16,7 @@ from engine.devices.endpoint import GreetingStatus
 from engine.machines.tunnel import listener
 from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, ask_offer, pair_with
 from engine.machines.tunnel.offers import MAX_OFFERED
-from engine.machines.tunnel.pairing import MAX_GUESSES
+from engine.machines.tunnel.pairing import GUESSED_OUT, MAX_GUESSES
 from engine.machines.tunnel.pairings import PairingError
 from engine.machines.tunnel.streams import BrokenTalkError
 from tests.support.descriptors import many_files
@@ -70,11 +70,22 @@ def test_paired_machines_know_each_other_and_talk(served: Attic, laptop: Home) -
 def test_a_wrong_code_pairs_nobody_and_few_are_enough(served: Attic, laptop: Home) -> None:
     code = served.code.renew()
     for _ in range(MAX_GUESSES):
+        assert served.problems.empty()
         with pytest.raises(PairingError, match="did not accept the code"):
             pair_with(served.endpoint, WRONG, laptop.identity, "laptop", DEADLINE_S)
     with pytest.raises(PairingError, match="shows no pairing code"):
         pair_with(served.endpoint, code, laptop.identity, "laptop", DEADLINE_S)
     assert served.home.book.all() == ()
+    assert served.problems.get(timeout=DEADLINE_S) == f"No computer was paired. {GUESSED_OUT}"
+    assert served.problems.empty()
+
+
+def test_a_lender_that_cannot_store_the_pairing_tells_both_sides(served: Attic, laptop: Home) -> None:
+    (served.home.folder / "pairings.json").mkdir()
+    with pytest.raises(PairingError, match="could not store the pairing, and shows why"):
+        pair_with(served.endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)
+    assert served.problems.get(timeout=DEADLINE_S).startswith("No computer was paired. pairings.json: ")
+    assert served.paired == []
 
 
 def test_a_code_serves_once(served: Attic, laptop: Home, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import logging
 import math
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 from engine.base.errors import EngineError
@@ -61,7 +61,10 @@ CHANGED = (
     "shows another certificate than when it was paired: it was set up again, or another computer answers in its place. "
     "If it was set up again, forget it and pair with it again"
 )
-STRANGER = "does not know this computer (any more); forget it and pair with it again"
+STRANGER = (
+    "does not know this computer (any more), or stopped lending just now; try again, and if that does not help, forget "
+    "it and pair with it again"
+)
 NOT_SECURE = "does not answer as a secure worker does; check the port, and that it lends its devices"
 
 
@@ -153,14 +156,27 @@ async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, time
 
 
 async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]) -> _Answer:
-    try:
+    with _first_answer(endpoint):
         await stream.send_message(question)
         return await stream.receive_message(kind)
+
+
+@contextmanager
+def _first_answer(endpoint: str) -> Iterator[None]:
+    """Context of the first exchange after the handshake; raises `TunnelError` if the connection ends in it.
+
+    `endpoint`: address of the called machine, for the error.
+    """
+    try:
+        yield
+    # In TLS 1.3 a client has finished its handshake before the server looks at its certificate. A server that does not
+    # admit the certificate closes then: asyncio's sends no alert.
+    except (ConnectionError, ssl.SSLError, ClosedTalkError):
+        raise TunnelError(endpoint, GreetingStatus.UNTRUSTED, STRANGER) from None
     except TimeoutError:
         raise
-    # As in `_read_admission`: a server that does not admit our certificate closes after the handshake.
-    except (OSError, ClosedTalkError):
-        raise TunnelError(endpoint, GreetingStatus.UNTRUSTED, STRANGER) from None
+    except OSError as error:  # The network is gone, which says nothing about the pairing.
+        raise _unreached(endpoint, error) from None
 
 
 def _refusal(endpoint: str, entrance: Entrance) -> TunnelError:
@@ -183,15 +199,8 @@ def _refusal(endpoint: str, entrance: Entrance) -> TunnelError:
 
 
 async def _read_admission(endpoint: str, stream: Stream) -> Admission:
-    try:
+    with _first_answer(endpoint):
         first = await stream.receive(1)
-    # TimeoutError is an OSError: without this clause a slow server would pass for one that does not know us.
-    except TimeoutError:
-        raise
-    except (OSError, BrokenTalkError):
-        # In TLS 1.3 a client has finished its handshake before the server looks at its certificate. A server that does
-        # not admit the certificate closes then: asyncio's sends no alert.
-        raise TunnelError(endpoint, GreetingStatus.UNTRUSTED, STRANGER) from None
     try:
         return Admission(first.decode("ascii", "replace"))
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -18,7 +19,7 @@ from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, ask_offe
 from engine.machines.tunnel.offers import MAX_OFFERED
 from engine.machines.tunnel.pairing import GUESSED_OUT, MAX_GUESSES
 from engine.machines.tunnel.pairings import PairingError
-from engine.machines.tunnel.streams import BrokenTalkError
+from engine.machines.tunnel.streams import BrokenTalkError, Stream
 from tests.support.descriptors import many_files
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, Session, attic, echoing, relaying_middle
@@ -196,6 +197,28 @@ def test_nobody_there_and_somebody_else_are_told_apart(laptop: Home) -> None:
         port = known.getpeername()[1]
         echoed = lambda: Session(f"127.0.0.1:{port}", certificate, laptop.identity, DEADLINE_S)  # noqa: E731
         assert status_of(echoed) is GreetingStatus.NOT_RPC
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "status"),
+    [
+        ("", errno.EHOSTUNREACH, GreetingStatus.REFUSED),
+        ("CPU", errno.ENETDOWN, GreetingStatus.REFUSED),
+        ("", errno.ECONNRESET, GreetingStatus.UNTRUSTED),
+        ("CPU", errno.EPIPE, GreetingStatus.UNTRUSTED),
+        ("CPU", errno.ETIMEDOUT, GreetingStatus.TIMED_OUT),
+    ],
+)
+def test_a_network_that_goes_after_the_handshake_is_not_told_as_a_lost_pairing(
+    served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch, device: str, error: int, status: GreetingStatus
+) -> None:
+    served.pair(laptop)
+
+    async def broken(*_: object) -> bytes:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Stream, "receive", broken)
+    assert status_of(lambda: served.open(laptop, device)) is status
 
 
 def test_a_greeting_has_time_for_a_call_that_finds_the_place_taken() -> None:

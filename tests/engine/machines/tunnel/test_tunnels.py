@@ -23,7 +23,7 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, make_no
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.machines.rigs.discovery import host_device
 from engine.machines.tunnel import calling
-from engine.machines.tunnel.calling import Forwarder
+from engine.machines.tunnel.calling import STRANGER, Forwarder
 from engine.machines.tunnel.tunnels import Tunnels
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
@@ -88,8 +88,7 @@ def test_why_it_does_not_go_through_is_told_of_the_machine(served: Attic, laptop
         served.home.book.forget("laptop")
         found = greeting(rig)
         assert found.status is GreetingStatus.UNTRUSTED
-        words = "does not know this computer (any more); forget it and pair with it again."
-        assert found.sentence == f"{served.endpoint} {words}"
+        assert found.sentence == f"{served.endpoint} {STRANGER}."
 
 
 def test_a_machine_that_is_not_paired_is_asked_by_nobody(served: Attic, tmp_path: Path) -> None:

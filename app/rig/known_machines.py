@@ -149,7 +149,8 @@ class KnownMachines(QObject):
             if seen.offered is None:
                 return replace(device, away="")
             name = _name_of(device) or next(iter(seen.offered), "")
-            changed = with_offer(device, seen.offered.get(name))
+            # The margin that the user has set here counts more than that of the offer.
+            changed = self._limits.apply(with_offer(device, seen.offered.get(name)))
             # The sizes of a rig file are somebody's plan.
             return replace(device, away=changed.away) if self._live.devices.from_file else changed
 

@@ -133,7 +133,7 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
         buffers=_buffers(offered),
         away=away_words(offered),
     )
-    return replace(device, margin_bytes=max(offered.margin_bytes, remote_margin_bytes(device)))
+    return replace(device, margin_bytes=_margin_bytes(device, offered))
 
 
 def away_words(offered: OfferedDevice) -> str:
@@ -147,7 +147,7 @@ def away_words(offered: OfferedDevice) -> str:
 
 
 def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
-    """Return `device` updated from the current offer of its machine.
+    """Return `device` updated from the current offer of its machine, with the lender's margin.
 
     `offered`: the device in the offer; None if it is not offered any more.
     """
@@ -157,15 +157,21 @@ def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
     if offered.is_yours or away:
         # A loaded model uses part of the memory now, so the free memory from before its load is kept.
         return replace(device, away=away)
-    free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
-    return replace(
+    # The lender may not know the free memory. Then that of the last search is the newest one.
+    known_bytes = device.free_bytes if offered.free_bytes is None else offered.free_bytes
+    now = replace(
         device,
         away="",
         total_bytes=offered.total_bytes,
-        free_bytes=free_bytes,
+        free_bytes=None if known_bytes is None else min(known_bytes, offered.total_bytes),
         remote=_facts(offered),
         buffers=_buffers(offered),
     )
+    return replace(now, margin_bytes=_margin_bytes(now, offered))
+
+
+def _margin_bytes(device: Device, offered: OfferedDevice) -> int:
+    return max(offered.margin_bytes, remote_margin_bytes(device))
 
 
 def _buffers(offered: OfferedDevice) -> BufferFacts:

@@ -22,6 +22,7 @@ from engine.base.processor import default_threads
 from engine.base.units import MIB, format_bytes
 from engine.devices.device import CPU_ID, Device
 from engine.devices.host_memory import read_host_memory
+from engine.devices.telemetry.sampler import DeviceReadings
 from engine.machines.rigs.lab import MIN_CAP_BYTES, START_TIMEOUT_S, KeptWeights, ServingChild, make_folder
 from engine.machines.tunnel.door import Key, require_guard
 from engine.machines.tunnel.identity import Identity
@@ -181,6 +182,7 @@ class _Worker:
         """Whether the worker has ended and is not started again; its device is then not offered."""
         self._key = key
         device = lending.device
+        self._readings, self._reading = DeviceReadings((device,)), threading.Lock()
         self._request = Serve(
             host="127.0.0.1",
             # Any free port of the loopback interface: only we have to know it.
@@ -239,6 +241,8 @@ class _Worker:
 
     def wait_for_end(self) -> None:
         self._child.wait_for_end(_END_TIMEOUT_S)
+        with self._reading:
+            self._readings.close()
 
     def reach(self) -> socket.socket:
         """Connect to the worker from the only source port that it accepts (`key`), and return the socket.
@@ -250,15 +254,15 @@ class _Worker:
         return self._key.connect(self.serving.port)
 
     def describe(self) -> OfferedDevice | None:
-        """Return the description of the device for borrowers, with its current free memory.
+        """Return the description of the device for borrowers, with its current free memory if the system reports it.
 
-        None if the worker has ended and is not started again.
+        None if the worker has ended and is not started again. Several threads may call it.
         """
         if self.is_over:
             return None
         lending, device = self.lending, self.lending.device
-        free_bytes = read_host_memory().free_bytes if device.is_host else device.free_bytes
-        free_bytes = device.total_bytes if free_bytes is None else free_bytes
+        known_bytes = self._read_free_bytes()
+        free_bytes = device.total_bytes if known_bytes is None else known_bytes
         offered_bytes = min(free_bytes, lending.total_bytes)
         # Memory beyond the cap stays free anyway, and counts as margin first.
         usable_bytes = min(offered_bytes, max(0, free_bytes - lending.margin_bytes))
@@ -268,7 +272,7 @@ class _Worker:
             total_bytes=lending.total_bytes,
             description=device.name,
             backend=device.backend,
-            free_bytes=offered_bytes,
+            free_bytes=None if known_bytes is None else offered_bytes,
             margin_bytes=offered_bytes - usable_bytes,
             alignment_bytes=device.buffers.alignment_bytes,
             largest_tensor_bytes=device.buffers.largest_tensor_bytes,
@@ -277,6 +281,16 @@ class _Worker:
             overhead_bytes=device.overhead_bytes,
             speed=lending.speed,
         )
+
+    def _read_free_bytes(self) -> int | None:
+        """Return the free memory of the device in bytes; None if the system does not report it."""
+        if self.lending.device.is_host:
+            return read_host_memory().free_bytes
+        with self._reading:  # A reader is for one thread.
+            (sample,) = self._readings.read()
+        if sample.used_bytes is None or sample.total_bytes is None:
+            return None
+        return max(0, sample.total_bytes - sample.used_bytes)
 
 
 @dataclass(frozen=True, slots=True)

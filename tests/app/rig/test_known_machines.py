@@ -38,6 +38,7 @@ class Window:
         self.parent = QObject()
         self.live = LiveRig(self.parent)
         background, limits = Background(self.parent), LimitStore()
+        self.limits = limits
         notices = Notices(self.parent)
         self.said: list[str] = []
         notices.given.connect(lambda notice: self.said.append(notice.text))
@@ -105,6 +106,22 @@ def paired_window(qtbot: QtBot, folder: Path, open_window: OpenWindow) -> Callab
         return window
 
     return make
+
+
+def test_a_margin_that_was_set_here_stays_when_the_lender_changes_its_own(
+    qtbot: QtBot, tmp_path: Path, paired_window: PairedWindow, worker: Connect
+) -> None:
+    with attic(tmp_path / "attic", worker) as served:
+        window = paired_window(served)
+        before = window.device("attic-CPU")
+        window.live.set_devices(window.live.devices.with_limits("attic-CPU", 32 * MIB, 7 * MIB))
+        window.limits.keep(window.device("attic-CPU"))
+        qtbot.waitUntil(lambda: not window.machines._asked)
+        window.machines.look()
+        qtbot.waitUntil(lambda: not window.machines._asked)
+        after = window.device("attic-CPU")
+        assert (after.cap_bytes, after.margin_bytes) == (32 * MIB, 7 * MIB)
+        assert before.margin_bytes != 7 * MIB
 
 
 def test_a_machine_is_remembered_greyed_and_back_by_itself(

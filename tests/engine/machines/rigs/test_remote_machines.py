@@ -103,6 +103,11 @@ def test_a_known_device_follows_the_offer() -> None:
     assert (used.away, used.available_bytes) == ("used by garden", 0)
     assert with_offer(back, msgspec.structs.replace(offered, user="laptop", is_yours=True)).away == ""
     assert with_offer(back, None).away == "not lent now"
+    # The lender keeps more for itself than before; later it cannot read the free memory.
+    less = with_offer(back, msgspec.structs.replace(offered, margin_bytes=10 * MIB))
+    assert (less.free_bytes, less.margin_bytes) == (16 * MIB, 10 * MIB)
+    assert with_offer(less, msgspec.structs.replace(offered, free_bytes=None)).free_bytes == 16 * MIB
+    assert with_offer(less, msgspec.structs.replace(offered, free_bytes=None, total_bytes=MIB)).free_bytes == MIB
 
 
 def machines_of(home: Home, tunnels: Tunnels) -> RemoteMachines:

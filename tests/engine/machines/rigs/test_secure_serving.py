@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from engine.base.errors import EngineError
+from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
+from engine.devices.telemetry.sample import Sample
 from engine.machines.rigs import secure_serving
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
@@ -327,6 +329,31 @@ def test_a_worker_that_ended_for_good_is_not_offered() -> None:
     assert told == ["CUDA0 is no longer lent. It ended."]
     assert ended.describe() is None
     assert running.describe() is not None
+
+
+def test_the_offer_of_a_card_has_the_memory_that_is_free_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    used_bytes: list[int | None] = [GIB]
+
+    class Readings:
+        def __init__(self, devices: Sequence[Device]) -> None:
+            (self._device,) = devices
+
+        def read(self) -> tuple[Sample, ...]:
+            return (Sample(self._device.id, 0.0, used_bytes=used_bytes[-1], total_bytes=8 * GIB),)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(secure_serving, "DeviceReadings", Readings)
+    # A search found 8 GiB free; then another program took some.
+    card = Lending(Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 8 * GIB), margin_bytes=GIB)
+    with Key() as key:
+        worker = _Worker(card, key, None, "")
+        for used, free in ((GIB, 7 * GIB), (6 * GIB, 2 * GIB), (None, None)):
+            used_bytes.append(used)
+            offered = worker.describe()
+            assert offered is not None
+            assert (offered.free_bytes, offered.margin_bytes) == (free, GIB)
 
 
 def test_neither_a_stop_nor_other_workers_wait_for_one_that_starts_again(

@@ -17,7 +17,7 @@ from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
-from engine.devices.endpoint import own_addresses
+from engine.devices.own_addresses import listening_places, own_addresses
 from engine.machines.rigs.secure_serving import DEFAULT_PORT, NOT_GUARDED, Lending, Lent, SecureAddress, serve_secure
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity, shown_fingerprint
@@ -92,7 +92,8 @@ def run_secure(options: Namespace, ended: threading.Event) -> None:
 
         def report(lent: Lent) -> None:
             names = ", ".join(f"{each.device.id} ({format_bytes(each.total_bytes)})" for each in lendings)
-            tell(f"Available to paired computers on {options.host}:{lent.port}: {names}. End it with Ctrl+C.")
+            places = listening_places(options.host, lent.port)
+            tell(f"Available to paired computers on {places}: {names}. End it with Ctrl+C.")
             tell(f"This computer is {address.name}, {shown_fingerprint(address.identity.fingerprint)}.")
             tell_serving(options, caps_enforced=_are_caps_enforced(lendings, lent))
             if not lent.is_guarded:

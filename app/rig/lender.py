@@ -48,7 +48,7 @@ class LendState:
     """State of lending for its dialog.
 
     `is_starting`: whether the server is being started.
-    `place`: `host:port` that other computers connect to; empty while nothing is lent.
+    `place`: `host:port` that other computers connect to, one for each network; empty while nothing is lent.
     `code`: the valid pairing code; empty if there is none, for instance after it was used.
     `users`: pairs of a device id and the name of the client that uses the device.
     `problem`: why the last attempt to lend failed; empty if it succeeded. `note`: a sentence about the running server.
@@ -146,6 +146,7 @@ class Lender(QObject):
     def _serve(self, choice: LendChoice, until: threading.Event) -> None:
         # Imported here: most windows never lend.
         from app.lending import find_lendings
+        from engine.devices.own_addresses import listening_places
         from engine.machines.rigs.lab import KeptWeights
         from engine.machines.rigs.secure_serving import Lent, SecureAddress, serve_secure
         from engine.machines.tunnel.identity import read_identity
@@ -176,7 +177,7 @@ class Lender(QObject):
                     except EngineError as error:
                         # The address can be typed at the other computer.
                         note = error.summary()
-                self._report(until, lambda: self._begin(address, f"{host}:{lent.port}", note))
+                self._report(until, lambda: self._begin(address, listening_places(host, lent.port), note))
 
             serve_secure(
                 address,
@@ -207,6 +208,6 @@ class Lender(QObject):
 
 def lending_addresses() -> tuple[str, ...]:
     """Return the addresses of this computer on which lending can listen; first those that other computers reach."""
-    from engine.devices.endpoint import own_addresses
+    from engine.devices.own_addresses import own_addresses
 
     return own_addresses()

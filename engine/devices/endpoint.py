@@ -553,15 +553,3 @@ def _absurd(claim: str, wanted: str) -> _Verdict:
         wanted=wanted,
     )
     return GreetingStatus.ABSURD, words
-
-
-def own_addresses() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this machine's network interfaces, loopback addresses last.
-
-    The result contains at least 127.0.0.1.
-    """
-    # Only lending and pairing need it.
-    import ifaddr
-
-    found = {str(each.ip) for adapter in ifaddr.get_adapters() for each in adapter.ips if each.is_IPv4}
-    return tuple(sorted(found | {"127.0.0.1"}, key=lambda each: (each.startswith("127."), each)))

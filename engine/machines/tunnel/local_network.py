@@ -18,7 +18,8 @@ from zeroconf import IPVersion as Version
 from engine.base.confinement import NEARBY, confine
 from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten
-from engine.devices.endpoint import MAX_DEVICE_BYTES, own_addresses, parse_endpoint
+from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
+from engine.devices.own_addresses import nearest_first, network_addresses, own_networks
 from engine.machines.tunnel.identity import is_fingerprint
 from engine.machines.tunnel.pairings import MAX_NAME
 from engine.runtime.protocol.messages import Message
@@ -80,7 +81,8 @@ class _Nearby(ServiceListener):
             self._places.release()
 
     def _take(self, name: str, info: ServiceInfo) -> None:
-        machine = read_machine(info.parsed_addresses(Version.V4Only), info.port, info.properties)
+        addresses = nearest_first(info.parsed_addresses(Version.V4Only), own_networks())
+        machine = read_machine(addresses, info.port, info.properties)
         with self._lock:
             # A machine that is listed may change its announcement even if the list is full.
             is_room = name in self._machines or len(self._machines) < MAX_MACHINES
@@ -106,7 +108,7 @@ def read_machine(
 ) -> NearbyMachine | None:
     """Return the machine of an announcement, with texts and numbers bounded; None if it is not valid.
 
-    `addresses`, `port`: IP addresses of the machine and TCP port of its listener.
+    `addresses`, `port`: IP addresses of the machine, of which the first is used, and TCP port of its listener.
     `properties`: the DNS TXT record of the announcement.
     """
     texts = {
@@ -155,7 +157,8 @@ _LABEL_DIGITS = 12
 class Announcement:
     """Announces this machine in the local network while its context is entered.
 
-    `host`: address of the interface on which it is announced; the unspecified address means all interfaces.
+    `host`: address of the interface on which it is announced; the unspecified address means all interfaces but bridges
+    to containers.
     `device`, `total_bytes`: name and memory of the lent device, for the list at other machines.
     `fingerprint`: fingerprint of this machine's certificate.
 
@@ -177,9 +180,9 @@ class Announcement:
     def __enter__(self) -> Announcement:
         try:
             everywhere = ipaddress.ip_address(self._host).is_unspecified
-            interfaces = InterfaceChoice.All if everywhere else [self._host]
-            self._zeroconf = Zeroconf(interfaces=interfaces, ip_version=Version.V4Only)
-            self._zeroconf.register_service(self._info(everywhere), allow_name_change=True)
+            hosts = list(network_addresses()) if everywhere else [self._host]
+            self._zeroconf = Zeroconf(interfaces=hosts, ip_version=Version.V4Only)
+            self._zeroconf.register_service(self._info(hosts), allow_name_change=True)
         except (OSError, ValueError, Error, RuntimeError) as error:
             self._close()
             reason = getattr(error, "strerror", None) or error
@@ -192,13 +195,12 @@ class Announcement:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def _info(self, everywhere: bool) -> ServiceInfo:
+    def _info(self, hosts: list[str]) -> ServiceInfo:
         # A dot would begin another DNS label. The limit is one of bytes, and "ignore" drops a character that it cuts.
         label = self._name.replace(".", "-").encode()[:MAX_LABEL_BYTES].decode("utf-8", "ignore")
         # Unique from the start: two machines of one name that begin at the same time both find the name free, and a
         # search then lists one of them.
         label += f"-{self._texts['fingerprint'][:_LABEL_DIGITS]}"
-        hosts = _own_addresses() if everywhere else [self._host]
         return ServiceInfo(
             SERVICE,
             f"{label}.{SERVICE}",
@@ -213,8 +215,3 @@ class Announcement:
         if self._zeroconf is not None:
             self._zeroconf.close()
             self._zeroconf = None
-
-
-def _own_addresses() -> list[str]:
-    found = own_addresses()
-    return [each for each in found if not each.startswith("127.")] or list(found)

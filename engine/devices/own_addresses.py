@@ -1,0 +1,91 @@
+"""The IPv4 addresses of this machine's network interfaces, those that other machines probably reach first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+
+_ROUTES = Path("/proc/net/route")
+_BRIDGES = ("docker", "br-", "virbr", "veth")
+"""First letters of the names of Linux' interfaces for containers and virtual machines on this machine."""
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this machine's network interfaces.
+
+    The address of the default route is first, that of bridges to containers late, loopback addresses are last. The
+    result contains at least 127.0.0.1.
+    """
+    found = [str(interface.ip) for interface, _ in _interfaces()]
+    return tuple(found if "127.0.0.1" in found else (*found, "127.0.0.1"))
+
+
+def own_networks() -> tuple[IPv4Interface, ...]:
+    """Return this machine's addresses with their networks, in the order of `own_addresses`.
+
+    Loopback and bridges to containers are left out, because other machines are not there.
+    """
+    return tuple(interface for interface, is_bridge in _interfaces() if not interface.ip.is_loopback and not is_bridge)
+
+
+def network_addresses() -> tuple[str, ...]:
+    """Return the own addresses that other machines may reach; all own addresses if there are none."""
+    return tuple(str(each.ip) for each in own_networks()) or own_addresses()
+
+
+def listening_places(host: str, port: int) -> str:
+    """Return the places (host:port) at which other machines reach a server on `host`, which may be 0.0.0.0."""
+    hosts = network_addresses() if IPv4Address(host).is_unspecified else (host,)
+    return ", ".join(f"{each}:{port}" for each in hosts)
+
+
+def nearest_first(addresses: Iterable[str], own: Sequence[IPv4Interface]) -> list[str]:
+    """Return the IPv4 addresses of another machine, those in networks of this one first.
+
+    `own`: addresses and networks of this machine. An own address is no address of another machine: bridges of
+    containers have the same one on many machines.
+    """
+    ours = {each.ip for each in own}
+
+    def distance(address: str) -> int:
+        there = IPv4Address(address)
+        places = (place for place, each in enumerate(own) if there in each.network and there not in ours)
+        return next(places, len(own))
+
+    return sorted(addresses, key=distance)
+
+
+def _interfaces() -> list[tuple[IPv4Interface, bool]]:
+    """Return the addresses of this machine with their networks, and whether each is on a bridge to containers."""
+    # Only lending and pairing need it.
+    import ifaddr
+
+    default = _default_interface()
+    found = {
+        IPv4Interface(f"{each.ip}/{each.network_prefix}"): adapter.nice_name
+        for adapter in ifaddr.get_adapters()
+        for each in adapter.ips
+        if each.is_IPv4
+    }
+
+    def is_bridge(name: str) -> bool:
+        return sys.platform.startswith("linux") and name != default and name.startswith(_BRIDGES)
+
+    def order(each: tuple[IPv4Interface, str]) -> tuple[object, ...]:
+        interface, name = each
+        return interface.ip.is_loopback, name != default, is_bridge(name), str(interface.ip)
+
+    return [(interface, is_bridge(name)) for interface, name in sorted(found.items(), key=order)]
+
+
+def _default_interface() -> str | None:
+    """Return the name of the interface with the default route; None if there is none, or the system does not tell."""
+    try:
+        lines = _ROUTES.read_text(encoding="ascii").splitlines()[1:]
+    except (OSError, UnicodeDecodeError):
+        return None
+    # Columns of /proc/net/route: 0 is the interface, 1 the destination, 6 the metric, 7 the mask.
+    rows = [row for row in map(str.split, lines) if len(row) > 7 and row[1] == row[7] == "00000000"]
+    return min(rows, key=lambda row: int(row[6]))[0] if rows else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -32,7 +32,8 @@ class LendChoice(msgspec.Struct, frozen=True):
 
     `host`: address to listen on; empty for the first of `lending_addresses`.
     `name`: name of this computer for others. `announce`: whether the computer is announced by mDNS.
-    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id.
+    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id. Both may have devices
+    that this computer does not have now.
     """
 
     host: str = ""
@@ -73,22 +74,27 @@ class Lender(QObject):
         self._settings = settings
         self.choice = settings.kept(_KEY, LendChoice) or LendChoice(name=platform.node()[:MAX_NAME])
         self.state = LendState()
+        self.devices: tuple[str, ...] = ()
+        """Ids of the devices of the last `start`."""
         self._until: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._address: SecureAddress | None = None
         # Emitted by threads of the server.
         self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
 
-    def start(self, choice: LendChoice) -> None:
-        """Store `choice` and start lending with it; do nothing if devices are lent already."""
+    def start(self, choice: LendChoice, devices: Sequence[str]) -> None:
+        """Store `choice` and start lending with it; do nothing if devices are lent already.
+
+        `devices`: ids of the devices to lend. Others are not lent, even if a search finds them now.
+        """
         if self._until is not None:
             return
-        self.choice = choice
+        self.choice, self.devices = choice, tuple(devices)
         self._settings.keep(_KEY, choice)
         until = self._until = threading.Event()
         self._set(LendState(is_starting=True))
         self._thread = threading.Thread(
-            target=self._run, args=(choice, until, self._thread), name="lender", daemon=True
+            target=self._run, args=(choice, self.devices, until, self._thread), name="lender", daemon=True
         )
         self._thread.start()
 
@@ -128,13 +134,15 @@ class Lender(QObject):
 
     # ------------------------------------------------------------------ in the thread
 
-    def _run(self, choice: LendChoice, until: threading.Event, before: threading.Thread | None) -> None:
+    def _run(
+        self, choice: LendChoice, devices: Sequence[str], until: threading.Event, before: threading.Thread | None
+    ) -> None:
         # What was lent before keeps the port until its workers have ended.
         if before is not None:
             before.join()
         try:
             if not until.is_set():
-                self._serve(choice, until)
+                self._serve(choice, devices, until)
         except EngineError as error:
             sentence = error.summary()
             self._report(until, lambda: self._end(sentence))
@@ -143,7 +151,7 @@ class Lender(QObject):
         self._until = self._address = None
         self._set(LendState(problem=sentence))
 
-    def _serve(self, choice: LendChoice, until: threading.Event) -> None:
+    def _serve(self, choice: LendChoice, devices: Sequence[str], until: threading.Event) -> None:
         # Imported here: most windows never lend.
         from app.lending import find_lendings
         from engine.devices.own_addresses import listening_places
@@ -154,7 +162,8 @@ class Lender(QObject):
         from engine.machines.tunnel.pairing import OpenCode
         from engine.machines.tunnel.pairings import PairingStore
 
-        lendings = find_lendings(without=choice.without, caps=tuple(choice.caps.items()))
+        caps = tuple((device, choice.caps[device]) for device in devices if device in choice.caps)
+        lendings = find_lendings(only=devices, caps=caps)
         host = choice.host or lending_addresses()[0]
         name = choice.name or platform.node() or "unnamed"
         book = PairingStore(pairings_path())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
@@ -26,6 +28,9 @@ INTRODUCTION = tr(
     "Paired computers can use the devices of this computer for their models, over an encrypted connection. A device "
     "serves one computer at a time. Lending ends when this window closes; `layerdeck-cli rig serve --install` lends "
     "without a window."
+)
+OF_FILE = tr(
+    "A rig file is open, and only its devices can be lent. Devices > Refresh returns to the devices of this computer."
 )
 _ALL = "0.0.0.0"
 
@@ -59,24 +64,45 @@ class LendDialog(StatusDialog):
 
     def __init__(self, parent: QWidget, lender: Lender, live: LiveRig) -> None:
         super().__init__(tr("Lend This Computer"), parent)
-        self._lender = lender
-        devices = live.devices.rig.all_devices
-        # Planning may show cards that are not here.
-        local = [
-            each for each in devices if not (each.is_rpc or each.kind == "accel" or each.id in live.missing_devices)
-        ]
-        self.rows = tuple(_DeviceRow(device, lender.choice) for device in local)
+        self._lender, self._live = lender, live
+        self.rows: tuple[_DeviceRow, ...] = ()
+        self._grid = QGridLayout()
         self.address_box = QComboBox()
         self.port_box = QSpinBox()
         self.name_line = QLineEdit(lender.choice.name)
         self.announce_box = QCheckBox(tr("Show this computer in the local network"))
         self.code_label = plain_label("", wrap=True)
+        self._add_rows()
         self._build()
         self.lend_button = self.add_button(tr("&Lend"), self._on_lend)
         self.stop_button = self.add_button(tr("&Stop Lending Now"), lender.stop)
         self.code_button = self.add_button(tr("New Pairing &Code"), lender.renew_code)
         lender.state_changed.connect(self.show_state)
+        # The first search may still run, and a rig file may be opened.
+        live.devices_changed.connect(self._on_devices_changed)
         self.show_state(lender.state)
+
+    def _on_devices_changed(self) -> None:
+        before = len(self.rows)
+        self._add_rows()
+        for last, row in pairwise(self.rows[before - 1 :]):
+            # Otherwise the Tab key reaches a new row after the buttons.
+            self.setTabOrder(last.cap_line, row.box)
+            self.setTabOrder(row.box, row.cap_line)
+        self.show_state(self._lender.state)
+
+    def _add_rows(self) -> None:
+        """Add a row for each local device of the device list that has none."""
+        live, shown = self._live, {row.device.id for row in self.rows}
+        for device in live.devices.rig.all_devices:
+            # Planning may show cards that are not here.
+            is_here = not (device.is_rpc or device.kind == "accel" or device.id in live.missing_devices)
+            if is_here and device.id not in shown:
+                row = _DeviceRow(device, self._lender.choice)
+                self.rows += (row,)
+                parts: tuple[QWidget, ...] = (row.box, row.name, row.cap_line, row.user)
+                for column, part in enumerate(parts):
+                    self._grid.addWidget(part, len(self.rows), column)
 
     def show_state(self, state: LendState) -> None:
         """Show whether devices are lent, and who uses them."""
@@ -93,11 +119,18 @@ class LendDialog(StatusDialog):
             row.box.setEnabled(not is_on)
             row.cap_line.setEnabled(not is_on)
             client = users.get(row.device.id)
-            lent = tr("not in use") if state.place and row.box.isChecked() else ""
+            lent = tr("not in use") if state.place and row.device.id in self._lender.devices else ""
             row.user.setText(lent if client is None else tr("used by {user}", user=client))
 
     def _on_lend(self) -> None:
-        caps = {}
+        chosen = [row.device.id for row in self.rows if row.box.isChecked()]
+        if not chosen:
+            self._refuse(tr("No device is chosen; choose at least one."), self.rows[0].box)
+            return
+        # What is stored of devices without a row stays: they may come back.
+        shown, before = {row.device.id for row in self.rows}, self._lender.choice
+        without = [name for name in before.without if name not in shown]
+        caps = {name: size_bytes for name, size_bytes in before.caps.items() if name not in shown}
         for row in self.rows:
             try:
                 cap_bytes = row.cap_bytes()
@@ -110,17 +143,19 @@ class LendDialog(StatusDialog):
                     tr("{id} has only {size}. Enter at most that size.", id=row.device.id, size=size), row.cap_line
                 )
                 return
-            if cap_bytes is not None and row.box.isChecked():
+            if cap_bytes is not None:
                 caps[row.device.id] = cap_bytes
+        without += [row.device.id for row in self.rows if not row.box.isChecked()]
         self._lender.start(
             LendChoice(
                 host=str(self.address_box.currentData()),
                 port=self.port_box.value(),
                 name=self.name_line.text().strip(),
                 announce=self.announce_box.isChecked(),
-                without=tuple(row.device.id for row in self.rows if not row.box.isChecked()),
+                without=tuple(without),
                 caps=caps,
-            )
+            ),
+            chosen,
         )
 
     def _refuse(self, sentence: str, control: QWidget) -> None:
@@ -128,15 +163,11 @@ class LendDialog(StatusDialog):
         control.setFocus()
 
     def _build(self) -> None:
-        grid = QGridLayout()
+        grid = self._grid
         grid.setColumnStretch(1, 1)
         headings = (tr("Device"), "", tr("Limit"), tr("Used by"))
         for column, heading in enumerate(headings):
             grid.addWidget(plain_label(heading, "dim"), 0, column)
-        for place, row in enumerate(self.rows, start=1):
-            parts: tuple[QWidget, ...] = (row.box, row.name, row.cap_line, row.user)
-            for column, part in enumerate(parts):
-                grid.addWidget(part, place, column)
         choice = self._lender.choice
         for address in lending_addresses():
             self.address_box.addItem(_address_words(address), address)
@@ -154,7 +185,8 @@ class LendDialog(StatusDialog):
         form.addRow(tr("Port"), self.port_box)
         form.addRow(tr("Name for other computers"), self.name_line)
         form.addRow("", self.announce_box)
-        introduction: QLabel = plain_label(INTRODUCTION, "dim", wrap=True)
+        words = f"{INTRODUCTION} {OF_FILE}" if self._live.devices.from_file else INTRODUCTION
+        introduction: QLabel = plain_label(words, "dim", wrap=True)
         self.lay_out(introduction, grid, form, self.status_label, self.code_label, None)
         self.resize(640, 420)
 

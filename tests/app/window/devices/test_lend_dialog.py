@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -14,14 +15,16 @@ from pytestqt.qtbot import QtBot
 
 from app import lending
 from app.paths import pairings_path
-from app.rig.device_list import list_of_file
+from app.rig.device_list import DeviceList, list_of_file
 from app.rig.lender import LendChoice, Lender
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from app.window.devices.lend_dialog import LendDialog, LendPresenter
-from engine.base.units import MIB
+from engine.base.errors import EngineError
+from engine.base.units import GIB, MIB
 from engine.devices.card_catalogue import with_cards
-from engine.machines.rigs.secure_serving import SecureAddress
+from engine.devices.device import Device, Rig
+from engine.machines.rigs.secure_serving import Lending, SecureAddress
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import Identity
 from engine.machines.tunnel.listener import Use
@@ -147,11 +150,54 @@ def test_a_limit_that_is_none_or_too_large_is_told(dialog: LendDialog, lender: L
         assert not lender.state.is_starting
 
 
-def test_no_device_is_told(qtbot: QtBot, dialog: LendDialog) -> None:
+def test_no_device_is_told(dialog: LendDialog, lender: Lender) -> None:
     (row,) = dialog.rows
     row.box.setChecked(False)
     click(dialog, "lend")
-    qtbot.waitUntil(lambda: "No device is left to lend" in dialog.text)
+    assert dialog.text == "No device is chosen; choose at least one."
+    assert not lender.state.is_starting
+
+
+def test_a_device_without_a_row_is_not_lent_and_its_choice_is_kept(
+    qtbot: QtBot, lender: Lender, window: QWidget, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search finds cards that the list lacks, because a rig file is open or the first search still runs."""
+    asked: list[dict[str, object]] = []
+
+    def find(**options: object) -> tuple[Lending, ...]:
+        asked.append(options)
+        raise EngineError("That is enough.")
+
+    monkeypatch.setattr(lending, "find_lendings", find)
+    lender.choice = msgspec.structs.replace(lender.choice, without=("CUDA0", "CPU"), caps={"CUDA1": GIB, "CPU": MIB})
+    live = LiveRig(window)
+    dialog = LendPresenter(lender, live, window).open()
+    (row,) = dialog.rows
+    assert not row.box.isChecked()
+    row.box.setChecked(True)
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: dialog.text == "That is enough.")
+    assert asked == [{"only": ("CPU",), "caps": (("CPU", MIB),)}]
+    kept = Lender(settings).choice
+    assert (kept.without, kept.caps) == (("CUDA0",), {"CUDA1": GIB, "CPU": MIB})
+    # The search has ended.
+    row.box.setChecked(False)
+    host = live.devices.rig.host
+    cards = tuple(Device(f"CUDA{number}", "a card", "CUDA", "gpu", 8 * GIB) for number in range(2))
+    live.set_devices(DeviceList(Rig(cards, host)))
+    assert [(row.device.id, row.box.isChecked()) for row in dialog.rows] == [
+        ("CPU", False),
+        ("CUDA0", False),
+        ("CUDA1", True),
+    ]
+    stops, stop = list[QWidget](), dialog.rows[0].box.previousInFocusChain()
+    while stop is not None and (stop := stop.nextInFocusChain()) is not dialog.address_box:
+        stops.append(stop)
+    controls: list[QWidget] = [control for row in dialog.rows for control in (row.box, row.cap_line)]
+    assert [each for each in stops if each in controls] == controls
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: len(asked) == 2)
+    assert asked[1] == {"only": ("CUDA1",), "caps": (("CUDA1", GIB),)}
 
 
 def test_it_is_lent_again_right_after_a_stop(

@@ -389,6 +389,7 @@ def test_an_attached_image_goes_to_a_model_that_sees(home: Home, model: Path, tm
     assert "needs a projector for images; add --mmproj" in refused.stdout + refused.stderr
 
 
+@pytest.mark.exhaustive
 def test_an_attached_sound_goes_to_a_model_that_hears(home: Home, model: Path, tmp_path: Path) -> None:
     sound, projector = tmp_path / "a.wav", write_tiny_ear(tmp_path / "mmproj.gguf")
     sound.write_bytes(tone())

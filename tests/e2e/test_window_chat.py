@@ -49,6 +49,7 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
         assert window.ask("bugs") == []
 
 
+@pytest.mark.exhaustive
 def test_a_killed_window_reads_nothing_again(desktop: Desktop, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2, n_ctx_train=1 << 16)
     states = tmp_path / "xdg_cache_home" / "layerdeck" / "states"

@@ -103,6 +103,7 @@ def test_an_operation_without_end_is_ended_with_the_name_of_the_file(
     assert "use another file" in crashed.message
 
 
+@pytest.mark.exhaustive
 def test_a_tokenizer_without_end_is_ended_in_a_prompt_with_an_image_too(tmp_path: Path) -> None:
     path = change_values(write_tiny_llama(tmp_path / "endless.gguf", n_embd=64), ENDLESS)
     projector = write_tiny_projector(tmp_path / "projector.gguf")

@@ -159,6 +159,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.exhaustive
 @LINUX_ONLY
 def test_on_a_full_disk_a_chat_goes_on_and_is_whole_afterwards(tmp_path: Path) -> None:
     """With the real engine, an attached image and another conversation in between: one sentence, and one at the end."""

@@ -46,6 +46,7 @@ def probed(path: Path) -> str:
     return "probed"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_the_engine_is_asked_about_a_changed_header(tmp_path: Path, name: str) -> None:
     data = gzip.decompress((HEADERS / f"{name}.gguf.head.gz").read_bytes())

@@ -137,7 +137,10 @@ def test_commands_work_or_say_why_in_a_sentence(
     assert {path.name for path in (tmp_path / "cwd").iterdir()} == ({"demo.gguf"} if words[0] == "demo" else set())
 
 
-@pytest.mark.parametrize(("variable", "place"), some(CASES, 1))
+@pytest.mark.parametrize(
+    ("variable", "place"),
+    [pytest.param(*case, marks=() if case == CASES[0] else pytest.mark.exhaustive) for case in some(CASES, 1)],
+)
 def test_the_window_opens_and_closes(tmp_path: Path, variable: str, place: str) -> None:
     done = run(WINDOW, variable, place, tmp_path)
     said = done.stdout.decode("utf-8", "replace").splitlines()

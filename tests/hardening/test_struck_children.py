@@ -246,6 +246,7 @@ def test_a_struck_child_costs_its_answer_at_most(
 ENGINE_SIGNALS = some([(number, moment) for moment in ("load", "answer") for number in SIGNALS], 3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "moment"), ENGINE_SIGNALS)
 def test_a_struck_engine_is_told_with_its_signal(tmp_path: Path, number: signal.Signals, moment: str) -> None:
     path = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2)

@@ -149,6 +149,7 @@ def test_a_worker_that_turns_in_a_load_is_named(
     assert most_bytes < 1 << 30
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lie", some(ANSWERS, 1))
 def test_a_worker_that_turns_in_an_answer_is_named(worker: tuple[Rig, str], model: ModelFile, lie: Lie) -> None:
     ending, endpoint, most_bytes = ending_of(worker, model, GET_TENSOR, lie, in_answer=True)

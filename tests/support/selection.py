@@ -36,8 +36,8 @@ LONG_FOLDERS = (
     "tests/zoo/",
 )
 """Folders in which each case needs a process, a load or the forecasts of a whole model."""
-MOST_CASES = 2
-"""In `LONG_FOLDERS` a test with more cases than this runs with some of them."""
+MOST_CASES = 1
+"""In `LONG_FOLDERS` one case in `SHARE` of a test runs, but at least this many."""
 BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
 """Environment variable with the folder of a bundle. Tests then start that bundle's command line."""
 FILES_WORTH_WORKERS = 3
@@ -60,7 +60,7 @@ def examples(count: int) -> int:
     return count if _Run.does_all else max(count // SHARE, min(count, 10))
 
 
-def some(cases: Sequence[T], least: int = MOST_CASES) -> list[T]:
+def some(cases: Sequence[T], least: int = 2) -> list[T]:
     """Return all cases with `--all`, otherwise one in `SHARE`, spread evenly, but at least `least`."""
     if _Run.does_all:
         return list(cases)
@@ -84,7 +84,7 @@ def spare_cases(node_ids: Iterable[str], asked_for: Iterable[str]) -> set[str]:
     for node_id in node_ids:
         if node_id.startswith(LONG_FOLDERS) and not _is_named(node_id, named):
             cases.setdefault(node_id.partition("[")[0], []).append(node_id)
-    return {each for alike in cases.values() if len(alike) > MOST_CASES for each in set(alike).difference(some(alike))}
+    return {each for alike in cases.values() for each in set(alike).difference(some(alike, MOST_CASES))}
 
 
 def _is_named(node_id: str, named: Iterable[str]) -> bool:

@@ -61,12 +61,14 @@ def _found(loaded: AnyMessage | None, said: AnyMessage | None) -> object:
     return loaded.layer_devices, loaded.kv_devices, sizes, said.generated_tokens, said.prompt_tokens
 
 
+@pytest.mark.exhaustive
 def test_nothing_that_llama_cpp_holds_is_collected(tmp_path: Path) -> None:
     plain = _found(*_answers(tmp_path, "engine.runtime.child"))
     assert plain is not None
     assert _found(*_answers(tmp_path, CHILD)) == plain
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", DROPS)
 def test_a_buffer_that_is_freed_early_is_found(tmp_path: Path, name: str) -> None:
     """What the test above would notice: the same child without one of the references."""

@@ -133,6 +133,7 @@ def test_a_layout_whose_probe_does_not_fit_is_not_loaded(model: ModelFile, small
         assert all(row.shortfall_bytes <= 0 for row in ending.forecast)
 
 
+@pytest.mark.exhaustive
 def test_the_shares_of_mode_tensor_step_back(model: ModelFile) -> None:
     with LabRig([64 * MIB, 12 * MIB]) as lab, SessionLog() as log:
         split = with_shares(layout_in_mode(ALL_ON_FIRST, "tensor", lab.rig), (("RPC0", 1.0), ("RPC1", 4.0)))
@@ -239,6 +240,7 @@ def test_a_load_is_cancelled_at_any_attempt(model: ModelFile, small_lab: LabRig,
     assert len(log.endings) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stage", ["allocate", "read", "context"])
 def test_a_load_is_cancelled_inside_an_attempt(model: ModelFile, small_lab: LabRig, stage: str) -> None:
     with SessionLog() as log:
@@ -291,6 +293,7 @@ def test_close_in_an_attempt(model: ModelFile, small_lab: LabRig, number: int) -
         log.session.load(load_of(model, promising(small_lab)))
 
 
+@pytest.mark.exhaustive
 def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab: LabRig, tmp_path: Path) -> None:
     """The first layout is refused before the weights are read, and no later one gets to the end of them."""
     workers = {small_lab.pid("RPC0"), small_lab.pid("RPC1")}

@@ -335,6 +335,7 @@ def test_context_is_the_longest_that_fits() -> None:
     assert str(n_ctx) in result.explanation
 
 
+@pytest.mark.exhaustive
 def test_context_uses_smaller_cache_types_only_where_allowed_and_needed() -> None:
     rig = Rig((make_gpu("CUDA0", 24),), make_host("host", 16 * GIB, 6 * GIB))
     plain = found("context", "dense 70B", rig)
@@ -377,6 +378,7 @@ def tokens_per_second(memory: ModelMemory, rig: Rig, layout: Layout, context: Co
     return speed.tokens_per_second
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", ["gpt-oss-120b", "deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b", "llama-3.1-405b", "gemma-2-27b"]
 )

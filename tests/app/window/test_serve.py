@@ -75,6 +75,12 @@ class Bench:
         self.wait(lambda: model.loading.phase is Phase.READY)
         return model
 
+    def start_worker(self) -> str:
+        """Start a lab worker, and return its device. It serves one model at a time."""
+        self.desk.rig.lab.start([160 * MIB])
+        self.wait(lambda: len(self.desk.rig.live.rig.devices) == 1)
+        return self.desk.rig.live.rig.ids[0]
+
     @property
     def presenter(self) -> ServePresenter:
         (found,) = self.window.main.findChildren(ServePresenter)
@@ -135,10 +141,15 @@ class Bench:
 
     def stream(self, model: str = "") -> Stream:
         """Begin an answer that goes on until it is stopped, and wait for its first words."""
+        stream = self.stream_of(model)
+        self.wait(stream.begun.is_set)
+        return stream
+
+    def stream_of(self, model: str) -> Stream:
+        """Ask for an answer that goes on until it is stopped; the model may have to be loaded first."""
         self.wait(lambda: bool(self.desk.server.state.key))
         stream = Stream(self.desk.server.state.url, self.desk.server.state.key, model)
         self.ask(stream.read)
-        self.wait(stream.begun.is_set)
         return stream
 
     def close(self) -> None:
@@ -355,9 +366,7 @@ def test_an_unknown_name_and_a_load_that_fails_are_told_to_the_program(bench: Be
 
 def test_an_idle_model_goes_for_another_and_one_that_answers_is_waited_for(bench: Bench) -> None:
     """Both are laid out on one worker, which serves one model at a time."""
-    bench.desk.rig.lab.start([160 * MIB])
-    bench.wait(lambda: len(bench.desk.rig.live.rig.devices) == 1)
-    (worker,) = bench.desk.rig.live.rig.ids[:1]
+    worker = bench.start_worker()
     bench.open(bench.file("bob", seed=1), worker)
     ada = bench.load(bench.file("ada"), device=worker)
     bob = next(model for model in bench.desk.models.all if model.name == "bob")
@@ -378,6 +387,47 @@ def test_an_idle_model_goes_for_another_and_one_that_answers_is_waited_for(bench
         bench.wait(waiting.done)
     assert waiting.result().model == "ada"
     assert [held.name for held in bench.desk.models.held] == ["ada"]
+
+
+def test_a_load_that_waits_is_given_up_with_its_last_client(bench: Bench) -> None:
+    worker = bench.start_worker()
+    bob = bench.load(bench.file("bob", seed=1), worker)
+    bench.open(bench.file("ada"), worker)
+    bench.start()
+    stream, gone = bench.stream("bob"), bench.stream_of("ada")
+    bench.wait(lambda: bench.desk.server.contexts == {})
+    gone.leave()
+    # Bob is lent again while it still answers.
+    bench.wait(lambda: "bob" in bench.desk.server.contexts)
+    assert bob.loading.phase is Phase.ANSWERING
+    stream.leave()
+    bench.wait(lambda: bob.loading.phase is Phase.READY)
+    assert [held.name for held in bench.desk.models.held] == ["bob"]
+
+
+def test_a_load_that_waits_is_for_its_file_even_if_a_person_opens_another_in_its_place(bench: Bench) -> None:
+    worker = bench.start_worker()
+    bench.load(bench.file("bob", seed=1), worker)
+    ada = bench.open(bench.file("ada"), worker)
+    bench.desk.library.catalogue.index.save_folders((bench.file("carl", seed=2).parent,))
+    bench.start()
+    stream = bench.stream("bob")
+    with bench.client() as client:
+        waiting = bench.ask(
+            lambda: client.chat.completions.create(model="ada", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+        )
+        bench.wait(lambda: bench.desk.server.contexts == {})
+        bench.desk.opener.open(bench.file("carl", seed=2))
+        bench.wait(lambda: ada.name == "carl")
+        stream.leave()
+        bench.wait(waiting.done)
+    assert waiting.result().model == "ada"
+    assert ada.loading.phase is Phase.STOPPED
+    assert bench.say_hello("carl") == "carl"
+    loaded = [model.loading.bridge.session.snapshot.loaded for model in bench.desk.models.all]
+    assert [None if info is None else info.order.plan.model.name for info in loaded] == [
+        None if info is None else model.name for model, info in zip(bench.desk.models.all, loaded, strict=True)
+    ]
 
 
 def test_snippets_have_name_and_context_of_a_model_that_is_loaded_later(bench: Bench) -> None:

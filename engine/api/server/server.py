@@ -244,7 +244,9 @@ class _Protocol(H11Protocol):
 
     def _make_place(self) -> None:
         """Close the oldest connection without a valid key, so that clients without a key cannot keep others out."""
-        strangers = [each for each in self.connections if isinstance(each, _Protocol) and not each.is_trusted]
+        # `abort` takes effect in the next iteration of the loop, and one iteration may accept many connections.
+        open_ones = [each for each in self.connections if not each.transport.is_closing()]
+        strangers = [each for each in open_ones if isinstance(each, _Protocol) and not each.is_trusted]
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 
     def _watch_header(self) -> None:

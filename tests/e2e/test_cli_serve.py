@@ -151,7 +151,9 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--models", "nowhere"], "nowhere"),
         (["no-such-model"], "no-such-model"),
         (["--layout", "a.json"], "name one"),
-        (["--auto", "fewest", "--layout", "a.json", "a"], "leave one of them out"),
+        (["--auto", "fewest", "--layout", "a.json", "a"], "--auto and --layout exclude each other"),
+        (["--layers", "CUDA0=1", "--layout", "a.json", "a"], "--layers and --layout exclude each other"),
+        (["--device", "CPU", "--layout", "a.json", "a"], "--device and --layout exclude each other"),
     ],
 )
 def test_what_is_refused(

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import openai
 import psutil
@@ -23,6 +23,7 @@ from pytestqt.qtbot import QtBot
 
 from app.models.open_model import OpenModel
 from app.paths import api_key_path, serve_settings_path
+from app.serving import api_server
 from app.serving.api_server import ServerPhase
 from app.window.serve_presenter import ServePresenter
 from app.wiring import WindowParts
@@ -508,6 +509,45 @@ def test_a_new_key_refuses_programs_with_the_old_one(bench: Bench) -> None:
     assert bench.say_hello("ada") == "ada"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().strip() == bench.desk.server.state.key
+
+
+def test_each_key_of_the_file_is_accepted(bench: Bench) -> None:
+    bench.load(bench.file("ada"))
+    keys = ["first-key-0123456789", "second-key-0123456789"]
+    api_key_path().write_text("\n".join(keys), encoding="ascii")
+    bench.start()
+    bench.wait(lambda: bench.desk.server.state.key == keys[0])
+    for key in keys:
+        client = openai.OpenAI(base_url=f"{bench.desk.server.state.url}/v1", api_key=key, max_retries=0)
+        assert bench.say_hello("ada", client) == "ada"
+
+
+def test_a_key_that_is_replaced_while_the_server_starts_is_the_servers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.load(bench.file("ada"))
+    server = bench.desk.server
+    server.show_key()
+    bench.wait(lambda: bool(server.state.key))
+    old, is_read, is_replaced = server.state.key, threading.Event(), threading.Event()
+    make_server, new_key = api_server._make_server, api_server._new_key
+
+    def make_later(*arguments: Any) -> Any:
+        is_read.set()
+        assert is_replaced.wait(DEADLINE_S)
+        return make_server(*arguments)
+
+    def replace_later() -> str:
+        assert is_read.wait(DEADLINE_S)
+        return new_key()
+
+    monkeypatch.setattr(api_server, "_make_server", make_later)
+    monkeypatch.setattr(api_server, "_new_key", replace_later)
+    server.state_changed.connect(lambda state: is_replaced.set() if state.key != old else None)
+    server.renew_key()
+    bench.start()
+    assert server.state.key != old
+    assert bench.say_hello("ada") == "ada"
 
 
 def test_the_end_of_the_window_ends_streams_and_the_server(bench: Bench) -> None:

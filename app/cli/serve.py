@@ -68,19 +68,16 @@ def run_serve(options: Namespace) -> int:
         pinned=[entry.id for entry in entries],
     )
     log = ServeLog(as_json=options.json)
-    interrupted, ended = threading.Event(), threading.Event()
+    # Set by an interrupt, and when the server's thread ends.
+    ended = threading.Event()
     server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.set)
 
-    def interrupt() -> None:
-        interrupted.set()
-        ended.set()
-
-    with on_interrupt(interrupt):
+    with on_interrupt(ended.set):
         try:
             server.start()
             log.serving(server)
             for entry in entries:
-                if not _loads(server, entry, interrupted):
+                if not _loads(server, entry, ended):
                     return exit_codes.OK
                 log.loaded(entry)
             if not is_loopback(address.host):
@@ -112,16 +109,16 @@ def _version() -> str:
         return ""
 
 
-def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
-    """Load the model of `entry` before requests arrive. Return False if an interrupt came before it was loaded.
+def _loads(server: ApiServer, entry: ModelEntry, ended: threading.Event) -> bool:
+    """Load the model of `entry` before requests arrive. Return False if the server ended before it was loaded.
 
-    `interrupted`: event that an interrupt sets.
+    `ended`: event that is set when the server ends, or is to end.
 
     Raises:
         ApiError: if the model cannot be loaded.
     """
     loading = server.preload(entry)
-    while not interrupted.is_set():
+    while not ended.is_set():
         # A wait without limit would hold up signal handlers on Windows.
         with suppress(TimeoutError):
             loading.result(_POLL_S)

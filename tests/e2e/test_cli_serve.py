@@ -140,6 +140,8 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--host", "0.0.0.0", "--api-key-file", "KEY"], "--plain-http"),
         (["--tls-cert", "a.pem"], "belong together"),
         (["--allow-origin", "*"], "not an origin"),
+        (["--allow-origin", "http://localhost:3000/path"], "not an origin"),
+        (["--allow-host", "box.example:8080"], "not a host name"),
         (["--alias", "coder"], "NAME=FILE"),
         (["--alias", "coder=nowhere", "--only"], "is neither a file nor a model"),
         (["--alias", "a\nb=c"], "on one line"),

@@ -143,15 +143,8 @@ class Asked:
 
 def read_inputs(options: Namespace) -> Asked:
     """Return the plan that `options` request. Defaults: the devices of this computer, and the initial layout."""
-    check_auto_options(options)
-    has_hand_layout(options)
-    if options.auto is not None:
-        # Before files are read and devices are found, which takes seconds.
-        find_strategy(options.auto)
-        if options.layout is not None:
-            raise ArgumentError("--auto and --layout exclude each other; remove one.")
-    if options.device is not None and options.layout is not None:
-        raise ArgumentError("--device and --layout exclude each other: the layout names devices; remove one.")
+    # Before files are read and devices are found, which takes seconds.
+    check_layout_options(options)
     model = read_model(options.file)
     rig = read_rig(options.rig) if options.rig is not None else None
     document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
@@ -162,6 +155,22 @@ def read_inputs(options: Namespace) -> Asked:
         with_margins(options.tunnels.reach(settle_used(options, rig or this_machine())), options.margin),
         document,
     )
+
+
+def check_layout_options(options: Namespace) -> None:
+    """Check the options that choose a layout.
+
+    Raises:
+        EngineError: if they exclude each other, or there is no such strategy.
+    """
+    check_auto_options(options)
+    has_hand_layout(options)
+    if options.auto is not None:
+        find_strategy(options.auto)
+        if options.layout is not None:
+            raise ArgumentError("--auto and --layout exclude each other; remove one.")
+    if options.device is not None and options.layout is not None:
+        raise ArgumentError("--device and --layout exclude each other: the layout names devices; remove one.")
 
 
 def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:

@@ -11,9 +11,10 @@ from copy import copy
 from pathlib import Path
 
 from app.cli import exit_codes
-from app.cli.auto_options import check_auto_options, with_margins
+from app.cli.auto_options import with_margins
 from app.cli.entry import on_interrupt
-from app.cli.inputs import asked_on, learn_need, load_order, this_machine
+from app.cli.hand_options import has_hand_layout
+from app.cli.inputs import asked_on, check_layout_options, learn_need, load_order, this_machine
 from app.cli.library import checked_folder, scan_library
 from app.cli.output import say
 from app.cli.serve_log import ServeLog
@@ -36,7 +37,6 @@ from engine.library.index import LibraryIndex
 from engine.library.refresh import list_models
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
-from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.layout.layout_file import parse_layout, read_layout
 from engine.planning.memory.drafts import drafts_for
 from engine.runtime.session.load_order import LoadOrder
@@ -48,11 +48,7 @@ _POLL_S = 0.2
 
 def run_serve(options: Namespace) -> int:
     """Serve until an interrupt, and return the exit code. All child processes have ended when the call returns."""
-    check_auto_options(options)
-    if options.auto is not None:
-        find_strategy(options.auto)
-        if options.layout is not None:
-            raise ArgumentError("--auto finds a layout and --layout gives one; leave one of them out.")
+    check_layout_options(options)
     if options.layout is not None and len(options.names) != 1:
         raise ArgumentError("--layout is the layout of one model; name one.")
     address, access, keep_alive_s = address_of(options), access_of(options), keep_alive_of(options)
@@ -72,19 +68,16 @@ def run_serve(options: Namespace) -> int:
         pinned=[entry.id for entry in entries],
     )
     log = ServeLog(as_json=options.json)
-    interrupted, ended = threading.Event(), threading.Event()
+    # Set by an interrupt, and when the server's thread ends.
+    ended = threading.Event()
     server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.set)
 
-    def interrupt() -> None:
-        interrupted.set()
-        ended.set()
-
-    with on_interrupt(interrupt):
+    with on_interrupt(ended.set):
         try:
             server.start()
             log.serving(server)
             for entry in entries:
-                if not _loads(server, entry, interrupted):
+                if not _loads(server, entry, ended):
                     return exit_codes.OK
                 log.loaded(entry)
             if not is_loopback(address.host):
@@ -116,16 +109,16 @@ def _version() -> str:
         return ""
 
 
-def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
-    """Load the model of `entry` before requests arrive. Return False if an interrupt came before it was loaded.
+def _loads(server: ApiServer, entry: ModelEntry, ended: threading.Event) -> bool:
+    """Load the model of `entry` before requests arrive. Return False if the server ended before it was loaded.
 
-    `interrupted`: event that an interrupt sets.
+    `ended`: event that is set when the server ends, or is to end.
 
     Raises:
         ApiError: if the model cannot be loaded.
     """
     loading = server.preload(entry)
-    while not interrupted.is_set():
+    while not ended.is_set():
         # A wait without limit would hold up signal handlers on Windows.
         with suppress(TimeoutError):
             loading.result(_POLL_S)
@@ -206,7 +199,7 @@ class Catalogue:
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
         """Return the order to load the model of `entry` on `rig`.
 
-        Its layout is the one of --layout, or the saved layout of the model, or else an automatic one.
+        Its layout is the one that the options give or find, or else the saved layout of the model, or an automatic one.
 
         Raises:
             EngineError: if the model cannot be loaded.
@@ -217,7 +210,7 @@ class Catalogue:
         document = None
         if is_named and options.layout is not None:
             document = read_layout(options.layout, n_layers=model.n_layers)
-        elif entry.layout and options.auto is None and options.device is None:
+        elif entry.layout and options.auto is None and options.device is None and not has_hand_layout(options):
             document = parse_layout(entry.layout, source=entry.id, n_layers=model.n_layers)
         if not is_named:
             # Modules are those of the named model: another one may lack them.

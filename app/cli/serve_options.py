@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,10 @@ from engine.api.server.server import Address
 from engine.api.wire.errors import ApiError
 from engine.api.wire.question import keep_alive_seconds
 from engine.base.errors import ArgumentError
+
+# Browsers send scheme, host and port without a path (RFC 6454). "*" would let any web page ask.
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@*]+")
+_HOST_NAME = re.compile(r"[^\s/:*]+")
 
 
 def add_serve_arguments(command: argparse.ArgumentParser) -> None:
@@ -105,18 +110,20 @@ def access_of(options: Namespace) -> Access:
     """Return the keys, host names and origins that the server accepts.
 
     Raises:
-        ArgumentError: if a key or an origin is invalid.
+        ArgumentError: if a key, an origin or a host name is invalid.
     """
     for origin in options.allow_origin:
-        # Browsers send scheme, host and port without a path (RFC 6454). "*" would let any web page ask.
-        if origin == "*" or "://" not in origin or origin != origin.rstrip("/"):
+        if not _ORIGIN.fullmatch(origin):
             raise ArgumentError(f"--allow-origin: {origin} is not an origin; write it like http://localhost:3000.")
+    for name in options.allow_host:
+        if not _HOST_NAME.fullmatch(name):
+            raise ArgumentError(f"--allow-host: {name} is not a host name; write it like box.example, without a port.")
     names = {name.lower().rstrip(".") for name in options.allow_host}
     names |= own_names(options.host)
     return Access(
         keys=tuple(map(key_digest, _keys(options.api_key_file))),
         hosts=frozenset(names),
-        origins=frozenset(options.allow_origin),
+        origins=frozenset(origin.lower() for origin in options.allow_origin),
         is_loopback=is_loopback(options.host),
     )
 

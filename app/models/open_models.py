@@ -16,7 +16,7 @@ from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, expir
 from engine.runtime.session.status import Phase
 from widgets.common.delayed_call import DelayedCall
 
-_LONGEST_WAIT_MS = 3_600_000
+_LONGEST_WAIT_S = 3600.0
 """Longest interval of the timer for idle times: Qt's intervals have 32 bits. A longer wait takes several intervals."""
 
 
@@ -145,5 +145,5 @@ class OpenModels(QObject):
         if due_s is None:
             self._timer.stop()
             return
-        wait_ms = max(0, round((due_s - self._clock()) * 1000))
-        self._timer.start(min(wait_ms, _LONGEST_WAIT_MS))
+        wait_s = min(max(0.0, due_s - self._clock()), _LONGEST_WAIT_S)
+        self._timer.start(round(wait_s * 1000))

@@ -102,6 +102,8 @@ class WindowApiServer(QObject):
         self._parts: _Parts | None = None
         """Objects that stay when the server is stopped and started again; None before its first start."""
         self._keeps_texts = False
+        self._is_renewed = False
+        """Whether the key was replaced after the last start of the server had begun."""
         self.state = ServerState()
         self._lock = threading.Lock()
         # Guarded by the lock.
@@ -144,6 +146,7 @@ class WindowApiServer(QObject):
 
         def replaced(key: str) -> None:
             self._set_state(replace(self.state, fault="", key=key))
+            self._is_renewed = True
             # As it is now: it may have been stopped meanwhile.
             if self.state.phase is ServerPhase.ON:
                 self._stop(self._start)
@@ -187,11 +190,12 @@ class WindowApiServer(QObject):
             self._parts.journal.keeps_texts = self._keeps_texts
         parts = self._parts
         self._starts.clear()
+        self._is_renewed = False
 
         def start() -> ApiServer | None:
             try:
                 parts.offers.recall()
-                server = _make_server(host, port, _read_key() if needs_key else "", parts)
+                server = _make_server(host, port, _read_keys() if needs_key else (), parts)
                 try:
                     server.start()
                 except ArgumentError as error:
@@ -206,7 +210,10 @@ class WindowApiServer(QObject):
                 self._starts.set()
 
         def started(server: ApiServer | None) -> None:
-            if server is not None:
+            if server is not None and self._is_renewed:
+                # It may have the old key.
+                self._stop(self._start)
+            elif server is not None:
                 parts.served.attach(server)
                 url = reached_url(server.address.host, server.address.port)
                 self._set_state(ServerState(ServerPhase.ON, url, key=self.state.key))
@@ -301,24 +308,28 @@ def _import_server() -> None:
     import app.serving.served_models  # noqa: F401
 
 
-def _read_key() -> str:
+def _read_keys() -> tuple[str, ...]:
     return _keys(api_key_path(), fresh=False)
 
 
+def _read_key() -> str:
+    return _read_keys()[0]
+
+
 def _new_key() -> str:
-    return _keys(api_key_path(), fresh=True)
+    return _keys(api_key_path(), fresh=True)[0]
 
 
-def _keys(path: Path, *, fresh: bool) -> str:
+def _keys(path: Path, *, fresh: bool) -> tuple[str, ...]:
     what = tr("The API key file")
     try:
         make_folder(path.parent)
     except OSError as error:
         raise unusable(what, path, error) from None
-    return (replace_keys if fresh else read_keys)(path, what).keys[0]
+    return (replace_keys if fresh else read_keys)(path, what).keys
 
 
-def _make_server(host: str, port: int, key: str, parts: _Parts) -> ApiServer:
+def _make_server(host: str, port: int, keys: tuple[str, ...], parts: _Parts) -> ApiServer:
     from importlib.metadata import version
 
     from engine.api.server.guard import Access, key_digest
@@ -326,7 +337,7 @@ def _make_server(host: str, port: int, key: str, parts: _Parts) -> ApiServer:
     from engine.api.server.pool_parts import PoolParts
     from engine.api.server.server import Address, ApiServer
 
-    access = Access(keys=(key_digest(key),) if key else (), hosts=own_names(host), is_loopback=is_loopback(host))
+    access = Access(keys=tuple(map(key_digest, keys)), hosts=own_names(host), is_loopback=is_loopback(host))
     served = parts.served
     pool = ModelPool(
         PoolParts(

@@ -68,6 +68,13 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """The server's message that no client waits for the load of `wanted` any more."""
+
+    wanted: _Wanted
+
+
+@dataclass(frozen=True, slots=True)
 class _KeepAlive:
     entry: ModelEntry
     keep_alive_s: float
@@ -108,7 +115,7 @@ class ServedModels(QObject):
     lent_changed = Signal()
     """Emitted when the lent models or their context sizes (`contexts`) have changed."""
 
-    _asked = Signal(object)  # _Wanted | _KeepAlive | _Reading
+    _asked = Signal(object)  # _Wanted | _GivenUp | _KeepAlive | _Reading
 
     def __init__(
         self,
@@ -159,6 +166,8 @@ class ServedModels(QObject):
     async def load(self, entry: ModelEntry) -> None:
         """Wait until the model of `entry` is loaded and lent to the server.
 
+        A load that has not begun is given up if the caller cancels this call.
+
         Raises:
             ApiError: the model cannot be loaded.
         """
@@ -177,8 +186,13 @@ class ServedModels(QObject):
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, error)
 
-        self._asked.emit(_Wanted(entry, deliver))
-        await loaded
+        wanted = _Wanted(entry, deliver)
+        self._asked.emit(wanted)
+        try:
+            await loaded
+        except asyncio.CancelledError:
+            self._asked.emit(_GivenUp(wanted))
+            raise
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
         """Set the idle time, in seconds, that a request states, and after which the model of `entry` is unloaded.
@@ -313,9 +327,14 @@ class ServedModels(QObject):
 
     # ------------------------------------------------------------------ loading
 
-    def _on_asked(self, asked: _Wanted | _KeepAlive | _Reading) -> None:
+    def _on_asked(self, asked: _Wanted | _GivenUp | _KeepAlive | _Reading) -> None:
         if isinstance(asked, _Reading):
             self._answer(asked)
+            return
+        if isinstance(asked, _GivenUp):
+            if asked.wanted is self._wanted and self._begun is None:
+                # Lends the models again that were taken back for this load.
+                self._finish(None)
             return
         if isinstance(asked, _KeepAlive):
             model = self._find(asked.entry)
@@ -359,6 +378,8 @@ class ServedModels(QObject):
         wanted = self._wanted
         if wanted is None or wanted is self._preparing or self._begun is not None:
             return
+        if self._planned is not None and self._planned[0].file is not self._planned[1].model:
+            self._planned = None  # A person has opened another file in its place.
         model = self._find(wanted.entry)
         if model is not None and model.loading.phase in _LOADED:
             self._finish(None)

@@ -216,12 +216,15 @@ class CallReader:
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
         """Append a piece of the current call to `calls`. A new call begins with a piece that has its id and name.
 
-        Return False while the call's name is unknown.
+        Return False while the call's name is unknown, or while an object without a mark may be the answer itself.
 
         `arguments`: new text of the call's arguments, may be empty.
         """
         assert self._call is not None
         if not self._call.name:
+            return False
+        # `{"name": "Ada", "born": 1815}` is no call: it has no arguments, and no tool has this name.
+        if self._is_bare and not self._named and not arguments and self._call.name not in self._types:
             return False
         if not self._named:
             self._named, self._arguments_given = True, False

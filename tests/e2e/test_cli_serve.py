@@ -140,6 +140,8 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--host", "0.0.0.0", "--api-key-file", "KEY"], "--plain-http"),
         (["--tls-cert", "a.pem"], "belong together"),
         (["--allow-origin", "*"], "not an origin"),
+        (["--allow-origin", "http://localhost:3000/path"], "not an origin"),
+        (["--allow-host", "box.example:8080"], "not a host name"),
         (["--alias", "coder"], "NAME=FILE"),
         (["--alias", "coder=nowhere", "--only"], "is neither a file nor a model"),
         (["--alias", "a\nb=c"], "on one line"),
@@ -151,7 +153,9 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--models", "nowhere"], "nowhere"),
         (["no-such-model"], "no-such-model"),
         (["--layout", "a.json"], "name one"),
-        (["--auto", "fewest", "--layout", "a.json", "a"], "leave one of them out"),
+        (["--auto", "fewest", "--layout", "a.json", "a"], "--auto and --layout exclude each other"),
+        (["--layers", "CUDA0=1", "--layout", "a.json", "a"], "--layers and --layout exclude each other"),
+        (["--device", "CPU", "--layout", "a.json", "a"], "--device and --layout exclude each other"),
     ],
 )
 def test_what_is_refused(

@@ -10,7 +10,7 @@ from engine.api.server.exchange import Exchange
 from engine.api.server.pool import LoadedModel, ModelPool
 from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Reader
 from engine.api.wire.errors import check_length
-from engine.api.wire.question import Question, count_request, generate_request
+from engine.api.wire.question import Question, count_request, generate_request, prompt_characters
 from engine.base.texts import escape
 from engine.runtime.protocol.requests import AnyModelRequest, CountTokens, Tokenise
 from engine.runtime.session.events import Done, Reading, RequestEnding, RequestEvent, Token
@@ -33,10 +33,11 @@ async def answer_question(
         exchange.keep_open(lambda error: make_writer(question.model).fail(error))
     async with pool.use(question.model, question.keep_alive_s) as model:
         exchange.record.name_model(model.id)
-        check_length(sum(len(message.content) for message in question.messages), model.n_ctx)
+        counted = count_request(question, model.profile)
+        check_length(prompt_characters(counted), model.n_ctx)
         asked = [generate_request(question, model.profile, choice) for choice in range(question.n)]
         readers = [AnswerReader(question, model.profile) for _ in asked]
-        counting = [count_request(question, model.profile)] * len(asked)
+        counting = [counted] * len(asked)
         writer = make_writer(model.id)
         await send_answers(
             exchange, model, asked, readers, counting, writer, streams=question.streams, per_prompt=len(asked)

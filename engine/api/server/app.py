@@ -28,10 +28,10 @@ from engine.api.wire.answer import PlainReader
 from engine.api.wire.anthropic import MessageWriter, read_messages
 from engine.api.wire.completions import CompletionWriter, completion_requests, counting_requests, read_completion
 from engine.api.wire.embeddings import embeddings_document, read_embedding
-from engine.api.wire.errors import ApiError, check_length
+from engine.api.wire.errors import ApiError, check_length, context_exceeded
 from engine.api.wire.names import ModelEntry
 from engine.api.wire.openai_chat import ChatWriter, read_chat
-from engine.api.wire.question import count_request
+from engine.api.wire.question import count_request, prompt_characters
 from engine.api.wire.responses import ResponseWriter, read_responses
 from engine.api.wire.texts import read_detokenise, read_tokenise, tokens_document
 from engine.runtime.protocol.messages import Counted, Detokenised, Embedded, Tokenised
@@ -197,8 +197,9 @@ class Api:
         question = await self._read(exchange, read_messages)
         async with self.pool.use(question.model, question.keep_alive_s) as model:
             exchange.record.name_model(model.id)
-            check_length(sum(len(message.content) for message in question.messages), model.n_ctx)
-            counted = await ask(model, count_request(question, model.profile))
+            counting = count_request(question, model.profile)
+            check_length(prompt_characters(counting), model.n_ctx)
+            counted = await ask(model, counting)
         assert isinstance(counted, Counted)
         await exchange.respond({"input_tokens": counted.prompt})
 
@@ -232,9 +233,16 @@ class Api:
 
     @staticmethod
     async def _text(model: LoadedModel, prompt: str | tuple[int, ...]) -> str:
-        """Return a prompt as text. Some clients send tokens; then the model detokenises them."""
+        """Return a prompt as text. Some clients send tokens; then the model detokenises them.
+
+        Raises:
+            ApiError: the tokens are more than the context holds, or the model cannot detokenise them.
+        """
         if isinstance(prompt, str):
             return prompt
+        # The model's child process answers nothing else while it detokenises.
+        if len(prompt) > model.n_ctx:
+            raise context_exceeded(len(prompt), model.n_ctx)
         answer = await ask(model, Detokenise(tokens=prompt))
         assert isinstance(answer, Detokenised)
         return answer.text

@@ -75,7 +75,7 @@ class RequestText:
 class Totals:
     """Numbers of requests and tokens, added up over all requests that have ended since the server began.
 
-    `failed`: number of requests with an HTTP status of 400 or more.
+    `failed`: number of requests with an HTTP status of 400 or more, or whose stream ended with an error.
     `prompt_tokens`, `answer_tokens`: tokens of all prompts, and of all answers.
     `cached_tokens`: tokens of prompts that were in the KV cache already.
     """
@@ -173,7 +173,7 @@ class Journal:
                 before = self._totals
                 self._totals = Totals(
                     before.requests + 1,
-                    before.failed + (entry.status >= 400),
+                    before.failed + (entry.status >= 400 or bool(entry.code)),
                     before.prompt_tokens + entry.prompt_tokens,
                     before.cached_tokens + entry.cached_tokens,
                     before.answer_tokens + entry.answer_tokens,

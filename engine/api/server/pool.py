@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -88,17 +88,13 @@ class _Slot:
 
 
 class LoadedModel:
-    """A loaded model during one request; `ModelPool.use` provides it."""
+    """A loaded model during one request; `ModelPool.use` provides it.
 
-    def __init__(self, entry: ModelEntry, session: ModelSession, profile: Profile) -> None:
-        self.id, self.session, self.profile = entry.id, session, profile
+    `n_ctx`: number of tokens that prompt and answer of a request may have together.
+    """
 
-    @property
-    def n_ctx(self) -> int:
-        """Number of tokens that prompt and answer of a request may have together; 0 if the model is not loaded any
-        more.
-        """
-        return self.session.snapshot.context_size or 0
+    def __init__(self, entry: ModelEntry, session: ModelSession, profile: Profile, n_ctx: int) -> None:
+        self.id, self.session, self.profile, self.n_ctx = entry.id, session, profile, n_ctx
 
 
 class ModelPool:
@@ -125,7 +121,6 @@ class ModelPool:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loading: _Slot | None = None
-        self._profiles: dict[str, Profile] = {}
         self._last_used = ""
         self._offered_ids: set[str] | None = None
         """Ids of all offered models at the last call of `entries`; None before the first call."""
@@ -261,19 +256,14 @@ class ModelPool:
             if slot.lent is not None:
                 self._parts.keep_alive(slot.entry, keep_alive_s)
         try:
-            # A model that is lent may be taken back between the turn that let the request in and this one.
-            if slot.session is None:
-                raise ApiError(503, f"{entry.id} is being unloaded.", code="model_lost", headers=RETRY)
+            loaded = slot.snapshot.loaded
+            # The model may be taken back or lost between the turn that let the request in and this one.
+            if slot.session is None or loaded is None:
+                raise _lost(entry)
             self._last_used = entry.id
-            yield LoadedModel(entry, slot.session, self._profile(slot))
+            yield LoadedModel(entry, slot.session, Profile(loaded.order.plan.model), loaded.n_ctx_seq)
         finally:
             self._leave(slot, answered=answers)
-
-    def _profile(self, slot: _Slot) -> Profile:
-        loaded = slot.snapshot.loaded
-        if loaded is not None:
-            self._profiles[slot.entry.id] = Profile(loaded.order.plan.model)
-        return self._profiles[slot.entry.id]
 
     async def _enter(self, slot: _Slot) -> None:
         """Wait until the model is loaded, and count one more request that it is answering."""
@@ -395,7 +385,7 @@ class ModelPool:
         if slot.lent is not None:
             return  # Its owner moves it to another layout; `lend` or `take_back` follows.
         if self._parts.load is not None:
-            await self._parts.load(slot.entry)
+            await self._load_outside(slot, self._parts.load(slot.entry))
             return
         await self._unload(slot)  # of a session whose model was lost
         order = await self._make_room(slot)
@@ -421,6 +411,24 @@ class ModelPool:
             raise error_of(ending)
         self._note_held(slot)
         self._admit(slot)
+
+    async def _load_outside(self, slot: _Slot, load: Awaitable[None]) -> None:
+        """Await `load`, with which the program loads a model; cancel it if no request waits for the model any more.
+
+        Raises:
+            ApiError: the model cannot be loaded.
+        """
+        loading = asyncio.ensure_future(load)
+        loading.add_done_callback(lambda _loading: self._changed.set())
+        try:
+            while slot.waiting and not loading.done():
+                await self._wait(None)
+        finally:
+            loading.cancel()
+        if loading.done():
+            loading.result()
+        if slot.waiting and slot.lent is None and slot not in self._wanted:
+            raise _lost(slot.entry)
 
     def _note_held(self, slot: _Slot) -> None:
         info = slot.snapshot.loaded
@@ -556,6 +564,10 @@ class ModelPool:
 
 def _ending() -> ApiError:
     return ApiError(503, "The server is shutting down.", code="ending")
+
+
+def _lost(entry: ModelEntry) -> ApiError:
+    return ApiError(503, f"{entry.id} is not loaded any more.", code="model_lost", headers=RETRY)
 
 
 def _refusal(error: EngineError) -> ApiError:

@@ -35,8 +35,8 @@ class PoolParts:
     `holders`: returns the processes that hold memory of a device.
     `learn`: saves a model's measured computing memory, so that `rig` includes it. Called in the session's thread.
     `load`: loads a model outside the pool and passes it to `ModelPool.lend`. Called in the event loop. Raises
-    `ApiError`. None: the pool loads models itself. With `load`, the functions `rig` and `plan` are used only for
-    forecasts.
+    `ApiError`. Cancelled if no request waits for the model any more. None: the pool loads models itself. With `load`,
+    the functions `rig` and `plan` are used only for forecasts.
     `keep_alive`: sets the idle time in seconds of a model that was passed to `lend`. Called in the event loop.
     """
 

@@ -112,7 +112,7 @@ def _entry_of(path: Path) -> ModelEntry | None:
     try:
         state = path.stat()
         return _entry_in_state(path, state.st_mtime_ns, state.st_size) if path.is_file() else None
-    except (OSError, EngineError):
+    except (OSError, ValueError, EngineError):  # ValueError: the name has a null character
         return None
 
 
@@ -124,11 +124,11 @@ def _entry_in_state(path: Path, _changed_ns: int, _size_bytes: int) -> ModelEntr
 
 def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:
     """Return the index of the entry with this name or file path; None if there is none."""
-    try:
+    with suppress(ApiError):
         return list(entries).index(find_entry(target, entries))
-    except ApiError:
+    with suppress(OSError):  # a folder that this user may not read, or a name that is too long
         path = Path(target)
-        if not path.is_file():
-            return None
-        resolved = path.resolve()
-        return next((place for place, each in enumerate(entries) if each.path.resolve() == resolved), None)
+        if path.is_file():
+            resolved = path.resolve()
+            return next((place for place, each in enumerate(entries) if each.path.resolve() == resolved), None)
+    return None

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -244,7 +245,9 @@ class _Protocol(H11Protocol):
 
     def _make_place(self) -> None:
         """Close the oldest connection without a valid key, so that clients without a key cannot keep others out."""
-        strangers = [each for each in self.connections if isinstance(each, _Protocol) and not each.is_trusted]
+        # `abort` takes effect in the next iteration of the loop, and one iteration may accept many connections.
+        open_ones = [each for each in self.connections if not each.transport.is_closing()]
+        strangers = [each for each in open_ones if isinstance(each, _Protocol) and not each.is_trusted]
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 
     def _watch_header(self) -> None:
@@ -292,8 +295,12 @@ def _listen(address: Address) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ArgumentError(f"--host {address.host}: {getattr(error, 'strerror', None) or error}.") from None
     try:
-        # Connections of a server that has just ended (TIME_WAIT) would block the port otherwise.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "win32":
+            # There `SO_REUSEADDR` lets several programs listen on one port.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            # Connections of a server that has just ended (TIME_WAIT) would block the port otherwise.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(place)
         # uvicorn listens a moment after it has started; who connects until then waits.
         listening.listen(MAX_CONNECTIONS)

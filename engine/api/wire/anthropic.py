@@ -208,7 +208,7 @@ def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
             case "redacted_thinking":
                 continue
             case _:
-                raise invalid(f"{where} is of type {block.type[:40]}, which is not supported.", where)
+                raise _unsupported(block, where)
     if texts or media or calls or not found:
         found.append(
             ChatMessage(
@@ -235,8 +235,21 @@ def _result(content: object, place: str) -> tuple[str, list[MediaFile]]:
         blocks = msgspec.convert(content, list[Block])
     except msgspec.ValidationError as error:
         raise invalid(f"{place}.content: {error}.", place) from None
-    texts = [block.text or "" for block in blocks if block.type == "text"]
-    return "\n".join(texts), [_image(block.source, place) for block in blocks if block.source is not None]
+    texts: list[str] = []
+    images: list[MediaFile] = []
+    for at, block in enumerate(blocks):
+        match block.type:
+            case "text":
+                texts.append(block.text or "")
+            case "image" if block.source is not None:
+                images.append(_image(block.source, place))
+            case _:
+                raise _unsupported(block, f"{place}.content[{at}]")
+    return "\n".join(texts), images
+
+
+def _unsupported(block: Block, place: str) -> ApiError:
+    return invalid(f"{place} is of type {block.type[:40]}, which is not supported.", place)
 
 
 # ------------------------------------------------------------------ answers

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.api.wire.answer import DONE, Answer, Part, event_of, finish_reason, logarithm, timings_of, usage_of
+from engine.api.wire.answer import (
+    DONE,
+    Answer,
+    Part,
+    event_of,
+    finish_reason,
+    logarithm,
+    timings_of,
+    usage_of,
+    warnings_of,
+)
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.openai_chat import SamplingFields, StreamOptions, decode
 from engine.api.wire.question import MAX_CHOICES, Profile, keep_alive_seconds
@@ -148,7 +158,13 @@ class CompletionWriter:
             for index, each in enumerate(answers)
         ]
         done = [each.done for each in answers if each.done is not None]
-        return {**self._head, "choices": choices, "usage": self._usage(done), "timings": timings_of(done[-1])}
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": self._usage(done),
+            "timings": timings_of(done[-1]),
+            **warnings_of(done),
+        }
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
         echo = self._echo(index)
@@ -159,7 +175,7 @@ class CompletionWriter:
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
         choice = {**self._choice(index, "", ()), "finish_reason": finish_reason(done, has_calls=has_calls)}
-        return event_of({**self._head, "choices": [choice], "timings": timings_of(done)})
+        return event_of({**self._head, "choices": [choice], "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
         options = self._request.stream_options

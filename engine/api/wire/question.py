@@ -130,6 +130,15 @@ def count_request(question: Question, profile: Profile) -> CountTokens:
     )
 
 
+def prompt_characters(request: CountTokens) -> int:
+    """Return the number of characters that a chat template may write into the prompt of `request`."""
+    found = len(request.template_input.tools) + len(request.template_input.values)
+    for message in request.messages:
+        found += len(message.content) + len(message.reasoning) + len(message.call_id) + len(message.name)
+        found += sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.calls)
+    return found
+
+
 def call_reader(question: Question, profile: Profile) -> CallReader:
     """Return the reader that finds tool calls in an answer."""
     return tool_use(question, profile).reader(forced=question.is_forced)

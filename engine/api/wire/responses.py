@@ -172,6 +172,8 @@ class _Items:
                     self._found.append(ChatMessage("tool", text, media, call_id=str(item.get("call_id") or "")))
                 case "reasoning":
                     parts = item.get("content") or item.get("summary") or []
+                    if not isinstance(parts, list):
+                        raise invalid(f"{place} has no list of parts.", place)
                     self._thoughts += [str(part.get("text", "")) for part in parts if isinstance(part, dict)]
                 case other:
                     raise invalid(f"{place} is of type {str(other)[:40]}, which is not supported.", place)

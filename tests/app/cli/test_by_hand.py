@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.cli.arguments import make_parser
+from app.cli.serve import Catalogue
+from engine.api.server.preferences import Preferences
+from engine.devices.rig_file import read_rig
+from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.settings.context_settings import ContextSettings
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama, write_tiny_moe
 
@@ -111,6 +119,26 @@ def test_bad_input_gets_one_sentence(
     answer = run(capsys, folder, *words)
     assert answer.code == 2
     assert sentence in (answer.out + answer.err).replace('\\"', '"')
+
+
+@pytest.mark.parametrize(
+    ("words", "device"),
+    [
+        ((), "CUDA1"),
+        (("--layers", "CUDA0=12"), "CUDA0"),
+        (("--gpu-layers", "0"), "CPU"),
+        (("--ratio", "1,0"), "CUDA0"),
+    ],
+)
+def test_layers_of_a_served_model_come_before_its_saved_layout(
+    folder: Path, words: tuple[str, ...], device: str
+) -> None:
+    line = ["serve", str(folder / "dense.gguf"), "--ctx", "512", *words]
+    catalogue = Catalogue(make_parser(line).parse_args(line), Preferences())
+    (entry,) = catalogue.named()
+    saved = encode_layout(LayoutFile(entry.id, single_device(12, "CUDA1"), ContextSettings()))
+    plan = catalogue.plan(replace(entry, layout=saved.decode()), read_rig(folder / "rig.json")).plan
+    assert [run.device for run in plan.edit.layout.runs] == [device]
 
 
 def test_a_dense_model_has_no_experts_to_place(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

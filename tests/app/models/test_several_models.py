@@ -422,6 +422,14 @@ def test_an_idle_model_goes_when_its_keep_alive_is_over(bench: Bench) -> None:
     bench.wait(lambda: bench.loaded_names == [])
 
 
+def test_a_keep_alive_may_be_longer_than_a_float_in_milliseconds(bench: Bench) -> None:
+    model = bench.load("ada")
+    told: list[None] = []
+    bench.desk.models.changed.connect(lambda: told.append(None))
+    model.keep_alive(1e306)
+    assert told
+
+
 def test_a_model_whose_process_is_lost_leaves_the_other_alone(bench: Bench) -> None:
     ada, child = child_of(lambda: bench.load("ada"))
     bob = bench.load("bob")

@@ -76,6 +76,10 @@ CASES = {
     "function gemma": (FUNCTION_GEMMA, "<start_function_call>call:look{days:2,town:<escape>Bonn<escape>}"
                        "<end_function_call>", "", [BONN]),
     "text": (HERMES, "a < b, <tool, {} and <tool_cal", "a < b, <tool, {} and <tool_cal", []),
+    "llama, no arguments": (LLAMA, '{"name": "look"}', "", [("look", {})]),
+    "llama, a tool that does not exist": (LLAMA, '{"name": "gaze", "parameters": {"a": 1}}', "", [("gaze", {"a": 1})]),
+    "json with a name that is no tool": (LLAMA, '{"name": "Ada", "born": 1815}', '{"name": "Ada", "born": 1815}', []),
+    "json with a name, cut": (LLAMA, '{"name": "Ada", "bor', '{"name": "Ada", "bor', []),
     "json that is no call": (LLAMA, '{"town": "Bonn"}', '{"town": "Bonn"}', []),
     "space at the end": (HERMES, "Hi. \n", "Hi. \n", []),
     "text after a call": (

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.api.server.journal import MAX_TEXT, MAX_TEXTS, Journal, RequestText
+from engine.api.server.pool import ModelPool
+from engine.api.server.pool_parts import PoolParts
+from engine.api.wire.errors import ApiError
+from engine.api.wire.names import ModelEntry
 from engine.model.gguf.model_file import identify
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.driver import SessionUpdate
@@ -21,6 +26,8 @@ from engine.runtime.session.session import ModelSession
 from tests.support.api_server import Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S, wait_until
+
+MINE = ModelEntry("mine", Path("mine.gguf"))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +108,82 @@ def test_a_model_that_is_taken_back_is_loaded_for_those_who_wait(path: Path) -> 
         server.server.take_back("mine")
         assert waiting.result().status == 200
         assert not session.snapshot.holds_child
+
+
+class OutsidePool:
+    """A pool whose models others load, and one request for the model `MINE`."""
+
+    def __init__(self, load: Callable[[ModelEntry], Awaitable[None]]) -> None:
+        self.pool = ModelPool(PoolParts(lambda: (MINE,), load=load))
+
+    async def ask(self) -> None:
+        async with self.pool.use("mine"):
+            pass
+
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[asyncio.Task[None]]:
+        """A request that waits for the model."""
+        async with asyncio.timeout(DEADLINE_S):
+            task = asyncio.create_task(self.ask())
+            while not self.pool.states().get("mine", {}).get("waiting"):
+                await asyncio.sleep(0)
+            yield task
+            await self.pool.close()
+
+
+def test_a_load_outside_is_cancelled_when_nobody_waits_for_it() -> None:
+    async def run() -> None:
+        begun, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def load(_entry: ModelEntry) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        outside = OutsidePool(load)
+        async with outside.asking() as asked:
+            outside.pool.start()
+            await begun.wait()
+            asked.cancel()
+            await cancelled.wait()
+
+    asyncio.run(run())
+
+
+def test_a_load_outside_that_lends_nothing_is_a_refusal() -> None:
+    async def load(_entry: ModelEntry) -> None:
+        """Return as if the model was loaded."""
+
+    async def run() -> None:
+        outside = OutsidePool(load)
+        async with outside.asking() as asked:
+            outside.pool.start()
+            with pytest.raises(ApiError) as caught:
+                await asked
+            assert (caught.value.status, caught.value.code) == (503, "model_lost")
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_lost_before_an_admitted_request_begins_is_a_refusal(path: Path) -> None:
+    async def load(_entry: ModelEntry) -> None:
+        """Not called: the pool is not started."""
+
+    async def run(session: ModelSession) -> None:
+        outside = OutsidePool(load)
+        async with outside.asking() as asked:
+            outside.pool.lend(MINE, session, held(path))
+            # The child ends before the next iteration of the loop, in which the request goes on.
+            session.close()
+            with pytest.raises(ApiError) as caught:
+                await asked
+            assert (caught.value.status, caught.value.code) == (503, "model_lost")
+
+    with a_session(path) as (session, _):
+        asyncio.run(run(session))
 
 
 def test_texts_are_kept_only_if_asked_for(path: Path) -> None:

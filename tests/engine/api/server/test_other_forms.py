@@ -127,6 +127,8 @@ def test_errors_have_anthropics_form(claude: Any, server: RunningServer) -> None
         {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
         {"messages": [{"role": "user", "content": [
             {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}]}]},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "search_result", "text": "fog"}]}]}]},
         {"tools": [{"name": "web_search", "type": "web_search_20250305"}]},
         {"tool_choice": {"type": "tool"}},
         {"temperature": -1},
@@ -222,6 +224,7 @@ def test_a_call_in_the_history_has_the_name_that_the_model_uses() -> None:
         {"input": "a", "tools": [{"type": "namespace", "name": "weather", "tools": [{"type": "function"}]}]},
         {"input": 3},
         {"input": [{"type": "item_reference", "id": "a"}]},
+        {"input": [{"type": "reasoning", "content": 5}, {"role": "user", "content": "a"}]},
         {"input": [{"role": "judge", "content": "a"}]},
         {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/a.png"}]}]},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,20 @@ def test_a_file_that_is_no_model_is_left_out(tmp_path: Path) -> None:
     broken.write_bytes(b"GGUF")
     entries = [ModelEntry("a", Path("a"))]
     assert with_preferences(entries, Preferences({"b": str(broken)})) == tuple(entries)
+
+
+@pytest.mark.parametrize("target", ["/models/" + "a" * 300 + ".gguf", "/models/a\0.gguf", "/closed/a.gguf"])
+def test_a_file_that_cannot_be_looked_at_is_left_out(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def refuse(path: Any, **others: Any) -> os.stat_result:
+        if str(path).startswith("/closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **others)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    entries = [ModelEntry("a", Path("a"))]
+    assert with_preferences(entries, Preferences({"b": target}, None, {target: 1.0})) == tuple(entries)
 
 
 def test_a_missing_file_prefers_nothing(tmp_path: Path) -> None:

@@ -115,6 +115,31 @@ def test_strangers_make_place_for_those_with_a_key(
             each.close()
 
 
+def test_strangers_that_come_at_once_close_one_another(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = server.server._server
+    assert inner is not None
+    connections = inner.server_state.connections
+    wait_until(lambda: not connections)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 4)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(DEADLINE_S)
+
+    # The loop accepts all of them in one iteration.
+    server.server.loop.call_soon_threadsafe(hold)
+    assert held.wait(DEADLINE_S)
+    strangers = [server.raw() for _ in range(12)]
+    go_on.set()
+    try:
+        assert [until_closed(each) for each in strangers[:8]] == [b""] * 8
+        assert len(connections) == 4
+    finally:
+        for each in strangers:
+            each.close()
+
+
 def test_the_end_of_an_answer_that_nobody_takes_is_dropped(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

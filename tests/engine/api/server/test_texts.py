@@ -13,6 +13,7 @@ import msgspec
 import openai
 import pytest
 
+from engine.api.server import app as app_module
 from engine.api.wire.names import ModelEntry
 from engine.devices.device import Rig
 from engine.planning.plan.decisions.context_length import default_context
@@ -116,6 +117,40 @@ def test_completions_that_cannot_be(server: RunningServer, wrong: dict[str, obje
 def test_a_prompt_that_is_too_long(server: RunningServer) -> None:
     reply = server.post("/v1/completions", {"model": "tiny", "prompt": "a " * 6000})
     assert (reply.status, reply.error["type"]) == (400, "exceed_context_size_error")
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
+def test_a_prompt_of_too_many_tokens_is_not_detokenised(
+    server: RunningServer, path: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_arguments: object) -> None:
+        raise AssertionError("the model was asked")
+
+    monkeypatch.setattr(app_module, "ask", refuse)
+    model = "tiny" if field == "prompt" else "encoder"
+    reply = server.post(path, {"model": model, field: [[9] * 100_000]})
+    assert (reply.status, reply.error["type"]) == (400, "exceed_context_size_error")
+    assert reply.error["n_prompt_tokens"] == 100_000
+
+
+LONG_TEXT = "a b " * 300_000
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"town": LONG_TEXT})}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [*HI, {"role": "assistant", "content": "", "reasoning_content": LONG_TEXT}, *HI]},
+        {"messages": [*HI, {"role": "assistant", "tool_calls": [CALL]}, *HI]},
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "look", "description": LONG_TEXT}}]},
+        {"messages": HI, "chat_template_kwargs": {"date": LONG_TEXT}},
+    ],
+)
+def test_all_texts_of_a_chat_count_for_its_length(server: RunningServer, fields: dict[str, object]) -> None:
+    reply = server.post("/v1/chat/completions", {"model": "tiny", "max_tokens": 1, **fields})
+    assert (reply.status, reply.error["type"]) == (400, "exceed_context_size_error")
+    # A lower bound: nothing was tokenised.
+    assert "at least" in reply.error["message"]
 
 
 # ------------------------------------------------------------------ embeddings

@@ -223,6 +223,25 @@ def test_no_sign_of_life_follows_the_end_of_an_answer(monkeypatch: pytest.Monkey
     assert not any(message.get("body") == PING for message in got)
 
 
+def test_a_stream_that_ends_with_an_error_has_failed() -> None:
+    journal = Journal()
+
+    async def send(_message: Message) -> None:
+        """The client takes everything."""
+
+    async def run(error: ApiError | None) -> None:
+        exchange = Exchange({"path": "/"}, send, b"", journal.begin("", "/"))
+        exchange.keep_open(lambda _error: b"")
+        await exchange.begin_stream()
+        await (exchange.end_stream(b"") if error is None else exchange.fail(error))
+        exchange.close()
+
+    asyncio.run(run(None))
+    asyncio.run(run(ApiError(503, "It is gone.", code="model_lost")))
+    assert [(entry.status, entry.code) for entry in journal.ended] == [(200, ""), (200, "model_lost")]
+    assert (journal.totals.requests, journal.totals.failed) == (2, 1)
+
+
 # ------------------------------------------------------------------ clients that leave
 
 

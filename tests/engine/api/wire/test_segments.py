@@ -8,6 +8,7 @@ import msgspec
 
 from engine.api.wire.answer import Answer, Part, finish_reason, warnings_of
 from engine.api.wire.anthropic import MessageWriter, stop_reason
+from engine.api.wire.completions import CompletionRequest, CompletionWriter
 from engine.api.wire.openai_chat import read_chat
 from engine.api.wire.question import Question
 from engine.api.wire.responses import ResponsesRequest, ResponseWriter
@@ -108,5 +109,8 @@ def test_an_endless_repetition_is_an_answer_that_was_cut_with_a_warning() -> Non
         [Answer(content="ha ha", done=repeated)]
     )
     assert document["status"] == "incomplete"
+    completion = CompletionWriter("1", "m", 0, CompletionRequest(prompt="ha"), ["ha"])
+    assert completion.whole([Answer(content="ha ha", done=repeated)])["warnings"] == [warning]
+    assert json.loads(completion.end(0, repeated, has_calls=False).removeprefix(b"data: "))["warnings"] == [warning]
     body = b'{"messages": [{"role": "user", "content": "Hi"}], "repetition": "continue"}'
     assert read_chat(body).settings["repetition"] == "continue"

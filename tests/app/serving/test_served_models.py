@@ -1,0 +1,85 @@
+"""Loads for programs in the window: idle models go, and answers are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from engine.runtime.session.status import Phase
+from tests.support.served_window import HELLO, Bench, served_window
+from tests.support.windows import WindowOpener
+
+
+@pytest.fixture
+def bench(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    with served_window(open_window, qtbot, tmp_path, monkeypatch) as found:
+        yield found
+
+
+def test_an_idle_model_goes_for_another_and_one_that_answers_is_waited_for(bench: Bench) -> None:
+    """Both are laid out on one worker, which serves one model at a time."""
+    worker = bench.start_worker()
+    bench.open(bench.file("bob", seed=1), worker)
+    ada = bench.load(bench.file("ada"), device=worker)
+    bob = next(model for model in bench.desk.models.all if model.name == "bob")
+    bench.start()
+    assert bench.say_hello("bob") == "bob"
+    assert bench.desk.models.current is ada
+    assert [held.name for held in bench.desk.models.held] == ["bob"]
+    stream = bench.stream("bob")
+    with bench.client() as client:
+        waiting = bench.ask(
+            lambda: client.chat.completions.create(model="ada", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+        )
+        # The wait is known to the models when bob is taken back from the server.
+        bench.wait(lambda: bench.desk.server.contexts == {})
+        assert bob.loading.phase is Phase.ANSWERING
+        assert not waiting.done()
+        stream.leave()
+        bench.wait(waiting.done)
+    assert waiting.result().model == "ada"
+    assert [held.name for held in bench.desk.models.held] == ["ada"]
+
+
+def test_a_load_that_waits_is_given_up_with_its_last_client(bench: Bench) -> None:
+    worker = bench.start_worker()
+    bob = bench.load(bench.file("bob", seed=1), worker)
+    bench.open(bench.file("ada"), worker)
+    bench.start()
+    stream, gone = bench.stream("bob"), bench.stream_of("ada")
+    bench.wait(lambda: bench.desk.server.contexts == {})
+    gone.leave()
+    # Bob is lent again while it still answers.
+    bench.wait(lambda: "bob" in bench.desk.server.contexts)
+    assert bob.loading.phase is Phase.ANSWERING
+    stream.leave()
+    bench.wait(lambda: bob.loading.phase is Phase.READY)
+    assert [held.name for held in bench.desk.models.held] == ["bob"]
+
+
+def test_a_load_that_waits_is_for_its_file_even_if_a_person_opens_another_in_its_place(bench: Bench) -> None:
+    worker = bench.start_worker()
+    bench.load(bench.file("bob", seed=1), worker)
+    ada = bench.open(bench.file("ada"), worker)
+    bench.desk.library.catalogue.index.save_folders((bench.file("carl", seed=2).parent,))
+    bench.start()
+    stream = bench.stream("bob")
+    with bench.client() as client:
+        waiting = bench.ask(
+            lambda: client.chat.completions.create(model="ada", messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+        )
+        bench.wait(lambda: bench.desk.server.contexts == {})
+        bench.desk.opener.open(bench.file("carl", seed=2))
+        bench.wait(lambda: ada.name == "carl")
+        stream.leave()
+        bench.wait(waiting.done)
+    assert waiting.result().model == "ada"
+    assert ada.loading.phase is Phase.STOPPED
+    assert bench.say_hello("carl") == "carl"
+    loaded = [model.loading.bridge.session.snapshot.loaded for model in bench.desk.models.all]
+    assert [None if info is None else info.order.plan.model.name for info in loaded] == [
+        None if info is None else model.name for model, info in zip(bench.desk.models.all, loaded, strict=True)
+    ]

@@ -119,7 +119,7 @@ def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
         return
     try:
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
-        write_speed_book(speeds_path(), read_speed_book(speeds_path()).with_answers_of(before, learnt))
+        write_speed_book(speeds_path(), read_speed_book(speeds_path()).with_changes(before, learnt))
     except EngineError as error:
         say(f"layerdeck-cli: {error.summary()}")
 

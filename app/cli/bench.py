@@ -28,7 +28,7 @@ from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
-from engine.planning.layout.layout_file import LayoutFile, read_layout
+from engine.planning.layout.layout_file import LayoutFile, free_name, read_layout
 
 
 def run_bench(options: Namespace) -> int:
@@ -95,10 +95,7 @@ def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
 
     A name that is in `taken` gets a number.
     """
-    name = strategy or "initial" if path is None else path.stem
-    if name not in taken:
-        return name
-    return next(each for number in range(2, len(taken) + 3) if (each := f"{name} {number}") not in taken)
+    return free_name(strategy or "initial" if path is None else path.stem, taken)
 
 
 class _ProgressLine:

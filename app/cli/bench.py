@@ -45,9 +45,17 @@ def run_bench(options: Namespace) -> int:
             order, book, cancel, _ProgressLine(), workers=None if lab is None else lab.processes
         )
     _keep(learnt, book)
+    problem = None
     if options.out is not None:
-        write_results(options.out, results)
+        try:
+            write_results(options.out, results)
+        except EngineError as error:
+            problem = error
     _print(options, results, others)
+    if problem is not None:
+        # After the results, which took minutes, and not as a second document.
+        say(f"layerdeck-cli: {problem.summary()}")
+        return exit_codes.exit_code(problem.kind)
     if cancel.cancelled:
         return exit_codes.INTERRUPTED
     if any(each.samples for each in results.layouts):

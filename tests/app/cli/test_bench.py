@@ -117,6 +117,32 @@ def test_a_bad_file_of_results_is_told_before_anything_is_loaded(
     assert "no results of a speed comparison" in answer.error["message"]
 
 
+@pytest.mark.parametrize("out", [".", "missing/r.json"])
+def test_a_place_without_room_for_results_is_told_before_anything_is_loaded(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    answer = run_here(capsys, "bench", str(model), "--json", "--out", str(tmp_path / out))
+    assert answer.code == 2
+    assert "no file in an existing folder" in answer.error["message"]
+
+
+def test_results_that_cannot_be_written_are_printed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+
+    def measuring(_order: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
+        # The place is gone after the measurement.
+        out.mkdir()
+        return results_of(measured("initial", [1.0] * 5)), book
+
+    monkeypatch.setattr(bench, "run_order", measuring)
+    answer = run_here(capsys, "bench", str(model), *SHORT, "--json", "--out", str(out))
+    assert answer.code == 2
+    assert answer.document["layouts"][0]["name"] == "initial"
+    assert "cannot be written" in answer.err
+
+
 def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

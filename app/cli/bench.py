@@ -13,7 +13,7 @@ from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.bench_options import ALL, check_bench_options, preset_of
 from app.cli.entry import on_interrupt
 from app.cli.inputs import asked_on, load_plan, this_machine
-from app.cli.output import print_document, print_line, print_text, say
+from app.cli.output import print_document, print_line, say
 from app.paths import speeds_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
@@ -139,11 +139,9 @@ def _print(options: Namespace, results: BenchResults, others: list[BenchResults]
     for each in (results, *others):
         if note := import_note(results.model, each.model):
             say(note)
-        if options.csv:
-            print_text(write(each) + "\n")
-        else:
-            print_line(write(each))
-            if each is not (others or [results])[-1]:
-                print_line("")
+        # Saved results may be from others: each format is escaped.
+        print_line(write(each))
+        if not options.csv and each is not (others or [results])[-1]:
+            print_line("")
     if write is not text_of and results.ended:
         say(results.ended)

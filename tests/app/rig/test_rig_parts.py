@@ -17,6 +17,7 @@ from app.rig.device_list import DeviceList
 from app.rig.limit_store import LimitStore
 from app.settings import Settings
 from app.wiring import RigParts
+from engine.base.errors import EngineError
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
@@ -178,6 +179,60 @@ def test_who_asks_during_a_start_or_a_restart_waits_for_it(
     parts.lab.when_running(lambda: then.append("third"))
     wait(lambda: then == ["first", "second", "third"])
     assert parts.lab.stopped == ()
+
+
+def lose_both(parts: RigParts, wait: Wait) -> LabRig:
+    """Start two lab workers, kill them, and return their rig."""
+    parts.lab.start([16 * MIB, 16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    for process in parts.lab.processes.values():
+        psutil.Process(process.pid).kill()
+    wait(lambda: parts.lab.stopped == ("RPC0", "RPC1"))
+    assert parts.lab._workers is not None
+    return parts.lab._workers
+
+
+def test_a_worker_that_ends_again_while_another_restarts_is_stopped(
+    parts: RigParts, wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = lose_both(parts, wait)
+    restart = workers.restart
+    lost: list[str] = []
+    parts.lab.worker_lost.connect(lost.append)
+
+    def restarting(device_id: str) -> None:
+        if device_id == "RPC1":
+            pid = workers.pid("RPC0")
+            assert pid is not None
+            psutil.Process(pid).kill()
+            workers._started.workers["RPC0"].child.wait_for_end(60.0)
+        restart(device_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "restart", restarting)
+        parts.lab.restart()
+        wait(lambda: bool(lost) and parts.lab.stopped == ("RPC0",))
+    assert len(parts.lab.processes) == 1
+    parts.lab.restart()
+    wait(lambda: parts.lab.stopped == ())
+
+
+def test_of_several_workers_those_that_restart_run(
+    parts: RigParts, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = lose_both(parts, wait)
+    restart = workers.restart
+
+    def restarting(device_id: str) -> None:
+        if device_id == "RPC1":
+            raise EngineError("The port is taken.")
+        restart(device_id)
+
+    monkeypatch.setattr(workers, "restart", restarting)
+    parts.lab.restart()
+    wait(lambda: told[-1] == Notice("The port is taken.", bad=True))
+    assert parts.lab.stopped == ("RPC1",)
+    assert len(parts.lab.processes) == 1
 
 
 def test_stopping_the_lab_forgets_its_stopped_workers(

@@ -13,7 +13,7 @@ from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.bench_options import ALL, check_bench_options, preset_of
 from app.cli.entry import on_interrupt
 from app.cli.inputs import asked_on, load_plan, this_machine
-from app.cli.output import print_document, print_line, print_text, say
+from app.cli.output import print_document, print_line, say
 from app.paths import speeds_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
@@ -28,7 +28,7 @@ from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
-from engine.planning.layout.layout_file import LayoutFile, read_layout
+from engine.planning.layout.layout_file import LayoutFile, free_name, read_layout
 
 
 def run_bench(options: Namespace) -> int:
@@ -45,9 +45,17 @@ def run_bench(options: Namespace) -> int:
             order, book, cancel, _ProgressLine(), workers=None if lab is None else lab.processes
         )
     _keep(learnt, book)
+    problem = None
     if options.out is not None:
-        write_results(options.out, results)
+        try:
+            write_results(options.out, results)
+        except EngineError as error:
+            problem = error
     _print(options, results, others)
+    if problem is not None:
+        # After the results, which took minutes, and not as a second document.
+        say(f"layerdeck-cli: {problem.summary()}")
+        return exit_codes.exit_code(problem.kind)
     if cancel.cancelled:
         return exit_codes.INTERRUPTED
     if any(each.samples for each in results.layouts):
@@ -95,10 +103,7 @@ def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
 
     A name that is in `taken` gets a number.
     """
-    name = strategy or "initial" if path is None else path.stem
-    if name not in taken:
-        return name
-    return next(each for number in range(2, len(taken) + 3) if (each := f"{name} {number}") not in taken)
+    return free_name(strategy or "initial" if path is None else path.stem, taken)
 
 
 class _ProgressLine:
@@ -119,7 +124,7 @@ def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
         return
     try:
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
-        write_speed_book(speeds_path(), read_speed_book(speeds_path()).with_answers_of(before, learnt))
+        write_speed_book(speeds_path(), read_speed_book(speeds_path()).with_changes(before, learnt))
     except EngineError as error:
         say(f"layerdeck-cli: {error.summary()}")
 
@@ -134,11 +139,9 @@ def _print(options: Namespace, results: BenchResults, others: list[BenchResults]
     for each in (results, *others):
         if note := import_note(results.model, each.model):
             say(note)
-        if options.csv:
-            print_text(write(each) + "\n")
-        else:
-            print_line(write(each))
-            if each is not (others or [results])[-1]:
-                print_line("")
+        # Saved results may be from others: each format is escaped.
+        print_line(write(each))
+        if not options.csv and each is not (others or [results])[-1]:
+            print_line("")
     if write is not text_of and results.ended:
         say(results.ended)

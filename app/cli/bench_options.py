@@ -62,11 +62,14 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def check_bench_options(options: Namespace) -> None:
-    """Raise an error if options contradict each other.
+    """Raise an error if options contradict each other, or if there is no place for the file of --out.
 
     Raises:
         ArgumentError: naming the options.
     """
+    # Before minutes of measuring.
+    if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
+        raise ArgumentError(f"--out {options.out} is no file in an existing folder; choose another place.")
     formats = [name for name in ("json", "csv", "markdown") if getattr(options, name)]
     if len(formats) > 1:
         raise ArgumentError(f"--{formats[0]} and --{formats[1]} exclude each other; remove one.")

@@ -154,8 +154,11 @@ def run_devices(options: Namespace) -> int:
     for hiding in find_hiding():
         say(hiding.sentence)
     if options.measure:
-        book, problems = measured_book(rig, read_speed_book(speeds_path()))
+        before = read_speed_book(speeds_path())
+        book, problems = measured_book(rig, before)
         book, threads = with_threads(book, rig.host)
+        # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
+        book = read_speed_book(speeds_path()).with_changes(before, book)
         write_speed_book(speeds_path(), book)
         for line in (*speed_lines(rig, book), *problems, *threads):
             say(line)

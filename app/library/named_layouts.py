@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,16 +22,9 @@ from engine.library.fit import layout_key
 from engine.library.notes import SavedDocument
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout
+from engine.planning.layout.layout_file import LayoutFile, encode_layout, free_name, parse_layout, read_layout
 
 _Change = Callable[[Path], object]
-
-
-def free_name(name: str, taken: Iterable[str]) -> str:
-    """Return `name`, with a number appended if `taken` contains the name."""
-    known = set(taken)
-    numbered = (name if number == 1 else f"{name} {number}" for number in range(1, len(known) + 2))
-    return next(each for each in numbered if each not in known)
 
 
 class NamedLayouts(QObject):

@@ -110,7 +110,7 @@ class SpeedRepository(QObject):
 
         def show(measured: tuple[SpeedBook, tuple[str, ...]]) -> None:
             # Answers may have changed the book meanwhile.
-            self._keep(self._with_devices_of(measured[0]).with_answers_of(book, measured[0]))
+            self._keep(self.book.with_changes(book, measured[0]))
             self._notices.say(" ".join((*speed_lines(rig, self.book), *measured[1])))
 
         self._background.run(tr("Measuring speeds"), measure, show, self._notices.tell)
@@ -120,7 +120,7 @@ class SpeedRepository(QObject):
 
         Stored speeds of answers stay, except those on devices whose speed has changed.
         """
-        self._keep(self._with_devices_of(book))
+        self._keep(self.book.with_changes(self.book, replace(self.book, devices=book.devices)))
 
     def learn_answers(self, before: SpeedBook, after: SpeedBook) -> None:
         """Store the speeds of answers that a comparison of layouts has measured.
@@ -128,7 +128,7 @@ class SpeedRepository(QObject):
         `before`, `after`: the speeds before and after the comparison. Only their differences are stored: answers in the
         window may also have changed the stored speeds meanwhile.
         """
-        self._keep(self.book.with_answers_of(before, after))
+        self._keep(self.book.with_changes(before, after))
         self.compared.emit()
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
@@ -160,16 +160,6 @@ class SpeedRepository(QObject):
 
         # In the background: the prediction of a large model takes a moment.
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
-
-    def _with_devices_of(self, measured: SpeedBook) -> SpeedBook:
-        """Return the stored speeds with the device speeds of `measured`.
-
-        Speeds of answers are left out if the speed of one of their devices has changed.
-        """
-        known = self.book.devices
-        changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
-        # Corrections from answers on these devices belong to the old predictions.
-        return replace(self.book, devices=measured.devices).without_answers_of(changed)
 
     def _remember(self, what: tuple[Path, Edit], event: Done) -> None:
         if event.generated_tokens >= MIN_TOKENS:
@@ -220,13 +210,14 @@ class SpeedRepository(QObject):
     def _keep(self, book: SpeedBook) -> None:
         if book == self.book:
             return
-        self.book = book
+        before, self.book = self.book, book
         self._live.set_speed_book(book)
         self._show()
         path = self._path
         self._background.run(
             "Keeping speeds",
-            lambda: write_speed_book(path, book),
+            # Read again: a command may have written to the file meanwhile.
+            lambda: write_speed_book(path, read_speed_book(path).with_changes(before, book)),
             _nothing,
             _log_error,
             quiet=True,

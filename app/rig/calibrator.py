@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QObject
@@ -61,16 +62,16 @@ class Calibrator(QObject):
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Use and store overheads that other code has measured, for example an examination of this computer."""
-        self._keep(calibration)
+        """Use overheads that an examination of this computer has measured and stored in the file."""
+        self._use(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
         """Store how much memory a model needed on a device beyond its forecast while it computed."""
-        self._keep(self.calibration.with_need(need))
+        self._keep(lambda known: known.with_need(need))
 
     def reset(self) -> None:
         """Delete all measured memory overheads of devices."""
-        self._keep(NO_CALIBRATION)
+        self._keep(lambda _known: NO_CALIBRATION)
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:
         self._used_bytes = {each.device: each.used_bytes for each in samples if each.used_bytes is not None}
@@ -87,21 +88,29 @@ class Calibrator(QObject):
             if device in local and device in before
         }
         told = [row for row in event.devices if row.id not in local or row.id in grown]
-        self._keep(self.calibration.with_load(rig, event.forecast, told, grown))
+        self._keep(lambda known: known.with_load(rig, event.forecast, told, grown))
 
-    def _keep(self, calibration: Calibration) -> None:
-        if calibration == self.calibration:
-            return
+    def _use(self, calibration: Calibration) -> None:
         self.calibration = calibration
         self._live.set_calibration(calibration)
+
+    def _keep(self, change: Callable[[Calibration], Calibration]) -> None:
+        """Use what `change` makes of the known overheads, and change the file in the same way."""
+        self._use(change(self.calibration))
+        path = self._path
+
+        def write() -> None:
+            # Read again: a command may have written to the file meanwhile.
+            stored = read_calibration(path)
+            if (changed := change(stored)) != stored:
+                write_calibration(path, changed)
 
         def fail(error: EngineError) -> None:
             _log.info("calibration: %s", error.summary())
 
-        path = self._path
         self._background.run(
             "Keeping the calibration",
-            lambda: write_calibration(path, calibration),
+            write,
             _nothing,
             fail,
             quiet=True,

@@ -82,12 +82,14 @@ class DeviceSearch(QObject):
         """Search for devices in the background, then set the device list that `merge` returns.
 
         `merge`: gets the device list as it is after the search (it may have changed meanwhile), the found devices, the
-        stored limits, and the check results.
+        stored limits, and the check results. It is not used if a rig file was opened meanwhile, whose devices stay.
         """
+        n_files = self._live.n_files
 
         def show(found: tuple[Rig, CheckResults]) -> None:
-            # The list of now, not of the start of the search: a rig file may have been opened meanwhile.
-            self._live.set_devices(merge(self._live.devices, found[0], self._limits, found[1]))
+            with_found = merge if n_files == self._live.n_files else DeviceList.with_findings
+            # The list of now, not of the start of the search.
+            self._live.set_devices(with_found(self._live.devices, found[0], self._limits, found[1]))
             self._live.end_search()
 
         def failed(error: EngineError) -> None:
@@ -108,11 +110,20 @@ class DeviceSearch(QObject):
             return
         # Compared in the normal form, so that blanks make no second endpoint.
         endpoint = f"{host}:{port}"
-        if endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
-            self._notices.tell(RigError(tr("{endpoint} is already among the devices.", endpoint=endpoint)))
+
+        def is_listed() -> bool:
+            listed = endpoint in {device.endpoint for device in self._live.devices.rig.devices}
+            if listed:
+                self._notices.tell(RigError(tr("{endpoint} is already among the devices.", endpoint=endpoint)))
+            return listed
+
+        if is_listed():
             return
 
         def show(found: tuple[Device, ...]) -> None:
+            # It may have been added a second time while this connection was made.
+            if is_listed():
+                return
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
             self._notices.say(tr("Added {endpoint}", endpoint=endpoint))
 
@@ -205,7 +216,7 @@ class RigFiles(QObject):
 
         def show(devices: DeviceList) -> None:
             self._lab.leave_unless_in(devices.rig)
-            self._live.set_devices(devices)
+            self._live.set_file(devices)
             self._notices.say(tr("Using the devices in {name}", name=path.name))
             self._live.end_search()
 
@@ -222,7 +233,7 @@ class RigFiles(QObject):
         """
         now = self._live.devices
         # A rig file, or an earlier call, has noted already which devices are here.
-        self._live.set_devices(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))
+        self._live.set_file(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))
         self._notices.say(
             tr(
                 "Planning with devices that this computer does not have. Devices > Refresh shows the real devices "

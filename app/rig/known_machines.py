@@ -20,9 +20,9 @@ from app.paths import machines_path
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
-from engine.base.errors import EngineError
+from engine.base.errors import EngineError, RigError
 from engine.base.language import tr
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.remote_machines import Machine, machine_of, with_offer
@@ -71,6 +71,8 @@ class KnownMachines(QObject):
         self._writer = Worker("machines")
         self._asked: set[Machine] = set()
         self._kept: tuple[Device, ...] | None = None
+        """Lent devices that were last written or read; None until they are read, and while a rig file is open."""
+        self._is_reading = False
         self._timer = QTimer(self)
         self._timer.setInterval(watch_ms)
         self._timer.timeout.connect(self.look)
@@ -79,10 +81,11 @@ class KnownMachines(QObject):
     def restore(self) -> None:
         """Add the stored devices of the last run to the list. They are marked as away until their machines answer."""
 
-        def read() -> tuple[Device, ...]:
-            return read_rig(self._path).devices if self._path.exists() else ()
-
         def show(devices: tuple[Device, ...]) -> None:
+            self._is_reading = False
+            # A rig file that was opened meanwhile describes all devices.
+            if self._live.devices.from_file:
+                return
             self._kept = devices
             listed = {device.endpoint for device in self._live.devices.rig.devices}
             away = [
@@ -90,16 +93,17 @@ class KnownMachines(QObject):
                 for device in devices
                 if device.fingerprint is not None and device.endpoint not in listed
             ]
-            # A rig file that was opened meanwhile describes all devices.
-            if away and not self._live.devices.from_file:
+            if away:
                 self._live.set_devices(self._live.devices.with_devices(away))
+            self._keep()
             self.look()
 
         def failed(error: EngineError) -> None:
             _log.warning("the list of machines was not read: %s", error.summary())
             show(())
 
-        self._background.run("Reading machines", read, show, failed, quiet=True)
+        self._is_reading = True
+        self._background.run("Reading machines", partial(_read, self._path), show, failed, quiet=True)
 
     def look(self) -> None:
         """Ask each paired machine of the device list, in background threads, which devices it lends now."""
@@ -186,19 +190,23 @@ class KnownMachines(QObject):
             self._timer.start()
         else:
             self._timer.stop()
+        if self._live.devices.from_file:
+            # A rig file is not what this window has used.
+            self._kept = None
+        elif self._kept is None and not self._is_reading:
+            self.restore()
         self._keep()
 
     def _keep(self) -> None:
         """Write the devices that paired machines lend to their file, if their list has changed."""
-        devices = self._live.devices
+        devices, before = self._live.devices, self._kept
         lent = tuple(device for device in devices.rig.devices if device.fingerprint is not None)
-        # A rig file is not what this window has used. `restore` has to come first.
-        if devices.from_file or self._kept is None or _stored_fields(lent) == _stored_fields(self._kept):
+        if before is None or _stored_fields(lent) == _stored_fields(before):
             return
         self._kept = lent
         self._background.run(
             "Keeping machines",
-            partial(_write, self._path, Rig(lent, devices.rig.host)),
+            partial(_write, self._path, before, Rig(lent, devices.rig.host)),
             _nothing,
             _log_error,
             quiet=True,
@@ -206,9 +214,24 @@ class KnownMachines(QObject):
         )
 
 
-def _write(path: Path, rig: Rig) -> None:
+def _read(path: Path) -> tuple[Device, ...]:
+    return read_rig(path).devices if path.exists() else ()
+
+
+def _write(path: Path, before: Sequence[Device], rig: Rig) -> None:
+    """Replace the devices `before` by those of `rig` in the file; devices that another window has added stay.
+
+    Raises:
+        RigError: if the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_rig(path, rig)
+    try:
+        stored = _read(path)
+    except RigError:
+        stored = ()  # A damaged file begins anew.
+    known = {device.endpoint for device in (*before, *rig.devices)}
+    others = with_free_ids((device for device in stored if device.endpoint not in known), rig.ids)
+    write_rig(path, Rig((*rig.devices, *others), rig.host))
 
 
 def _stored_fields(devices: Sequence[Device]) -> list[object]:

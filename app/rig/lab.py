@@ -185,12 +185,23 @@ class Lab(QObject):
             if self._workers is not lab:
                 self._then.clear()
                 return  # The lab was stopped meanwhile.
-            self._stopped.difference_update(ended)
+            self._stopped = set(lab.ended)
             self._show_stopped()
+            # A worker that ended again meanwhile is not restarted endlessly. `worker_lost` tells it.
+            if not self._stopped.isdisjoint(ended):
+                self._then.clear()
+                return
             self._notices.say(tr("Restarted {names}", names=names))
             self._go_on()
 
-        self._background.run(tr("Restarting {names}", names=names), begin, show, self._not_started)
+        def failed(error: EngineError) -> None:
+            if self._workers is lab:
+                # Those before the faulty one run.
+                self._stopped = set(lab.ended)
+                self._show_stopped()
+            self._not_started(error)
+
+        self._background.run(tr("Restarting {names}", names=names), begin, show, failed)
 
     def stop(self) -> None:
         """Stop the workers and remove them from the device list."""

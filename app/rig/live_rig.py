@@ -265,6 +265,8 @@ class LiveRig(QObject):
         self._stopped: frozenset[str] = frozenset()
         self._calibration = NO_CALIBRATION
         self._book = EMPTY_BOOK
+        self.n_files = 0
+        """Number of device lists that `set_file` has set. A search compares it to notice that a file was opened."""
         self._was_searched = False
         self._then: list[Callable[[], None]] = []
 
@@ -326,6 +328,11 @@ class LiveRig(QObject):
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
         self._show_rig()
+
+    def set_file(self, devices: DeviceList) -> None:
+        """Replace the device list by one that a rig file or the user describes (see `set_devices`)."""
+        self.n_files += 1
+        self.set_devices(devices)
 
     def set_stopped(self, endpoints: frozenset[str]) -> None:
         """Set the endpoints (host:port) of the lab workers that have stopped."""

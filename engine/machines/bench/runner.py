@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 
@@ -39,7 +39,7 @@ from engine.machines.bench.results import (
     with_comparisons,
 )
 from engine.machines.bench.statistics import is_warm, turn_order
-from engine.planning.layout.layout_file import layout_document
+from engine.planning.layout.layout_file import free_name, layout_document
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Loaded
 
@@ -171,21 +171,20 @@ class Bench:
         return self._to_the_end(measure)
 
     def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
-        """Return the best layout after measuring `best` in turns with candidates, sorted by their predicted times.
+        """Return the best layout after measuring `best` in turns with candidates, in the order of predicted times.
 
-        The first candidate that is predicted to be slower, and all after it, are not measured.
+        Candidates that are predicted to be slower are not measured; those without a prediction are measured last.
         """
         waiting = list(candidates)
         while waiting:
-            predicted = {each.name: self._predictor.answer_s(each.plan) for each in waiting}
-            # Sorted again for each rival: the measurements before have corrected the predictions.
-            waiting.sort(key=lambda each: predicted[each.name] or inf)
-            rival = waiting.pop(0)
-            if not _may_win(best.measured, predicted[rival.name]):
-                # They are sorted, so the rest is predicted to be slower still.
+            # Anew for each rival: the measurements before have corrected the predictions.
+            predicted = [self._predictor.answer_s(each.plan) for each in waiting]
+            worth = [(each or inf, at) for at, each in enumerate(predicted) if _may_win(best.measured, each)]
+            if not worth:
                 self._note(tr("No further layout is predicted to be faster than {name}.", name=best.name))
                 break
-            trial = self._add(rival, against=best.name)
+            _, at = min(worth)
+            trial = self._add(waiting.pop(at), against=best.name)
             # Two layouts have a turn in each round of this candidate, and of those that still wait.
             self._total = self._done + 2 * self._preset.n_rounds * (1 + len(waiting))
             self._take_turns([best, trial])
@@ -318,6 +317,8 @@ class Bench:
     # ------------------------------------------------------------------ results
 
     def _add(self, candidate: Candidate, against: str) -> _Trial:
+        # Results are compared by name, and a file of the user may have the name of a strategy.
+        candidate = replace(candidate, name=free_name(candidate.name, (each.name for each in self._trials)))
         plan = candidate.plan
         document = layout_document(plan.edit.as_file(plan.model.name))
         measured = Measured(

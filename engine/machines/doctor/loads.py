@@ -11,7 +11,7 @@ from engine.devices.device import Device, Rig
 from engine.machines.doctor.report import Check, Figure
 from engine.machines.rigs.discovery import host_device, list_local_devices
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.calibration import Calibration
+from engine.planning.fit.calibration import NO_CALIBRATION
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
@@ -39,14 +39,14 @@ _TOKENS = 24
 class LoadCheck:
     """Loads a model on one device after another, and compares its memory with the forecast.
 
-    `calibration`: memory overheads of the devices, updated by each load.
+    `calibration`: memory overheads of the devices, which the caller may set and each load updates.
     """
 
-    def __init__(self, rig: Rig, model: Path, calibration: Calibration, cancel: CancelToken) -> None:
+    def __init__(self, rig: Rig, model: Path, cancel: CancelToken) -> None:
         self._rig = rig
         self._memory = ModelMemory(read_model(model))
         self._cancel = cancel
-        self.calibration = calibration
+        self.calibration = NO_CALIBRATION
 
     def on(self, device: Device) -> Iterable[Check]:
         """Load all layers of the model on `device`, and yield checks of its memory, an answer and the memory overhead.

@@ -238,16 +238,19 @@ class Machine:
         if self._loads is None:
             # The results of this examination already hold for these loads.
             rig = read_check_results(self._files.checks).apply(self._rig, self._drivers)
-            calibration = read_calibration(self._files.calibration)
-            self._loads = LoadCheck(rig, self._files.demo, calibration, self._cancel)
-        known = self._loads.calibration
+            self._loads = LoadCheck(rig, self._files.demo, self._cancel)
+        # Read again for each load: other loads may have been learnt from meanwhile.
+        self._loads.calibration = known = read_calibration(self._files.calibration)
         yield from self._loads.on(device)
         if self._loads.calibration != known:
             write_calibration(self._files.calibration, self._loads.calibration)
 
     def _speeds(self) -> Iterator[Check]:
-        book, problems = measured_book(self._rig, read_speed_book(self._files.speeds), self._held, self._cancel)
+        before = read_speed_book(self._files.speeds)
+        book, problems = measured_book(self._rig, before, self._held, self._cancel)
         raise_if_cancelled(self._cancel)
+        # Read again: answers may have been learnt from during the measurement.
+        book = read_speed_book(self._files.speeds).with_changes(before, book)
         write_speed_book(self._files.speeds, book)
         speeds = known_speeds(self._rig, book)
         for device in self._devices:

@@ -294,6 +294,12 @@ class LabRig:
         return None if worker is None else worker.child.pid
 
     @property
+    def ended(self) -> frozenset[str]:
+        """Ids of the workers whose processes have ended."""
+        workers = self._started.workers.items()
+        return frozenset(device_id for device_id, each in workers if each.child.wait_for_end(0) is not None)
+
+    @property
     def processes(self) -> dict[str, WorkerProcess]:
         """The process of each worker by endpoint: its id, and its memory before a client has allocated any."""
         return {

@@ -59,6 +59,8 @@ class RemoteMachines:
     def find(self, machine: Machine) -> tuple[Device, ...]:
         """Return the devices that `machine` lends. Devices that another user uses now are marked as away.
 
+        A device that this computer uses now is described by the offer alone, because its worker serves one client.
+
         Raises:
             EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.
         """
@@ -80,7 +82,8 @@ class RemoteMachines:
             )
         devices = [device_of(each, machine) for each in offer.devices]
         reached = self._tunnels.reach(Rig(tuple(devices), devices[0]))
-        free = [device for device in reached.devices if not device.away]
+        both = zip(reached.devices, offer.devices, strict=True)
+        free = [device for device, offered in both if not device.away and not offered.is_yours]
         seen = self._see(free)
         checks = read_check_results(self._checks)
         return tuple(checks.judged(seen.get(device.endpoint or "", device)) for device in reached.devices)

@@ -169,14 +169,23 @@ class SpeedBook:
         prompt = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
         return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
 
-    def with_answers_of(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
-        """Return the book with the answers and choices that `after` has in addition to `before`.
+    def with_changes(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
+        """Return the book with the measurements, answers and choices that `after` has in addition to `before`.
 
-        `after` must be derived from `before`.
+        `after` must be derived from `before`. Answers of this book in which a newly measured device took part are
+        removed (see `with_device`).
         """
-        answers = (*self.answers, *(each for each in after.answers if each not in before.answers))
-        prompts = (*self.prompts, *(each for each in after.prompts if each not in before.prompts))
-        found = replace(self, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:])
+        new = {key: kept for key, kept in after.devices.items() if before.devices.get(key) != kept}
+        others = {key: kept for key, kept in self.devices.items() if key not in new}
+        found = self.without_answers_of(new.keys())
+        answers = (*found.answers, *(each for each in after.answers if each not in before.answers))
+        prompts = (*found.prompts, *(each for each in after.prompts if each not in before.prompts))
+        found = replace(
+            found,
+            devices=dict(list((others | new).items())[-KEPT:]),
+            answers=answers[-KEPT_ANSWERS:],
+            prompts=prompts[-KEPT_ANSWERS:],
+        )
         return found.with_choices(each for each in after.choices if each not in before.choices)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -164,6 +165,13 @@ def encode_layout(file: LayoutFile) -> bytes:
 def write_layout(path: Path, file: LayoutFile) -> None:
     """Write a layout file. The write is atomic: a reader finds the old file or the new one."""
     write_file(path, encode_layout(file), what="layout", fail=LayoutError)
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name for a layout: `name`, with a number appended if `taken` contains the name."""
+    known = set(taken)
+    numbered = (name if number == 1 else f"{name} {number}" for number in range(1, len(known) + 2))
+    return next(each for each in numbered if each not in known)
 
 
 def _parse_model(root: JsonObject, key: str) -> tuple[str, int | None]:

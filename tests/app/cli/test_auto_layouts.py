@@ -8,15 +8,22 @@ from typing import Any
 
 import pytest
 
-from app.cli import inputs
+from app.cli import devices, inputs
 from app.cli.auto_options import STRATEGIES as HELP_NAMES
 from app.cli.devices import find_machine
 from app.paths import speeds_path
 from engine.base.units import MIB
-from engine.devices.device import CPU_ID, MeasuredChoice
+from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.speed_book import EMPTY_BOOK, machine_key, read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import (
+    EMPTY_BOOK,
+    KeptDevice,
+    SpeedBook,
+    machine_key,
+    read_speed_book,
+    write_speed_book,
+)
 from engine.planning.fit.strategies.catalogue import STRATEGIES
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.decisions.decision import load_key
@@ -222,6 +229,24 @@ def test_speeds_are_measured_on_request_and_kept(
     assert len(kept.devices) == 2
     assert all(each.read_bytes_per_second > 1e8 for each in kept.devices.values())
     assert all(each.by_type["Q4_K"] > 1e7 and each.op_s for each in kept.devices.values())
+
+
+def test_what_is_learnt_during_a_measurement_of_devices_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "speeds.json"
+    monkeypatch.setattr(devices, "speeds_path", lambda: path)
+    theirs = MeasuredChoice("n_ubatch", 1024, 512, 1.3, 1.2, 1.4, "here", "load")
+
+    def measuring(rig: Rig, book: SpeedBook) -> tuple[SpeedBook, tuple[str, ...]]:
+        write_speed_book(path, book.with_choices([theirs]))
+        return book.with_device(rig.host, KeptDevice(1e11, 1e-4, 1e9)), ()
+
+    monkeypatch.setattr(devices, "measured_book", measuring)
+    monkeypatch.setattr(devices, "with_threads", lambda book, _host: (book, ()))
+    assert run_here(capsys, "devices", "--measure").code == 0
+    kept = read_speed_book(path)
+    assert (len(kept.devices), kept.choices) == (1, (theirs,))
 
 
 def test_one_backend_mixes_no_devices(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

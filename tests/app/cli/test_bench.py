@@ -117,6 +117,41 @@ def test_a_bad_file_of_results_is_told_before_anything_is_loaded(
     assert "no results of a speed comparison" in answer.error["message"]
 
 
+def test_a_place_without_room_for_results_is_refused(tmp_path: Path) -> None:
+    for out in (tmp_path, tmp_path / "missing" / "r.json"):
+        with pytest.raises(ArgumentError, match="no file in an existing folder"):
+            check_bench_options(parsed("--out", str(out)))
+    check_bench_options(parsed("--out", str(tmp_path / "r.json")))
+
+
+def test_results_that_cannot_be_written_are_printed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+
+    def measuring(_order: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
+        # The place is gone after the measurement.
+        out.mkdir()
+        return results_of(measured("initial", [1.0] * 5)), book
+
+    monkeypatch.setattr(bench, "run_order", measuring)
+    answer = run_here(capsys, "bench", str(model), *SHORT, "--json", "--out", str(out))
+    assert answer.code == 2
+    assert answer.document["layouts"][0]["name"] == "initial"
+    assert "cannot be written" in answer.err
+
+
+def test_names_in_saved_results_cannot_control_the_terminal(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(tmp_path / "theirs.json", results_of(measured("\x1b[2Jevil", [2.0])))
+    own = results_of(measured("initial", [1.0] * 5))
+    monkeypatch.setattr(bench, "run_order", lambda _order, book, *_rest, **_named: (own, book))
+    answer = run_here(capsys, "bench", str(model), *SHORT, "--csv", "--beside", str(tmp_path / "theirs.json"))
+    assert "evil" in answer.out
+    assert "\x1b" not in answer.out + answer.err
+
+
 def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

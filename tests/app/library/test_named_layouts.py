@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.library.named_layouts import free_name
 from app.window import dialogs
 from app.window.layout.named_layouts_presenter import file_name_of
 from app.wiring import WindowParts
@@ -196,11 +195,6 @@ def test_without_a_model_nothing_can_be_saved(open_window: WindowOpener) -> None
     dialog.name_edit.setText("one")
     assert not dialog.save_button.isEnabled()
     assert not dialog.import_button.isEnabled()
-
-
-def test_free_names() -> None:
-    assert free_name("one", ()) == "one"
-    assert free_name("one", ("one", "one 2")) == "one 3"
 
 
 def test_the_rig_of_a_layout_file_is_checked() -> None:

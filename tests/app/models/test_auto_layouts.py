@@ -14,11 +14,11 @@ from app.paths import speeds_path
 from app.rig.device_list import list_of_file
 from app.wiring import WindowParts
 from engine.base.units import MIB
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 from engine.planning.fit.strategies.constraints import AutoLayout
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.layout.layout_file import LayoutFile, write_layout
@@ -26,6 +26,7 @@ from engine.planning.layout.parts import Pin
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.answers import Answer
 from engine.runtime.session.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -201,6 +202,12 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     with qtbot.waitSignal(desk.speeds.compared):
         model.conversation.answer_finished.emit(msgspec.structs.replace(answer, generated_tokens=2))
     assert desk.speeds.book == kept, "a few tokens say little"
+    # What a command has written to the file meanwhile stays.
+    theirs = MeasuredChoice("n_ubatch", 1024, 512, 1.3, 1.2, 1.4, "here", "load")
+    write_speed_book(speeds_path(), kept.with_choices([theirs]))
+    desk.speeds.learn_answers(kept, replace(kept, answers=(*kept.answers, Answer("class", {"CPU": 1.0}, 2.0))))
+    qtbot.waitUntil(lambda: read_speed_book(speeds_path()).answers == desk.speeds.book.answers)
+    assert read_speed_book(speeds_path()).choices == (theirs,)
     model.loading.loaded = None
 
 

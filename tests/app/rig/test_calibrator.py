@@ -12,9 +12,9 @@ from app.background import Background
 from app.rig.calibrator import Calibrator
 from app.rig.live_rig import LiveRig
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
+from engine.devices.device import ComputingNeed, Device, Rig, make_host
 from engine.devices.telemetry.sample import Sample
-from engine.planning.fit.calibration import read_calibration
+from engine.planning.fit.calibration import NO_CALIBRATION, read_calibration, write_calibration
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import make_row
 from engine.runtime.session.events import Loaded
@@ -85,3 +85,17 @@ def test_devices_are_corrected_as_they_come(qtbot: QtBot, background: Background
     with qtbot.waitSignal(live.rig_changed):
         calibrator.reset()
     assert live.rig.host.overhead_bytes is None
+
+
+def need(device: str) -> ComputingNeed:
+    return ComputingNeed(device, "model", 4096, 512, flash_attention=True, types=("f16", "f16"), overhead_bytes=GIB)
+
+
+def test_what_a_command_learns_meanwhile_stays(qtbot: QtBot, background: Background, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    calibrator = Calibrator(LiveRig(), background, path)
+    write_calibration(path, NO_CALIBRATION.with_need(need("CUDA0")))
+    calibrator.learn_need(need("CUDA1"))
+    qtbot.waitUntil(lambda: read_calibration(path).computing == (need("CUDA0"), need("CUDA1")))
+    calibrator.reset()
+    qtbot.waitUntil(lambda: read_calibration(path) == NO_CALIBRATION)

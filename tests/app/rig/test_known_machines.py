@@ -14,14 +14,15 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.notices import Notices
+from app.rig.device_list import DeviceList, list_of_file
 from app.rig.known_machines import KnownMachines
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Found, Peers
 from engine.base.units import MIB
-from engine.devices.device import Device
+from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
-from engine.devices.rig_file import read_rig
+from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.lab import LabRig
 from engine.planning.layout.layout import Layout, Run
 from tests.support.tunnels import Attic, Home, attic, echoing
@@ -240,3 +241,57 @@ def test_a_damaged_file_of_machines_begins_anew(
         add(window, served, qtbot)
         qtbot.waitUntil(lambda: (folder / "machines.json").read_text(encoding="utf-8") != "{")
         assert len(read_rig(folder / "machines.json").devices) == 1
+
+
+def lent(name: str, address: str, digit: str) -> Device:
+    endpoint = f"{address}:50052/CUDA0"
+    return Device(f"{name}-CUDA0", name, "RPC", "gpu", MIB, endpoint=endpoint, fingerprint=digit * 64)
+
+
+def silence(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the window ask no machine, because the addresses are made up."""
+    monkeypatch.setattr(window.machines, "look", lambda: None)
+
+
+def test_machines_that_another_window_added_stay_in_the_file(
+    qtbot: QtBot, folder: Path, open_window: OpenWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = open_window(), open_window()
+    for window in (first, second):
+        silence(window, monkeypatch)
+        window.machines.restore()
+    qtbot.waitUntil(lambda: first.machines._kept == second.machines._kept == ())
+    path = folder / "machines.json"
+
+    def stored() -> list[str]:
+        return [device.id for device in read_rig(path).devices] if path.exists() else []
+
+    first.live.set_devices(first.live.devices.with_devices([lent("attic", "192.0.2.7", "a")]))
+    qtbot.waitUntil(lambda: stored() == ["attic-CUDA0"])
+    second.live.set_devices(second.live.devices.with_devices([lent("cellar", "192.0.2.8", "b")]))
+    qtbot.waitUntil(lambda: stored() == ["cellar-CUDA0", "attic-CUDA0"])
+    second.live.set_devices(second.live.devices.without("cellar-CUDA0"))
+    qtbot.waitUntil(lambda: stored() == ["attic-CUDA0"])
+
+
+def test_machines_come_back_after_a_rig_file(
+    qtbot: QtBot, folder: Path, open_window: OpenWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    attic_card, cellar_card = lent("attic", "192.0.2.7", "a"), lent("cellar", "192.0.2.8", "b")
+    card = Device("CUDA0", "card", "CUDA", "gpu", MIB)
+    window = open_window()
+    host = window.live.devices.rig.host
+    write_rig(folder / "machines.json", Rig((attic_card,), host))
+    silence(window, monkeypatch)
+    # As a start with --rig: a rig file comes first, then a search.
+    window.live.set_devices(list_of_file(Rig((card,), host), Rig((), host)))
+    window.live.set_devices(DeviceList(Rig((), host)))
+    qtbot.waitUntil(lambda: window.away == {"attic-CUDA0": "not reachable"})
+    window.live.set_devices(window.live.devices.with_devices([cellar_card]))
+    qtbot.waitUntil(lambda: len(read_rig(folder / "machines.json").devices) == 2)
+    # A rig file that is opened later removes none either.
+    window.live.set_devices(list_of_file(Rig((card,), host), Rig((), host)))
+    window.live.set_devices(DeviceList(Rig((), host)))
+    qtbot.waitUntil(lambda: set(window.away) == {"attic-CUDA0", "cellar-CUDA0"})
+    assert len(read_rig(folder / "machines.json").devices) == 2

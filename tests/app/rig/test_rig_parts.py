@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.rig.device_list import DeviceList
 from app.rig.limit_store import LimitStore
 from app.settings import Settings
 from app.wiring import RigParts
+from engine.base.errors import EngineError
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
@@ -74,6 +76,32 @@ def test_a_rig_file_that_cannot_be_read_changes_nothing(
     parts.files.open(tmp_path / "away.json")
     wait(lambda: [notice.bad for notice in told] == [True])
     assert parts.live.devices is before
+
+
+def test_a_rig_file_that_is_opened_during_a_search_stays(
+    parts: RigParts, wait: Wait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+
+    def find(*_words: object, **_named: object) -> Rig:
+        opened.wait()
+        return Rig((replace(CARD, id="CUDA1"),), HOST)
+
+    monkeypatch.setattr("app.rig.device_search.find_all_devices", find)
+    write_rig(tmp_path / "rig.json", Rig((CARD,), HOST))
+    searched: list[bool] = []
+    try:
+        parts.search.refresh()
+        parts.files.open(tmp_path / "rig.json")
+        wait(lambda: parts.live.devices.from_file)
+        monkeypatch.setattr(parts.live, "end_search", lambda: searched.append(True))
+    finally:
+        opened.set()
+    wait(lambda: searched == [True])
+    assert (parts.live.devices.from_file, parts.live.rig.ids) == (True, ("CUDA0", "CPU"))
+    # A search that begins after the file was opened replaces its devices.
+    parts.search.refresh()
+    wait(lambda: parts.live.rig.ids == ("CUDA1", "CPU"))
 
 
 def test_lab_workers_come_and_go_as_devices(parts: RigParts, told: list[Notice], wait: Wait) -> None:
@@ -153,6 +181,60 @@ def test_who_asks_during_a_start_or_a_restart_waits_for_it(
     assert parts.lab.stopped == ()
 
 
+def lose_both(parts: RigParts, wait: Wait) -> LabRig:
+    """Start two lab workers, kill them, and return their rig."""
+    parts.lab.start([16 * MIB, 16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    for process in parts.lab.processes.values():
+        psutil.Process(process.pid).kill()
+    wait(lambda: parts.lab.stopped == ("RPC0", "RPC1"))
+    assert parts.lab._workers is not None
+    return parts.lab._workers
+
+
+def test_a_worker_that_ends_again_while_another_restarts_is_stopped(
+    parts: RigParts, wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = lose_both(parts, wait)
+    restart = workers.restart
+    lost: list[str] = []
+    parts.lab.worker_lost.connect(lost.append)
+
+    def restarting(device_id: str) -> None:
+        if device_id == "RPC1":
+            pid = workers.pid("RPC0")
+            assert pid is not None
+            psutil.Process(pid).kill()
+            workers._started.workers["RPC0"].child.wait_for_end(60.0)
+        restart(device_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "restart", restarting)
+        parts.lab.restart()
+        wait(lambda: bool(lost) and parts.lab.stopped == ("RPC0",))
+    assert len(parts.lab.processes) == 1
+    parts.lab.restart()
+    wait(lambda: parts.lab.stopped == ())
+
+
+def test_of_several_workers_those_that_restart_run(
+    parts: RigParts, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = lose_both(parts, wait)
+    restart = workers.restart
+
+    def restarting(device_id: str) -> None:
+        if device_id == "RPC1":
+            raise EngineError("The port is taken.")
+        restart(device_id)
+
+    monkeypatch.setattr(workers, "restart", restarting)
+    parts.lab.restart()
+    wait(lambda: told[-1] == Notice("The port is taken.", bad=True))
+    assert parts.lab.stopped == ("RPC1",)
+    assert len(parts.lab.processes) == 1
+
+
 def test_stopping_the_lab_forgets_its_stopped_workers(
     parts: RigParts, wait: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,6 +275,21 @@ def test_a_remote_worker_is_added_once_with_its_limits(parts: RigParts, told: li
         assert parts.live.rig.devices == ()
         parts.search.add_remote(worker.endpoint)
         wait(lambda: [device.cap_bytes for device in parts.live.rig.devices] == [8 * MIB])
+
+
+def test_a_remote_worker_that_is_added_twice_at_the_same_time_is_listed_once(
+    parts: RigParts, told: list[Notice], wait: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Device("RPC0", "worker", "RPC", "gpu", GIB, endpoint="192.0.2.7:50052")
+    monkeypatch.setattr("app.rig.device_search.find_workers", lambda *_words: (worker,))
+    for _ in range(2):
+        parts.search.add_remote("192.0.2.7:50052")
+    wait(lambda: len(told) == 2)
+    assert [(notice.bad, "already among the devices" in notice.text) for notice in told] == [
+        (False, False),
+        (True, True),
+    ]
+    assert parts.live.rig.ids == ("RPC0", "CPU")
 
 
 def test_a_worker_is_judged_by_the_engines_checks_when_it_is_added_and_with_every_search(

@@ -142,9 +142,8 @@ from pathlib import Path
 from app.cli.devices import find_machine
 from engine.base.cancellation import CancelToken
 from engine.machines.doctor.loads import LoadCheck
-from engine.planning.fit.calibration import NO_CALIBRATION
 rig = find_machine()
-check = LoadCheck(rig, Path(sys.argv[1]), NO_CALIBRATION, CancelToken())
+check = LoadCheck(rig, Path(sys.argv[1]), CancelToken())
 list(check.on(rig.device("CUDA2")))
 print(check.calibration.overhead_bytes(rig.device("CUDA2")))
 """

@@ -148,6 +148,29 @@ def test_the_search_keeps_the_faster_layout(plans: dict[str, Plan]) -> None:
     assert predictor.learnt == [plans["CUDA0"], plans["CUDA1"]]
 
 
+def test_the_search_measures_layouts_without_a_prediction(plans: dict[str, Plan]) -> None:
+    subject = by_device(CUDA0=50.0, CUDA1=80.0, CPU=20.0)
+    first = plans["CUDA0"]
+    slow = first.with_edit(replace(first.edit, context=msgspec.structs.replace(first.edit.context, flash_attn="off")))
+    predicted = [(first, 3.0), (slow, 9.0), (plans[CPU_ID], 2.0)]
+    predictor = FakePredictor(lambda plan: next((each for key, each in predicted if key is plan), None))
+    others = [candidate("slow", slow), candidate("unknown", plans["CUDA1"]), candidate("host", plans[CPU_ID])]
+    results = bench_of(subject, predictor=predictor).search(candidate("first", first), others)
+    assert [each.name for each in results.layouts] == ["first", "host", "unknown"], "slow is predicted to be slower"
+    assert results.winner == "unknown"
+    assert "No further layout is predicted to be faster than unknown." in results.notes
+
+
+def test_layouts_of_the_same_name_are_told_apart(plans: dict[str, Plan]) -> None:
+    subject = by_device(CUDA0=50.0, CUDA1=80.0)
+    bench = bench_of(subject)
+    results = bench.search(candidate("fewest", plans["CUDA0"]), [candidate("fewest", plans["CUDA1"])])
+    assert [(each.name, each.against) for each in results.layouts] == [("fewest", ""), ("fewest 2", "fewest")]
+    assert [len(each.samples) for each in results.layouts] == [5, 5]
+    assert results.winner == "fewest 2"
+    assert [each.name for each in bench.candidates] == ["fewest", "fewest 2"]
+
+
 def test_the_search_changes_settings_of_the_best(plans: dict[str, Plan]) -> None:
     def flash_off(name: str, plan: Plan) -> list[Candidate]:
         context = msgspec.structs.replace(plan.edit.context, flash_attn="off")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,18 @@ from engine.base.errors import EngineError, UnreachableError
 from engine.base.landlock import landlock_version
 from engine.base.pci import PciId
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
+from engine.devices.device import ComputingNeed, Device, MeasuredChoice, Rig, make_host
 from engine.devices.hiding_variables import HIDING_VARIABLES
 from engine.devices.packs.store import ListedPack, PackState
-from engine.machines.doctor import installed
+from engine.machines.doctor import installed, machine
 from engine.machines.doctor.installed import Card, card_checks, cards_on_bus, environment_checks, pack_checks
+from engine.machines.doctor.loads import LoadCheck
 from engine.machines.doctor.machine import Files, Machine, engine_check, find_rig, personal_names
 from engine.machines.doctor.report import Check, Progress, Report, Step, document, examine, table, without_names
 from engine.machines.rigs.engine_checks import Case, Checked, Trial
+from engine.planning.fit.calibration import read_calibration, write_calibration
+from engine.planning.fit.speed_book import KeptDevice, SpeedBook, read_speed_book, write_speed_book
+from tests.support.models import write_tiny_llama
 
 FILES = Files(*[Path(name) for name in ("demo", "checks", "verdicts", "calibration", "speeds")])
 
@@ -250,3 +255,36 @@ def test_variables_that_hide_devices_are_named(monkeypatch: pytest.MonkeyPatch) 
     machine = Machine(Rig((), make_host("host", GIB)), FILES, CancelToken())
     (step,) = [each for each in machine.steps() if each.name == "installed"]
     assert [each for each in step.look() if each.name == "environment"] == found
+
+
+def test_what_the_window_learns_during_an_examination_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB)
+    rig = Rig((card,), make_host("host", 8 * GIB))
+    files = Files(
+        write_tiny_llama(tmp_path / "tiny.gguf"),
+        *(tmp_path / name for name in ("checks", "verdicts", "calibration", "speeds")),
+    )
+    theirs = ComputingNeed("CUDA0", "model", 4096, 512, flash_attention=True, types=("f16", "f16"), overhead_bytes=GIB)
+    choice = MeasuredChoice("n_ubatch", 1024, 512, 1.3, 1.2, 1.4, "here", "load")
+
+    def load(check: LoadCheck, device: Device) -> list[Check]:
+        overheads = {**check.calibration.overheads, device.id: (MIB,)}
+        check.calibration = replace(check.calibration, overheads=overheads)
+        return []
+
+    def measure(_rig: Rig, book: SpeedBook, *_rest: object) -> tuple[SpeedBook, tuple[str, ...]]:
+        write_speed_book(files.speeds, book.with_choices([choice]))
+        return book.with_device(card, KeptDevice(1e11, 1e-4, 1e9)), ()
+
+    monkeypatch.setattr(LoadCheck, "on", load)
+    monkeypatch.setattr(machine, "measured_book", measure)
+    with Machine(rig, files, CancelToken()) as examined:
+        on_card, on_host, speed = (step for step in examined.steps() if step.name in ("load", "speed"))
+        list(on_card.look())
+        write_calibration(files.calibration, read_calibration(files.calibration).with_need(theirs))
+        list(on_host.look())
+        list(speed.look())
+    kept = read_calibration(files.calibration)
+    assert (set(kept.overheads), kept.computing) == ({"CUDA0", "CPU"}, (theirs,))
+    speeds = read_speed_book(files.speeds)
+    assert (len(speeds.devices), speeds.choices) == (1, (choice,))

@@ -158,6 +158,21 @@ def test_a_device_in_use_is_away_and_the_others_are_found(tmp_path: Path) -> Non
             session.close()
 
 
+def test_a_device_that_this_computer_uses_is_found_with_the_others(tmp_path: Path) -> None:
+    laptop = Home(tmp_path / "laptop")
+    with LabRig([64 * MIB]) as lab, echoing() as echo:
+        address = parse_endpoint(lab.rig.devices[0].endpoint or "")
+        workers = {"CUDA0": echo, "CPU": lambda: socket.create_connection(address)}
+        with attic(tmp_path / "attic", workers) as served:
+            served.pair(laptop)
+            session = served.open(laptop, "CUDA0")
+            with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
+                card, host = found(served, laptop, tunnels)
+                assert (card.id, card.away) == ("attic-CUDA0", "")
+                assert (host.id, host.away) == ("attic-CPU", "")
+            session.close()
+
+
 def test_a_machine_that_is_not_paired_is_named(tmp_path: Path) -> None:
     home = Home(tmp_path / "laptop")
     with (

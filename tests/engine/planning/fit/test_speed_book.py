@@ -17,6 +17,7 @@ from engine.planning.fit.speed_book import (
     KeptDevice,
     SpeedBook,
     read_speed_book,
+    speed_key,
     write_speed_book,
 )
 from engine.planning.fit.strategies.catalogue import auto_layout
@@ -238,7 +239,18 @@ def test_choices_are_kept_one_for_each_setting_machine_and_load(tmp_path: Path) 
     write_speed_book(path, book)
     assert read_speed_book(path) == book
     # Measured meanwhile by another process.
-    assert EMPTY_BOOK.with_choices([first]).with_answers_of(EMPTY_BOOK, book).choices == book.choices
+    assert EMPTY_BOOK.with_choices([first]).with_changes(EMPTY_BOOK, book).choices == book.choices
+
+
+def test_changes_are_added_to_what_another_process_wrote_meanwhile() -> None:
+    card, host = RIG.devices[0], RIG.host
+    before = EMPTY_BOOK.with_device(card, FAST)
+    after = before.with_device(host, SLOW)
+    on_card, on_host = (Answer("class", {speed_key(device): 1.0}, 2.0) for device in (card, host))
+    meanwhile = replace(before.with_device(card, SLOW), answers=(on_card, on_host))
+    found = meanwhile.with_changes(before, after)
+    assert found.devices == {speed_key(card): SLOW, speed_key(host): SLOW}
+    assert found.answers == (on_card,), "the host's answer belongs to its old measurement"
 
 
 def test_choices_that_cannot_be_are_left_out(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from engine.base.errors import LayoutError
 from engine.planning.layout.layout import Layout, Override, Run
-from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
+from engine.planning.layout.layout_file import (
+    LayoutFile,
+    encode_layout,
+    free_name,
+    parse_layout,
+    read_layout,
+    write_layout,
+)
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from tests.support.strategies import any_layouts, contexts, names
 
@@ -223,3 +230,8 @@ def test_what_is_left_to_us_is_written_and_read_again() -> None:
 def test_a_threshold_that_is_the_engines_own_is_not_written() -> None:
     data = encode_layout(LayoutFile("m", Layout(4, (Run("CPU", 0, 3),), "CPU"), ContextSettings()))
     assert "op_offload_min_batch" not in json.loads(data)["context"]
+
+
+def test_free_names() -> None:
+    assert free_name("one", ()) == "one"
+    assert free_name("one", ("one", "one 2")) == "one 3"

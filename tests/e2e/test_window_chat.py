@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.desktop import Desktop, Window, open_window
 from tests.support.models import write_tiny_llama
 from tests.support.window_steps import ask_model, load

@@ -32,6 +32,7 @@ from engine.library.refresh import current_facts, list_models, read_facts_of, re
 from engine.library.scan import is_stale
 from engine.library.stores import Store, folder_stores, known_stores, opened_stores
 from engine.library.walking import is_text
+from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
 
 # Least seconds between two lists: headers and forecasts arrive by the hundred.
@@ -241,10 +242,7 @@ class LibraryCatalogue:
 
         `marks`: fingerprints of the files. `change`: new values by the name of the field of `Notes`.
         """
-        index, marks = self.index, tuple(marks)
-        known = index.notes()
-        for mark in marks:
-            index.save_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
+        self.index.change_notes(marks, lambda notes: msgspec.structs.replace(notes, **change))
 
     def note_opened(self, path: Path, at_s: float) -> Notes:
         """Save the time when a model was opened, and return what is noted of the model.
@@ -274,8 +272,9 @@ class LibraryCatalogue:
             self.note((mark,), change)
 
     def forget_missing(self, paths: Iterable[Path]) -> None:
-        """Remove model files that do not exist any more from the library's list."""
-        gone = set(paths)
+        """Remove model files that do not exist any more from the library's list, with all parts of their models."""
+        # Parts that were deleted earlier are listed as missing, and would stay.
+        gone = {part for path in paths for part in named_parts(path)}
         with self._lock:
             files = tuple(file for file in self._census.files if file.path not in gone)
             self._census = replace(self._census, files=files)

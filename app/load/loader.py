@@ -365,8 +365,12 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question if layout or settings have been edited since the question was shown."""
-        if self._asked is not None and self._document.edit != self._asked.plan.edit:
+        """Remove the question if model, layout or settings have changed since the question was shown."""
+        if self._asked is None:
+            return
+        plan, document = self._asked.plan, self._document
+        # Another file may have replaced a blank model: the open model is the same, and the edits may be equal.
+        if document.model is not plan.model or document.edit != plan.edit:
             self._withdraw()
 
     def _withdraw(self) -> None:

@@ -131,9 +131,14 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Drop a request of this counter that failed: the chat template failed, or the model is being unloaded."""
+        """Drop a request of this counter that failed: images need a projector, or the model is being unloaded.
+
+        Its conversation is not counted again, because that would fail again. Another one that waits is counted now.
+        """
         if self._asked is not None and lost.request == self._asked[0]:
-            self._asked = None
+            (_, chat, _), self._asked = self._asked, None
+            if self._wanted is not chat:
+                self._timer.start(0)
 
     def _forget(self) -> None:
         # Counts depend on vocabulary, chat template and projector, and another load may have others.

@@ -55,6 +55,8 @@ class EditState:
         self.edit = edit
         self.begun = edit
         """Layout and settings (the edit) when the model was opened."""
+        self.kept_side_files = edit.side_files
+        """The side files when the model was opened, or those that were stored since then."""
         self.undo_stack = undo_stack
         self.pace = pace
         self.forecast: Forecast | None = None
@@ -99,6 +101,11 @@ class LayoutDocument(QObject):
         self._forecaster = Forecaster(self.probes, self._on_forecast, background)
         self._then: list[Callable[[], None]] = []
         self._frame = DelayedCall(self, self._recompute, FRAME_MS)
+
+    @property
+    def state(self) -> EditState | None:
+        """The edit state of the current model; None if no model is open."""
+        return self._state
 
     @property
     def model(self) -> ModelFile | None:

@@ -92,8 +92,8 @@ class ExpertPlacing(QObject):
             return find(plan.with_own_tables())
 
         def use(layout: Layout) -> None:
-            # The layout may have been edited during the search, and a result for another one must not undo that.
-            if self._document.edit == plan.edit:
+            # Another model may have been opened during the search, or the layout edited, which must not be undone.
+            if self._document.model is plan.model and self._document.edit == plan.edit:
                 self._document.set_layout(layout, text)
 
         def refuse(error: EngineError) -> None:

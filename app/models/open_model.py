@@ -78,13 +78,14 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace this one: the model is not loaded, and has no messages and no proposals.
+        """Whether another file may replace this one: the model is not loaded and no load of it waits, and it has no
+        messages and no proposals.
 
         Messages from before the first file do not count, because their conversation continues with the opened file.
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
-        return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
+        return loading.phase is Phase.STOPPED and not self._waits and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
         """Make this object the open model of `file`. There is no layout yet. `key`: identity of the file."""

@@ -42,7 +42,6 @@ class SideFileController(QObject):
     ) -> None:
         super().__init__(parent)
         self._document, self._background, self._settings, self._notices = document, background, settings, notices
-        self._seen: dict[Path, SideFiles] = {}
         document.edit_settled.connect(self._on_edit_settled)
 
     def choose_projector(self, path: Path) -> None:
@@ -157,14 +156,11 @@ class SideFileController(QObject):
 
         Unchanged side files are not stored: a file that is missing now may be on a disk that is not mounted.
         """
-        edit, model = self._document.edit, self._document.model
-        if edit is None or model is None:
-            return
-        path = model.paths[0]
-        if edit.side_files != self._seen.setdefault(path, edit.side_files):
+        state = self._document.state
+        if state is not None and state.edit.side_files != state.kept_side_files:
             # Undo changes side files as well, and is stored like any other edit.
-            self._seen[path] = edit.side_files
-            self._settings.keep_side_files(path, _kept(edit.side_files))
+            state.kept_side_files = state.edit.side_files
+            self._settings.keep_side_files(state.model.paths[0], _kept(state.edit.side_files))
 
 
 @dataclass(frozen=True, slots=True)

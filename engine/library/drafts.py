@@ -47,7 +47,7 @@ def _files_of(entry: Entry) -> Iterator[tuple[str, Copy, Facts]]:
         if each.facts is not None and not each.fault:
             yield " ".join(filter(None, (entry.title, each.label))), each.copy, each.facts
     for side in entry.side_files:
-        if side.role == "draft" and side.facts is not None and not side.facts.error and not side.file.is_missing:
+        if side.role == "draft" and side.facts is not None and not side.facts.error:
             yield side.file.path.name, Copy((side.file,)), side.facts
 
 

@@ -19,7 +19,11 @@ _USUAL_TAGS = ("Q4_K_M", "Q8_0")
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False):
-    """One copy of a quantisation on the disk: its parts in order. `missing`: numbers of the missing parts, from 1."""
+    """One copy of a quantisation on the disk.
+
+    `parts`: the parts that exist, in order; if none exists any more, the parts that existed once.
+    `missing`: numbers, from 1, of the parts that are not in `parts`.
+    """
 
     parts: tuple[FoundFile, ...]
     missing: tuple[int, ...] = ()
@@ -40,6 +44,14 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Size of all parts, their latest modification time (ns), and inode of the first part.
+
+        The headers are read again if they change.
+        """
+        return self.size_bytes, max(part.mtime_ns for part in self.parts), self.first.inode
 
     @property
     def is_missing(self) -> bool:

@@ -137,7 +137,7 @@ _Shape = tuple[str, int | None, int | None]
 
 
 def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
-    """Group files into entries, sorted by title. Side files that belong to no model are left out.
+    """Group files into entries, sorted by title. Side files that belong to no model, or are missing, are left out.
 
     `facts`: values from the headers of models, by path of the first part.
     """
@@ -146,7 +146,7 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
     sides = [
         SideFile(role, file, facts.get(file.path))
         for file in files
-        if (role := _role(file, facts)) not in ("model", "other")
+        if (role := _role(file, facts)) not in ("model", "other") and not file.is_missing
     ]
     beside = pair(sides, entries)
     entries = [
@@ -168,14 +168,15 @@ def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
             alone.append(Copy((file,)))
         else:
             parts[file.path.parent, f"{name.base} {name.tag}", name.count][name.number] = file
-    joined = [
-        Copy(
-            tuple(found[number] for number in sorted(found)),
-            tuple(number for number in range(1, min(count, _MOST_PARTS) + 1) if number not in found),
-        )
-        for (_, _, count), found in parts.items()
-    ]
-    return (*alone, *joined)
+    return (*alone, *(_joined(found, count) for (_, _, count), found in parts.items()))
+
+
+def _joined(found: Mapping[int, FoundFile], count: int) -> Copy:
+    """Return the copy that consists of the parts `found`, by number. `count`: number of parts of the whole model."""
+    # A copy of which no part exists is missing as a whole.
+    there = {number: file for number, file in found.items() if not file.is_missing} or found
+    missing = tuple(number for number in range(1, min(count, _MOST_PARTS) + 1) if number not in there)
+    return Copy(tuple(there[number] for number in sorted(there)), missing)
 
 
 # Parts up to this number are listed as missing: a file name may claim 99999 parts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -131,9 +131,9 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return the saved header values of files. The keys are paths.
+        """Return the saved header values of models and side files. The keys are paths of first parts.
 
-        Each value also has the state of the file (size, modification time, inode) when its header was read.
+        Each value also has the state of the model (size, modification time, inode) when its headers were read.
         """
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, facts FROM facts")
         read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows if _is_text(row[0])), Facts)
@@ -142,8 +142,8 @@ class LibraryIndex:
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
         """Save header values of files.
 
-        `known`: header values by path of the file, each with the state of the file (size, modification time, inode)
-        when its header was read.
+        `known`: header values by path of the first part, each with the state of the model (size, modification time,
+        inode) when its headers were read.
         """
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
@@ -171,12 +171,20 @@ class LibraryIndex:
 
     def save_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
         """Save `notes` for each of the fingerprints. Empty notes delete the saved ones."""
-        marks = [(mark,) for mark in fingerprints if mark]
-        document = msgspec.msgpack.encode(notes)
+        self.change_notes(fingerprints, lambda _notes: notes)
+
+    def change_notes(self, fingerprints: Iterable[str], change: Callable[[Notes], Notes]) -> None:
+        """Replace the notes of each of the fingerprints by what `change` makes of the saved ones.
+
+        Reading and saving are one transaction, so changes by other threads and processes are not lost.
+        """
         with self._writing() as connection:
-            connection.executemany("DELETE FROM notes WHERE fingerprint = ?", marks)
-            if notes != NO_NOTES:
-                connection.executemany("INSERT INTO notes VALUES (?, ?)", [(mark, document) for (mark,) in marks])
+            for mark in filter(None, fingerprints):
+                rows = connection.execute("SELECT fingerprint, notes FROM notes WHERE fingerprint = ?", (mark,))
+                notes = change(dict(_readable(rows, Notes)).get(mark, NO_NOTES))
+                connection.execute("DELETE FROM notes WHERE fingerprint = ?", (mark,))
+                if notes != NO_NOTES:
+                    connection.execute("INSERT INTO notes VALUES (?, ?)", (mark, msgspec.msgpack.encode(notes)))
 
     def documents(self, fingerprint: str) -> tuple[SavedDocument, ...]:
         """Return the saved layouts and presets of the model with this fingerprint."""

@@ -143,7 +143,7 @@ def jobs(entries: Iterable[Entry], known: Mapping[str, Fit], *, text_only: bool 
             if each.facts is None or each.fault or not each.facts.fingerprint:
                 continue
             side = None if text_only else entry.side_file("projector", each)
-            projector = None if side is None or side.file.is_missing else side.file.path
+            projector = None if side is None else side.file.path
             fit = known.get(each.facts.fingerprint)
             if fit is not None and fit.projector == ("" if projector is None else projector.name):
                 continue

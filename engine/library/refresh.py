@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
 from engine.base.language import tr
+from engine.base.texts import quote
 from engine.library.census import Census, Changes, FoundFile, compare, with_missing
 from engine.library.children import read_headers
 from engine.library.facts import Facts, fingerprint
@@ -21,6 +22,7 @@ from engine.library.listed import Listed, by_name, listed
 from engine.library.notes import Notes
 from engine.library.scan import scan
 from engine.library.stores import Store
+from engine.library.walking import is_text
 
 Known = Mapping[Path, tuple[State, Facts]]
 
@@ -46,26 +48,34 @@ def _changes(before: Census, after: Census, facts: FactsOf) -> Changes:
 def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
     """Return the saved header values that are still valid, by path of the file.
 
-    They are valid if size, modification time and inode of the file are the same as when its header was read.
+    They are valid if size, modification time and inode of the model (`Copy.state`) are the same as when its headers
+    were read.
 
     `census`: the files that a scan has just found.
-    `known`: the saved header values by path, with the size, modification time and inode of that time.
+    `known`: the saved header values by path of the first part, with size, modification time and inode of that time.
     """
     found = {}
-    for file in census.files:
-        kept = known.get(file.path)
-        if kept is not None and kept[0] == file.state:
-            found[file.path] = kept[1]
+    for copy in join_parts(census.files):
+        kept = known.get(copy.path)
+        if kept is not None and kept[0] == copy.state:
+            found[copy.path] = kept[1]
     return found
 
 
 def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
-    """Return the models and side files whose headers are not in `facts`, each as the paths of its parts.
+    """Return the models and side files whose headers have to be read, each as the paths of its parts.
+
+    Headers that could not be read are tried again: permissions, the disk or this program may have changed meanwhile.
 
     `facts`: header values by path of the first part.
     """
     copies = join_parts(file for file in census.files if not file.is_missing)
-    return tuple(copy.paths for copy in copies if copy.path not in facts)
+    return tuple(copy.paths for copy in copies if not _is_read(facts.get(copy.path)))
+
+
+def _is_read(facts: Facts | None) -> bool:
+    # A header that was read and is of no language model has an error and an architecture.
+    return facts is not None and (not facts.error or facts.architecture != "")
 
 
 def read_facts_of(
@@ -76,12 +86,12 @@ def read_facts_of(
 ) -> dict[Path, tuple[State, Facts]]:
     """Read headers in a child process, and return their values by path of the file.
 
-    Each value also has the state of the file (size, modification time, inode) for `LibraryIndex.save_facts`.
+    Each value also has the state of the model (size, modification time, inode) for `LibraryIndex.save_facts`.
 
     `wanted`: the paths of the parts of each model.
     `tell`: called in this thread with the path and the header values of each model.
     """
-    states = {file.path: file.state for file in census.files}
+    states = {copy.path: copy.state for copy in join_parts(census.files)}
     found: dict[Path, tuple[State, Facts]] = {}
 
     def take(paths: tuple[Path, ...], facts: Facts) -> None:
@@ -106,7 +116,7 @@ def check_folder(path: Path) -> Path:
     """Return the absolute path of a folder that the user wants to add to the library.
 
     Raises:
-        LibraryError: if `path` is not a folder or cannot be read.
+        LibraryError: if `path` is not a folder, cannot be read, or is not valid text.
     """
     try:
         folder = path.expanduser().absolute()
@@ -120,4 +130,9 @@ def check_folder(path: Path) -> Path:
         raise LibraryError(
             tr("{path} cannot be opened ({reason}); choose another folder.", path=path, reason=reason)
         ) from error
+    # File names may be any bytes; the index stores text as UTF-8.
+    if not is_text(str(folder)):
+        raise LibraryError(
+            tr("The path {path} is not valid text; rename the folder or choose another one.", path=quote(str(folder)))
+        )
     return folder

@@ -1,6 +1,7 @@
 """Moves models to the trash. Before that, it lists the files to move, the space that is freed, and the owning program.
 
-Blobs of the Hugging Face cache and of Ollama are removed only with the last link or manifest that leads to them.
+Blobs of the Hugging Face cache are removed with all links to them, those of Ollama with the last manifest that leads to
+them.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def _side_files_alone(
 def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
     """Return the paths to remove for a file of the Hugging Face cache.
 
-    They are the snapshot's link and, if no other link of the repository leads to the blob, the blob.
+    They are the snapshot's link, the links of the repository's other snapshots to the same blob, and the blob. The
+    library lists these links as one copy.
     """
     path = file.path
     if not path.is_symlink():
@@ -147,9 +149,9 @@ def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
             )
         )
     repository = next((folder for folder in path.parents if folder.name.startswith("models--")), path.parent)
-    links = [each for each in (repository / "snapshots").rglob("*") if each.is_symlink() and each != path]
-    is_shared = any(link.resolve() == blob.resolve() for link in links)
-    return (path,) if is_shared else (path, blob.resolve())
+    blob = blob.resolve()
+    links = (each for each in (repository / "snapshots").rglob("*") if each.is_symlink() and each != path)
+    return (path, *sorted(link for link in links if link.resolve() == blob), blob)
 
 
 def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:

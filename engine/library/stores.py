@@ -14,6 +14,7 @@ import msgspec
 
 from engine.base.files import hugging_face_cache
 from engine.base.language import tr
+from engine.library.walking import is_text
 
 StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama", "opened"]
 
@@ -68,13 +69,15 @@ def opened_stores(paths: Iterable[Path]) -> tuple[Store, ...]:
 def known_stores(environment: Mapping[str, str], home: Path) -> tuple[Store, ...]:
     """Return the stores of other programs, with the folders that environment variables and home folder determine.
 
-    The folders need not exist. Sources of their paths: huggingface_hub's constants.py, llama.cpp's common/hf-cache.cpp
-    and fs_get_cache_directory, LM Studio's and Ollama's documentation.
+    The folders need not exist. Those whose path is not valid text are left out. Sources of their paths:
+    huggingface_hub's constants.py, llama.cpp's common/hf-cache.cpp and fs_get_cache_directory, LM Studio's and Ollama's
+    documentation.
     """
     found: dict[Path, Store] = {}
     for store in _candidates(environment, home):
-        # Two variables may name the same folder; the first store counts.
-        found.setdefault(store.root, store)
+        # Two variables may name the same folder; the first store counts. The index stores text as UTF-8.
+        if is_text(str(store.root)):
+            found.setdefault(store.root, store)
     return tuple(found.values())
 
 

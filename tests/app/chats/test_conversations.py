@@ -33,7 +33,7 @@ from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message, MessageState
 from engine.chat.store import ChatStore
 from engine.chat.tree import changed, is_empty_failure, tree_of
-from engine.runtime.protocol.requests import Tokenise
+from engine.runtime.protocol.requests import ImageFile, Tokenise
 from tests.app.chats.bench import Bench
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
@@ -111,6 +111,22 @@ def test_what_takes_the_context_is_counted_once(bench: Bench) -> None:
     assert told[1] == told[0]
     assert loading.ask(Tokenise(text="x")) == before + 1
     bench.wait(lambda: not loading.snapshot.requests)
+
+
+def test_a_conversation_is_counted_after_another_one_could_not_be(bench: Bench) -> None:
+    bench.load()
+    bench.say("hello")
+    counter = ContextCounter(bench.desk.loading)
+    told: list[ContextUse] = []
+    counter.counted.connect(told.append)
+    chat = bench.conversation.counted_chat()
+    # No projector is loaded, so no image can be counted.
+    counter.count(replace(chat, media=(ImageFile(sha256="0" * 64, width_px=8, height_px=8),)))
+    # It is asked now, and answered after the next call.
+    counter._timer.flush()
+    counter.count(chat)
+    bench.wait(lambda: bool(told))
+    assert told[0].used > 0
 
 
 def test_versions_branches_edits_and_deletions(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
 from engine.library.census import Changes
 from engine.library.fit import layout_key
+from engine.library.removal import plan_removal, to_trash
 from engine.library.stores import Store
 from engine.planning.layout.layout import make_layout
 from engine.runtime.session.events import Done
@@ -103,6 +104,23 @@ def test_a_measured_speed_is_noted_with_its_layout(library: Library, tmp_path: P
     assert (notes.measured, notes.measured_on) == (9.5, "CUDA0, CPU")
     assert notes.is_measured_on(layout_key(layout))
     assert not notes.is_measured_on(layout_key(make_layout(4, ["CUDA0", "CPU", "CPU", "CPU"])))
+
+
+def test_a_removed_model_takes_its_deleted_parts_from_the_list(library: Library, tmp_path: Path) -> None:
+    catalogue = library.catalogue
+    parts = [tmp_path / "models" / f"bob-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, part in enumerate(parts):
+        put(part, model_bytes(part=(number, 3)))
+    catalogue.scan()
+    parts[1].unlink()
+    catalogue.scan()
+    (_ada, bob) = (model.entry for model in catalogue.contents().models)
+    removal = plan_removal(bob, bob.proposed, bob.proposed.copy, [bob])
+    assert removal.paths == (parts[0], parts[2])
+    to_trash(removal.paths, lambda path: Path(path).unlink())
+    catalogue.forget_missing(removal.paths)
+    catalogue.scan()
+    assert [model.entry.title for model in catalogue.contents().models] == ["ada"]
 
 
 def test_only_the_latest_work_is_delivered(library: Library, qtbot: QtBot) -> None:

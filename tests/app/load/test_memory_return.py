@@ -15,8 +15,10 @@ from app.wiring import make_desk
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.telemetry.sample import Sample
-from engine.model.gguf.model_file import FileIdentity
+from engine.model.gguf.model_file import FileIdentity, identify
+from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import LIMIT_S, HeldModel
+from tests.support.models import write_tiny_llama
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 4 * GIB)
 HELD = HeldModel(FileIdentity(()), "ada", {"CUDA0": 8 * GIB, "CPU": GIB}, idle_since_s=0.0)
@@ -80,6 +82,18 @@ def test_what_does_not_come_back_is_not_waited_for_for_ever(bench: Bench, qtbot:
     bench.load_next()
     bench.now_s += LIMIT_S
     qtbot.waitUntil(lambda: bench.begun == ["load"])
+
+
+def test_the_model_that_waits_is_not_replaced_by_another_file(bench: Bench, tmp_path: Path) -> None:
+    ada, bob = (read_model(write_tiny_llama(tmp_path / f"{name}.gguf")) for name in ("ada", "bob"))
+    models = bench.desk.models
+    models.place(ada, identify(ada.paths))
+    bench.hold(None)
+    bench.load_next()
+    assert models.place(bob, identify(bob.paths)) is not bench.model
+    assert bench.model.file is ada
+    bench.desk.loader.cancel()
+    assert models.place(bob, identify(bob.paths)) is bench.model
 
 
 def test_a_wait_can_be_cancelled(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.models.expert_placing import TO_CPU, ExpertPlacing
 from app.settings import Settings
 from app.theme import Theme
 from app.window.layout.layout_presenter import outcome_text
@@ -73,6 +74,18 @@ def test_a_number_of_experts_is_one_step_of_undo(window: WindowParts, qtbot: QtB
     assert override.layers in (range(3), range(5, 8))
     assert window.desk.document.undo_group.undoText() == "place experts of 3 layers on CPU"
     window.desk.document.undo_group.undo()
+    assert layout_of(window) == START
+
+
+def test_a_found_layout_is_not_for_another_model(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    document = window.desk.document
+    placing = ExpertPlacing(document, window.desk.background, window.desk.notices)
+    other = read_model(write_tiny_moe(tmp_path / "other.gguf", n_layers=8))
+    rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
+    qtbot.waitUntil(lambda: not document.is_behind)
+    placing.use(TO_CPU)
+    document.open(other, rig, Edit(START, ContextSettings(n_ctx=512)))
+    qtbot.waitUntil(lambda: not placing._placing.is_running)
     assert layout_of(window) == START
 
 

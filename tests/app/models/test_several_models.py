@@ -18,6 +18,8 @@ from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import identify
+from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import used_devices
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
@@ -380,6 +382,21 @@ def test_an_edit_takes_the_question_back(bench: Bench) -> None:
     assert bench.questions[-1] is None
     bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
     assert bench.loaded_names == ["ada"]
+
+
+def test_another_file_takes_the_question_back(bench: Bench, tmp_path: Path) -> None:
+    make_room_for_one(bench)
+    bench.load("ada")
+    bob = bench.open("bob")
+    bench.desk.loader.load()
+    assert bench.questions[-1] is not None
+    carl = read_model(write_tiny_llama(tmp_path / "carl.gguf", n_layers=N_LAYERS, seed=2))
+    # A blank model is replaced, so the open model is the same; the edit is equal.
+    document = bench.desk.document
+    assert document.edit is not None
+    assert bench.desk.models.place(carl, identify(carl.paths)) is bob
+    document.open(carl, bench.desk.rig.live.rig, document.edit)
+    assert bench.questions[-1] is None
 
 
 # ---------------------------------------------------------------------- idle, lost, closed

@@ -7,6 +7,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.library.census import FoundFile
 from engine.library.entry import Entry
@@ -68,6 +69,19 @@ def test_parts_are_one_file_and_missing_ones_are_named() -> None:
     assert ada.quantisations[0].size_bytes == 300
     assert ada.quantisations[0].fault == ""
     assert bob.quantisations[0].fault == "is incomplete: part 2 of 3 is missing"
+
+
+def test_deleted_parts_and_side_files_are_not_there() -> None:
+    parts = [found(f"Ada-Q8_0-0000{number}-of-00003.gguf") for number in (1, 2, 3)]
+    projector = replace(found("mmproj-Ada-F16.gguf"), is_missing=True)
+    gone = [replace(part, is_missing=True) for part in parts]
+    (torn,) = group([parts[0], gone[1], parts[2], projector], {})
+    assert torn.quantisations[0].copy.paths == (parts[0].path, parts[2].path)
+    assert torn.quantisations[0].fault == "is incomplete: part 2 of 3 is missing"
+    assert torn.side_files == ()
+    (missing,) = group(gone, {})
+    assert missing.quantisations[0].copy.paths == tuple(part.path for part in gone)
+    assert missing.quantisations[0].fault == f"no longer exists at {gone[0].path}"
 
 
 def test_copies_are_one_quantisation_with_the_own_one_first(tmp_path: Path) -> None:

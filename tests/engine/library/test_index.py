@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
+from engine.library import children
 from engine.library.census import Census
-from engine.library.facts import Facts
+from engine.library.facts import Facts, read_facts
 from engine.library.fit import Fit
 from engine.library.index import MAX_OPENED, SCHEMA_VERSION, LibraryIndex
 from engine.library.notes import NO_NOTES, Notes, SavedDocument, tags_of
 from engine.library.refresh import check_folder, current_facts, read_facts_of, rescan, unread
 from engine.library.scan import scan
 from engine.library.stores import Store
+from tests.support.gguf_bytes import GgufBytes, text_value
 from tests.support.stores import model_bytes, put, put_in_ollama
 
 NOTES = Notes(is_favourite=True, tags=("code", "quick"), text="good at Rust", last_used=5.5, measured=12.0)
@@ -63,6 +68,22 @@ def test_two_programs_may_have_it_open(path: Path) -> None:
         window.save_notes(("a",), NOTES)
         command.save_notes(("b",), NOTES)
         assert set(window.notes()) == {"a", "b"}
+
+
+def test_notes_are_read_and_changed_in_one_transaction(path: Path) -> None:
+    with closing(LibraryIndex(path)) as window, closing(sqlite3.connect(path, timeout=0)) as command:
+        window.save_notes(("a",), NOTES)
+        before: list[Notes] = []
+
+        def change(notes: Notes) -> Notes:
+            before.append(notes)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                command.execute("BEGIN IMMEDIATE")
+            return msgspec.structs.replace(notes, preset="short")
+
+        window.change_notes(("a", "b", ""), change)
+        assert before == [NOTES, NO_NOTES]
+        assert window.notes() == {"a": msgspec.structs.replace(NOTES, preset="short"), "b": Notes(preset="short")}
 
 
 def test_a_damaged_file_is_kept_aside(path: Path) -> None:
@@ -137,6 +158,47 @@ def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:
         assert unread(census, current_facts(census, index.facts())) == ((file,),)
 
 
+def test_the_headers_of_a_split_model_are_read_again_when_another_part_changes(path: Path, tmp_path: Path) -> None:
+    store = Store("folder", tmp_path / "models")
+    parts = [store.root / f"ada-0000{number}-of-00002.gguf" for number in (1, 2)]
+    contents = [model_bytes(part=(number, 2)) for number in (0, 1)]
+    put(parts[0], contents[0])
+    with closing(LibraryIndex(path)) as index:
+        assert read_new(index, store)[parts[0]].n_parameters == read_facts((parts[0],)).n_parameters
+        put(parts[1], contents[1])
+        assert read_new(index, store)[parts[0]].n_parameters == read_facts(tuple(parts)).n_parameters
+        assert read_new(index, store) == {}
+        parts[1].unlink()
+        assert list(read_new(index, store)) == [parts[0]]
+
+
+def test_headers_that_could_not_be_read_are_tried_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("folder", tmp_path / "models")
+    file = put(store.root / "ada.gguf", model_bytes())
+    # It was read, and will be no language model tomorrow either.
+    put(store.root / "picture.gguf", GgufBytes(pairs={"general.architecture": text_value("flux")}).build())
+    with closing(LibraryIndex(path)) as index:
+        with monkeypatch.context() as patch:
+            # A disk that fails, or permissions that are missing: the file itself does not change.
+            patch.setattr(children, "child_argv", lambda _name: [sys.executable, "-c", "raise SystemExit"])
+            assert all(facts.error for facts in read_new(index, store).values())
+        found = read_new(index, store)
+        assert found[file].error == ""
+        assert found[store.root / "picture.gguf"].error == "holds no language model"
+        assert read_new(index, store) == {}
+
+
+def read_new(index: LibraryIndex, store: Store) -> dict[Path, Facts]:
+    """Scan, and return what is read because the index does not have it."""
+    found: dict[Path, Facts] = {}
+    census, _ = rescan(index, [store])
+    wanted = unread(census, current_facts(census, index.facts()))
+    index.save_facts(read_facts_of(census, wanted, found.__setitem__, CancelToken()))
+    return found
+
+
 def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
     own, foreign = Store("folder", tmp_path / "own"), Store("lm_studio", tmp_path / "lm", "LM Studio")
     moved = put(own.root / "moved.gguf", model_bytes("m"))
@@ -174,6 +236,10 @@ def test_tags_and_folders_are_checked(tmp_path: Path) -> None:
         check_folder(put(tmp_path / "a", b"x"))
     with pytest.raises(LibraryError, match="choose another"):
         check_folder(tmp_path / "none")
+    not_utf8 = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    not_utf8.mkdir()
+    with pytest.raises(LibraryError, match="is not valid text"):
+        check_folder(not_utf8)
 
 
 def test_what_was_opened_is_remembered_latest_first(path: Path) -> None:

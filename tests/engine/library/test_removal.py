@@ -52,17 +52,18 @@ def test_a_hard_link_frees_nothing(tmp_path: Path) -> None:
     assert removal_of(entries_in(Store("folder", tmp_path)), "Ada").freed_bytes == 0
 
 
-def test_a_blob_goes_with_the_last_link_to_it(tmp_path: Path) -> None:
+def test_a_blob_goes_with_all_links_to_it(tmp_path: Path) -> None:
     store = Store("huggingface", tmp_path, "Hugging Face cache")
     link = put_in_hub_cache(tmp_path, "org/Ada", "Ada-Q8_0.gguf", model_bytes(), commit="aaa")
     removal = removal_of(entries_in(store), "Ada")
     assert removal.paths == (link, link.resolve())
     assert removal.freed_bytes == len(model_bytes())
     assert "Hugging Face cache manages this file" in removal.question("Ada")
-    put_in_hub_cache(tmp_path, "org/Ada", "Ada-Q8_0.gguf", model_bytes(), commit="bbb")
-    removal = removal_of(entries_in(store), "Ada")
-    assert len(removal.paths) == 1
-    assert removal.freed_bytes == 0
+    put_in_hub_cache(tmp_path, "org/Ada", "Ada-Q8_0.gguf", model_bytes("another"), commit="bbb")
+    newer = put_in_hub_cache(tmp_path, "org/Ada", "Ada-8bit.gguf", model_bytes(), commit="ccc")
+    removal = removal_of(entries_in(store), "Ada-8bit")
+    assert removal.paths == (newer, link, link.resolve())
+    assert removal.freed_bytes == len(model_bytes())
 
 
 def test_shared_blobs_are_left_to_their_own_program(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def test_the_environment_says_where_stores_are() -> None:
     assert chosen[:3] == [Path("/llama"), Path("/hf/hub"), Path("/cache/llama.cpp")]
     assert HOME / "o" in chosen
     assert Path("/x") in [store.root for store in known_stores({"HF_HUB_CACHE": "/x", "HF_HOME": "/hf"}, HOME)]
+    not_utf8 = {"HF_HOME": os.fsdecode(b"/caf\xe9"), "OLLAMA_MODELS": os.fsdecode(b"/caf\xe9")}
+    assert not [store for store in known_stores(not_utf8, HOME) if "caf" in str(store.root)]
 
 
 def test_a_folder_is_walked_and_what_is_unfinished_is_left_out(tmp_path: Path) -> None:

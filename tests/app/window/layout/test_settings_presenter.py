@@ -162,6 +162,22 @@ def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(
     assert window.desk.settings.side_files(folder / "m.gguf") == kept
 
 
+def test_a_file_that_is_away_when_the_model_is_opened_again_is_not_forgotten(
+    window: WindowParts, qtbot: QtBot, folder: Path
+) -> None:
+    with qtbot.waitSignal(window.desk.document.edit_settled):
+        window.desk.side_files.choose_projector(folder / "mmproj.gguf")
+    kept = window.desk.settings.side_files(folder / "m.gguf")
+    assert kept.projector == str(folder / "mmproj.gguf")
+    write_tiny_llama(folder / "other.gguf", n_layers=4)
+    (folder / "mmproj.gguf").rename(folder / "away.gguf")
+    for name in ("other.gguf", "m.gguf"):
+        with qtbot.waitSignal(window.desk.opener.model_changed):
+            window.desk.opener.open(folder / name)
+    assert names(window) == []
+    assert window.desk.settings.side_files(folder / "m.gguf") == kept
+
+
 def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
     window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:

@@ -50,6 +50,8 @@ class ChatController(QObject):
         self._notices = notices
         self._show_model = show_model
         self._last_deleted: Chat | None = None
+        self._opening: object = None
+        """Identity of the newest request to open a conversation; None if another command has replaced it."""
         # Read before the first signal: `_tell_current` overwrites the setting.
         self._last_shown = settings.last_chat
         for model in models.all:
@@ -62,37 +64,54 @@ class ChatController(QObject):
         """Begin a new conversation with the current model. If the shown conversation is empty, keep it instead."""
         # Typed text is stored with its conversation before another one is shown.
         self.leaving.emit()
+        self._opening = None
         conversation = self._models.current.conversation
         if not conversation.is_empty or conversation.chat.draft:
             conversation.begin()
         self.began.emit()
 
     def open(self, chat: str, message: str = "") -> None:
-        """Show a stored conversation. If `message` is not empty, its branch is shown and the view scrolls to it."""
-        self.leaving.emit()
-        shown = next((model for model in self._models.all if model.conversation.chat.id == chat), None)
-        if shown is not None and shown is not self._models.current:
-            # One conversation is never written to from two places: its model is shown, or gives it up.
-            if shown.file is not None and not self._takes_over_from(shown):
-                self._show_model(shown)
-                self._notices.say(tr("Switched to {name}, which has this conversation open.", name=shown.name))
-            else:
-                shown.conversation.begin()
-                shown = None
-        if shown is not None:
-            if message:
-                shown.conversation.select(message)
-                self.message_wanted.emit(message)
-            return
-        model = self._models.current
+        """Show a stored conversation. If `message` is not empty, its branch is shown and the view scrolls to it.
 
-        def show(kept: Chat, tree: MessageTree) -> None:
-            model.conversation.open(kept, tree)
+        Reading takes time: a later `open`, `new` or `delete` replaces a request whose conversation is not shown yet.
+        """
+        self.leaving.emit()
+        self._opening = opening = object()
+        model = self._user_of(chat) or self._models.current
+        if model is not self._models.current:
+            # One conversation is never written to from two places: its model is shown, or gives it up.
+            if model.file is not None and not self._takes_over_from(model):
+                self._show_model(model)
+                self._notices.say(tr("Switched to {name}, which has this conversation open.", name=model.name))
+            else:
+                model.conversation.begin()
+                model = self._models.current
+
+        def show_message() -> None:
             if message:
                 model.conversation.select(message)
                 self.message_wanted.emit(message)
 
-        self._archive.read(chat, show)
+        def show(kept: Chat, tree: MessageTree) -> None:
+            if opening is not self._opening:
+                return
+            # Text may have been typed while the conversation was read.
+            self.leaving.emit()
+            model.conversation.open(kept, tree)
+            show_message()
+
+        if model.conversation.chat.id == chat:
+            show_message()
+        else:
+            self._archive.read(chat, show)
+
+    def _user_of(self, chat: str) -> OpenModel | None:
+        """Return the model that shows a conversation or writes an answer in it; None if there is none."""
+        for model in self._models.all:
+            answer = model.conversation.answering.answer
+            if chat == model.conversation.chat.id or (answer is not None and chat == answer.chat):
+                return model
+        return None
 
     def _takes_over_from(self, other: OpenModel) -> bool:
         """Return whether the current model may take over a conversation that `other` has open.
@@ -121,6 +140,7 @@ class ChatController(QObject):
         known = self._archive.chat(chat)
         if known is None:
             return
+        self._opening = None
         self._last_deleted = known
         for model in self._models.all:
             if model.conversation.chat.id == chat:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
+from PySide6.QtWidgets import QDialog, QFileDialog, QMessageBox, QWidget
 
 from engine.base.errors import ArgumentError
 from engine.base.files import write_whole
@@ -29,7 +29,7 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
 
 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
-    """Ask for a file to write. Return its path, or None if the dialog was cancelled.
+    """Ask for a file to write. Return its path, or None if the dialog was cancelled or an existing file is to stay.
 
     A name without extension gets the extension of `proposal`, the proposed file name. `file_filter`: Qt's name filter
     of the dialog.
@@ -37,8 +37,28 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:
         return None
-    path = Path(name)
-    return path if path.suffix else path.with_name(path.name + Path(proposal).suffix)
+    chosen = Path(name)
+    path = chosen if chosen.suffix else chosen.with_name(chosen.name + Path(proposal).suffix)
+    question = replace_question(parent, chosen, path)
+    return path if question is None or question.exec() == QMessageBox.StandardButton.Yes else None
+
+
+def replace_question(parent: QWidget, chosen: Path, path: Path) -> QMessageBox | None:
+    """Return a question whether to replace the file `path`, which the caller shows; None if there is nothing to ask.
+
+    The file dialog asks only about the name `chosen` in it, and not about a `path` with an extension added to it.
+    """
+    if path == chosen or not path.exists():
+        return None
+    box = QMessageBox(parent)
+    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    box.setIcon(QMessageBox.Icon.Warning)
+    box.setWindowTitle(tr("Replace the File"))
+    box.setTextFormat(Qt.TextFormat.PlainText)  # Names of files may contain markup.
+    box.setText(tr("{name} already exists. Do you want to replace it?", name=path.name))
+    box.setStandardButtons(QMessageBox.StandardButton.Yes | QMessageBox.StandardButton.No)
+    box.setDefaultButton(QMessageBox.StandardButton.No)
+    return box
 
 
 def write_chosen(path: Path, data: bytes) -> None:

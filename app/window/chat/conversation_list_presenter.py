@@ -13,7 +13,7 @@ from app.chats.archive import ChatArchive
 from app.chats.chat_controller import ChatController
 from app.chats.saved_kv_states import KvStateRepository, SavedKvUse
 from app.chats.transfer import FORMS, READABLE, ChatTransfer, Form, form_of
-from app.window.dialogs import OneDialog
+from app.window.dialogs import OneDialog, replace_question
 from engine.base.language import tr
 from engine.chat.conversation import Hit
 from widgets.chat.chat_list_model import ChatChange, ChatPlace, ListedChat, ListedHit
@@ -162,7 +162,13 @@ class TransferPresenter(QObject):
 
         # The filter is read when the file is chosen: it decides the format of a name without an ending.
         def write(chosen: str) -> None:
-            self._transfer.export(chats, *form_of(Path(chosen), dialog.selectedNameFilter(), forms))
+            path, form = form_of(Path(chosen), dialog.selectedNameFilter(), forms)
+            question = replace_question(self._window, Path(chosen), path)
+            if question is None:
+                self._transfer.export(chats, path, form)
+            else:
+                question.accepted.connect(lambda: self._transfer.export(chats, path, form))
+                question.open()
 
         dialog.fileSelected.connect(write)
         dialog.open()

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.chats.archive import ChatArchive
 from app.chats.transfer import FORMS, ChatTransfer, form_of
 from app.notices import Notice
 from app.settings import Settings
-from app.window.chat.conversation_list_presenter import file_name
+from app.window.chat.conversation_list_presenter import TransferPresenter, file_name
 from app.wiring import Desk, make_desk
 from engine.chat.tree import MessageTree
 from tests.support.kept_conversation import CHAT, DATA, kept_tree
@@ -80,3 +81,30 @@ def test_the_ending_says_the_form_and_titles_make_names() -> None:
     assert form_of(Path("a.openai.json"), markdown.filter) == (Path("a.openai.json"), openai)
     assert file_name(CHAT.title) == "Ships a b b"
     assert file_name("../..") == "conversation"
+
+
+def test_an_existing_file_is_replaced_only_after_a_question(desk: Desk, qtbot: QtBot, tmp_path: Path) -> None:
+    window = QWidget()
+    qtbot.addWidget(window)
+    window.show()
+    presenter = TransferPresenter(ChatTransfer(desk.archive, desk.notices), desk.archive, lambda: CHAT.id, window)
+    notes = tmp_path / "notes.md"
+    notes.write_text("my own notes")
+
+    def export_to(name: str) -> QMessageBox:
+        """Type `name` into the file dialog of an export, and return the question that follows."""
+        presenter.export_current()
+        dialog = window.findChildren(QFileDialog)[-1]
+        dialog.setDirectory(str(tmp_path))
+        edit = dialog.findChild(QLineEdit)
+        assert isinstance(edit, QLineEdit)
+        edit.setText(name)
+        dialog.accept()
+        return next(box for box in window.findChildren(QMessageBox) if box.isVisible())
+
+    box = export_to("notes")
+    assert box.text() == "notes.md already exists. Do you want to replace it?"
+    box.button(QMessageBox.StandardButton.No).click()
+    assert notes.read_text() == "my own notes"
+    export_to("notes").button(QMessageBox.StandardButton.Yes).click()
+    qtbot.waitUntil(lambda: "What else?" in notes.read_text())

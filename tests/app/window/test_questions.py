@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.library.catalogue import LibraryContents
@@ -126,3 +126,25 @@ def test_a_name_without_an_ending_gets_that_of_the_proposed_file(
     parent = QWidget()
     qtbot.addWidget(parent)
     assert ask_save(parent, "Save", "", proposal) == tmp_path / wanted
+
+
+@pytest.mark.parametrize("answer", [QMessageBox.StandardButton.Yes, QMessageBox.StandardButton.No])
+def test_an_extension_that_leads_to_an_existing_file_is_asked_about(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: QMessageBox.StandardButton
+) -> None:
+    asked: list[str] = []
+
+    def ask(box: QMessageBox) -> QMessageBox.StandardButton:
+        asked.append(box.text())
+        return answer
+
+    monkeypatch.setattr(QMessageBox, "exec", ask)
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_words: (str(tmp_path / "kept"), ""))
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    kept = tmp_path / "kept.json"
+    assert ask_save(parent, "Save", "", "rig.json") == kept
+    assert not asked
+    kept.touch()
+    assert ask_save(parent, "Save", "", "rig.json") == (kept if answer == QMessageBox.StandardButton.Yes else None)
+    assert asked == ["kept.json already exists. Do you want to replace it?"]

@@ -73,18 +73,28 @@ class SamplingField(QWidget):
             case _:
                 return self.control.text()
 
-    def show_text(self, text: str) -> None:
-        """Show `text` as the current value of the setting."""
-        self._shown = text
-        if self.text == text:
+    def show_text(self, text: str, *, keeps_typed: bool = False) -> None:
+        """Show `text` as the current value of the setting. `keeps_typed`: typed text that is not committed stays."""
+        if keeps_typed and self.text != self._shown:
             return
-        match self.control:
-            case QComboBox():
-                self.control.setCurrentText(text)
-            case QPlainTextEdit():
-                self.control.setPlainText(text)
-            case _:
-                self.control.setText(text)
+        if self.text != text:
+            match self.control:
+                case QComboBox():
+                    self.control.setCurrentText(text)
+                case QPlainTextEdit():
+                    self.control.setPlainText(text)
+                case _:
+                    self.control.setText(text)
+        # Not `text`: controls may show some characters in another way, such as line separators.
+        self._shown = self.text
+
+    def flush(self) -> None:
+        """Emit `committed` at once if typed text is not committed yet."""
+        self._commit()
+
+    def drop_typed(self) -> None:
+        """Let the next `show_text` replace typed text in any case."""
+        self._shown = self.text
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Emit `committed` when the editor for a long text loses the focus and its text has changed."""
@@ -359,10 +369,13 @@ class SettingsPanel(QScrollArea):
         self.preset_box.setCurrentIndex(max(self.preset_box.findData(chosen), 0))
         self.delete_button.setEnabled(chosen in names)
 
-    def show_values(self, rows: Mapping[str, SettingRow]) -> None:
-        """Show the values of all settings. `rows` maps the key of each setting to its value and the value's origin."""
+    def show_values(self, rows: Mapping[str, SettingRow], *, is_same: bool = False) -> None:
+        """Show the values of all settings. `rows` maps the key of each setting to its value and the value's origin.
+
+        `is_same`: whether the conversation was already shown. If so, a value that is being typed stays in its field.
+        """
         for key, row in rows.items():
-            self.fields[key].show_text(row.text)
+            self.fields[key].show_text(row.text, keeps_typed=is_same)
             self._sources[key].setText(row.source)
             self._resets[key].setVisible(row.is_own)
 
@@ -372,7 +385,16 @@ class SettingsPanel(QScrollArea):
         self.fault_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
-        """Emit pending changes of the system prompt, the template and the tools at once."""
+        """Emit pending changes of all fields at once."""
+        self.flush_texts()
+        for field in self.fields.values():
+            field.flush()
+
+    def flush_texts(self) -> None:
+        """Emit pending changes of the system prompt, the template and the tools at once.
+
+        These are stored while somebody types. A half-typed value of a sampler may be invalid, or have another meaning.
+        """
         self._timer.flush()
         self.template_field.flush()
         self.tools_field.flush()
@@ -467,5 +489,7 @@ class SettingsPanel(QScrollArea):
         label = plain_label(setting.label)
         label.setToolTip(plain_tool_tip(f"{setting.help}\n{setting.kind.allowed}"))
         field.committed.connect(lambda text: self.value_changed.emit(SettingChange(key, text)))
+        # Typed text is dropped first: the field must show the value that counts from now on.
+        reset.clicked.connect(field.drop_typed)
         reset.clicked.connect(lambda: self.value_changed.emit(SettingChange(key, None)))
         self._rows.append(_Row(grid, row, label, field, source, reset))

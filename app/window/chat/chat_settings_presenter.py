@@ -56,7 +56,7 @@ class ChatSettingsPresenter(QObject):
             return
         is_same = conversation.chat.id == self._shown_chat
         if is_same:
-            panel.flush()  # Text that is being typed is taken first, so that it is not overwritten.
+            panel.flush_texts()  # Text that is being typed is taken first, so that it is not overwritten.
         self._shown_chat = conversation.chat.id
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
@@ -71,7 +71,8 @@ class ChatSettingsPresenter(QObject):
                     sampling.sources[setting.key] == "chat",
                 )
                 for setting in SAMPLING
-            }
+            },
+            is_same=is_same,
         )
 
     def _on_system(self, text: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from PySide6.QtWidgets import QLineEdit, QPlainTextEdit
 from pytestqt.qtbot import QtBot
 
 from app.models.conversation import Conversation, Restored
@@ -217,6 +218,40 @@ def test_a_shift_that_the_loaded_cache_does_not_allow_is_not_taken(reading: Wind
     panel.value_changed.emit(SettingChange("full_context", "shift"))
     assert panel.fault_label.text() == ""
     assert model.conversation.chat.settings["full_context"] == "shift"
+
+
+def test_a_value_that_is_being_typed_stays_until_it_is_committed(open_window: WindowOpener) -> None:
+    window = open_window()
+    conversation, pane = window.desk.models.current.conversation, window.views.current.chat
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    grammar, temperature, top_k = (panel.fields[key] for key in ("grammar", "temperature", "top_k"))
+    assert isinstance(grammar.control, QPlainTextEdit)
+    assert isinstance(temperature.control, QLineEdit)
+    grammar.control.setPlainText('root ::= "yes')
+    temperature.control.setText("0.")
+    # Another value is committed, and the title changes.
+    panel.value_changed.emit(SettingChange("top_k", "7"))
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, title="Fruit", draft="Why?"))
+    assert (grammar.text, temperature.text, top_k.text) == ('root ::= "yes', "0.", "7")
+    assert conversation.chat.settings == {"top_k": 7}
+    grammar.control.setPlainText('root ::= "yes"')
+    temperature.control.setText("0.25")
+    before = conversation.chat.id
+    window.desk.chat_controller.new()
+    assert conversation.chat.id != before
+    stored = window.desk.archive.chat(before)
+    assert stored is not None
+    assert stored.settings == {"top_k": 7, "grammar": 'root ::= "yes"', "temperature": 0.25}
+    # In another conversation typed text does not stay, nor if the value is reset.
+    temperature.control.setText("0.5")
+    conversation.begin(Chat(id="d", settings={"temperature": 0.75}))
+    assert temperature.text == "0.75"
+    temperature.control.setText("0.5")
+    panel._resets["temperature"].click()
+    assert temperature.text == "0.8"
+    assert conversation.chat.settings == {}
 
 
 def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowParts, qtbot: QtBot) -> None:

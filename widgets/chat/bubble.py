@@ -223,12 +223,15 @@ class Bubble(QWidget):
 
     # ------------------------------------------------------------------ what people do
 
-    def start_editing(self) -> None:
-        """Replace the text by an editor, if the message is a question or a tool's result and is complete."""
+    def start_editing(self, text: str | None = None) -> None:
+        """Replace the message by an editor, if it is a question or a tool's result and is complete.
+
+        `text`: the text in the editor; None for that of the message.
+        """
         # Answers cannot be edited; a message that is being written has no final text.
         if self.edit_box is not None or self.message.role not in ("user", "tool") or self.message.is_open:
             return
-        self.edit_box = EditBox(self._source, self)
+        self.edit_box = EditBox(self._source if text is None else text, self)
         self.edit_box.sent.connect(self._on_edited)
         self.edit_box.cancelled.connect(self.stop_editing)
         self.edit_box.height_changed.connect(self.height_changed)

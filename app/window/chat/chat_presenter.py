@@ -341,11 +341,10 @@ class ChatPresenter(QObject):
     # ------------------------------------------------------------------ from the pane
 
     def _on_send(self, text: str) -> None:
-        if fault := self._conversation.tools_fault:
+        if self._conversation.tools_fault:
             self._pane.show_draft(text)
             self._show_answering()
-            sentence = tr("{fault} Edit the tools in the settings of this conversation.", fault=fault)
-            self._status_line.show_notice(Notice(sentence, bad=True))
+            self._tell_refusal()
         elif self._conversation.can_ask:
             self._pane.show_remark("")  # it was about the prompt before
             # Taken only for a question that can be asked: a refused one keeps its files.
@@ -387,8 +386,10 @@ class ChatPresenter(QObject):
 
     def _on_action(self, action: MessageAction) -> None:
         conversation = self._conversation
-        if action.kind in _ASKING and not conversation.can_ask:
-            self._refuse(action)
+        if action.kind in _ASKING and (conversation.tools_fault or not conversation.can_ask):
+            self._tell_refusal()
+            if action.kind == "edit" and (bubble := self._pane.message_list.bubble(action.message)):
+                bubble.start_editing(action.text)  # The text is not lost.
             return
         match action.kind:
             case "edit":
@@ -427,17 +428,19 @@ class ChatPresenter(QObject):
                 conversation.type_result(action.message, action.call, action.text)
                 self._show_message(action.message)  # a bubble that is made anew has the text
             case "result":
-                if not conversation.give_result(action.call, action.text):
-                    self._refuse(action)
+                if conversation.tools_fault or not conversation.give_result(action.call, action.text):
+                    self._tell_refusal()
             case "answer":
                 conversation.answer_results()
 
-    def _refuse(self, action: MessageAction) -> None:
-        """Show why the model cannot carry out `action` now. The text of an edited question goes to the input field."""
-        if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
-            self._pane.prompt_edit.setPlainText(action.text)
-        busy = tr("The model is answering. Wait for the end of the answer, or stop it.")
-        sentence = busy if self._conversation.is_answering else tr("Load the model first.")
+    def _tell_refusal(self) -> None:
+        """Show on the status line why the model cannot be asked now."""
+        if fault := self._conversation.tools_fault:
+            sentence = tr("{fault} Edit the tools in the settings of this conversation.", fault=fault)
+        elif self._conversation.is_answering:
+            sentence = tr("The model is answering. Wait for the end of the answer, or stop it.")
+        else:
+            sentence = tr("Load the model first.")
         self._status_line.show_notice(Notice(sentence, bad=True))
 
     def _on_undo(self) -> None:

@@ -13,6 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.models.conversation import Conversation, Restored
 from app.models.unloaded_counter import UnloadedCounter
+from app.notices import Notice
 from app.wiring import WindowParts
 from engine.base.errors import WorkerCrashedError
 from engine.base.units import GIB
@@ -357,8 +358,16 @@ def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOp
     window.desk.models.current.conversation.open(Chat(id="c", title="Why?"), tree_of((question, failed), "a"))
     pane.acted.emit(MessageAction("regenerate", "a"))
     assert window.main.status_line.text() == "Load the model first."
-    pane.acted.emit(MessageAction("edit", "q", "Why, then?"))
-    assert pane.prompt_edit.toPlainText() == "Why, then?", "it is not lost"
+    pane.prompt_edit.setPlainText("the next question")
+    bubble = pane.message_list.bubble("q")
+    assert bubble is not None
+    bubble.start_editing()
+    assert bubble.edit_box is not None
+    bubble.edit_box.edit.setPlainText("Why, then?")
+    bubble.edit_box.send_button.click()
+    assert bubble.edit_box is not None
+    assert bubble.edit_box.edit.toPlainText() == "Why, then?", "it is not lost"
+    assert pane.prompt_edit.toPlainText() == "the next question"
 
 
 TOOLS = '[{"type": "function", "function": {"name": "look", "parameters": {}}}]'
@@ -379,7 +388,23 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     pane.send_button.click()
     assert not model.conversation.is_answering
     assert pane.prompt_edit.toPlainText() == "Where?"
-    assert "Edit the tools in the settings of this conversation." in reading.main.status_line.text()
+    refusal = "Edit the tools in the settings of this conversation."
+    assert refusal in reading.main.status_line.text()
+    question, answer = Message(id="q", role="user", content="Where?"), Message(id="a", role="assistant", content="Here.")
+    called = msgspec.structs.replace(answer, parent="q", calls=(ToolCall("c1", "look", "{}"),))
+    model.conversation.open(Chat(id="c", tools='[{"type"'), tree_of((question, called), "a"))
+    for action in (
+        MessageAction("edit", "q", "Who?"),
+        MessageAction("regenerate", "a"),
+        MessageAction("continue", "a"),
+        MessageAction("answer", "a"),
+        MessageAction("result", "a", "12 degrees", "c1"),
+    ):
+        reading.main.status_line.show_notice(Notice(""))
+        pane.acted.emit(action)
+        assert refusal in reading.main.status_line.text(), action.kind
+        assert not model.conversation.is_answering, action.kind
+    assert set(model.conversation.tree.messages) == {"q", "a"}
     field.text_edit.setPlainText(TOOLS)
     field.flush()
     assert field.fault_label.isHidden()

@@ -104,6 +104,8 @@ class ChatPresenter(QObject):
         self._unloaded = UnloadedCounter(model, vocabulary, background, self)
         self._connect_counters()
         self._connect_parking()
+        self._files.attacher.changed.connect(self._on_files_changed)
+        self._files.attacher.refused.connect(self._on_file_refused)
         conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
         conversation.answering.notice_given.connect(self._on_answer_notice)
@@ -149,6 +151,7 @@ class ChatPresenter(QObject):
         self._pane.show_title(chat.title)
         if chat.id != self._shown_chat:
             self._shown_chat = chat.id
+            self._waiting_question = None  # It was in the input of the conversation before.
             self._forget_deletion()
             self._pane.set_context_full(False)
             self._pane.show_remark("")  # It was about the conversation before.
@@ -358,12 +361,24 @@ class ChatPresenter(QObject):
 
     def _ask_now(self) -> None:
         """Send the question for which a parked (temporarily unloaded) model was loaded, unless its text was changed."""
+        if self._files.attacher.is_reading:
+            return  # `_on_files_changed` sends it with the file.
         text, asked = self._pane.prompt_edit.toPlainText().strip(), self._waiting_question
         self._waiting_question = None
         if text == asked and (text or self._files.attacher.files) and self._conversation.can_ask:
             self._pane.show_draft("")
             self._on_draft("")
             self._on_send(text)
+
+    def _on_files_changed(self) -> None:
+        if self._waiting_question is not None and self._conversation.can_ask:
+            # Later, when everybody knows the loaded model, which may have caused this.
+            QTimer.singleShot(0, self, self._ask_now)
+
+    def _on_file_refused(self, reason: str) -> None:
+        """Cancel the question that waits for a load if one of its files is refused, so that it is not sent without."""
+        if reason:
+            self._waiting_question = None
 
     def _forget_waiting(self) -> None:
         """Cancel the question that waits for a load, if no load runs. The text of the question stays in the input."""

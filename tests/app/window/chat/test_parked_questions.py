@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QCoreApplication
 from pytestqt.qtbot import QtBot
 
+from app.chats import attacher
 from app.models.open_model import OpenModel
 from app.wiring import WindowParts
+from engine.base.errors import ChatError
+from engine.chat.attachments import ReadFile, read_attachment
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.windows import WindowOpener
 
 QUESTION = "hello again"
@@ -102,3 +107,40 @@ def test_what_is_typed_after_the_question_is_not_sent(window: WindowParts, qtbot
     QCoreApplication.processEvents()
     assert not model.conversation.tree.messages
     assert window.views.current.chat.prompt_edit.toPlainText() == "half a sen"
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_file_that_is_read_during_the_load_goes_with_the_question(
+    window: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    may_read = threading.Event()
+
+    def read(path: Path) -> ReadFile:
+        assert may_read.wait(DEADLINE_S)
+        if is_refused:
+            raise ChatError("notes.txt is empty.")
+        return read_attachment(path)
+
+    monkeypatch.setattr(attacher, "read_attachment", read)
+    model = load(window, qtbot, write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256))
+    park(window, qtbot, model)
+    ask(window)
+    pane, path = window.views.current.chat, tmp_path / "notes.txt"
+    path.write_text("notes")
+    pane.files_given.emit([path])
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
+    QCoreApplication.processEvents()
+    assert not model.conversation.tree.messages
+    may_read.set()
+    if is_refused:
+        qtbot.waitUntil(lambda: not pane.attachments.files)
+        QCoreApplication.processEvents()
+        assert not model.conversation.tree.messages
+        assert pane.prompt_edit.toPlainText() == QUESTION
+        return
+    qtbot.waitUntil(lambda: bool(model.conversation.tree.messages))
+    question = model.conversation.tree.path[0]
+    assert question.content == QUESTION
+    assert [file.name for file in question.attachments] == ["notes.txt"]
+    model.loading.stop_answer()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)

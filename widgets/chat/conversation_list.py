@@ -53,6 +53,7 @@ from widgets.chat.chat_list_model import (
 from widgets.common.boxes import h_box, v_box
 from widgets.common.delayed_call import DelayedCall
 from widgets.common.roles import plain_label
+from widgets.markdown.matches import utf16_length
 
 SEARCH_DELAY_MS = 180
 
@@ -297,6 +298,15 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
     return FittedSnippet(text, begin + moved, max(hit.end, begin) + moved)
 
 
+def bold_range(text: str, fitted: FittedSnippet) -> QTextLayout.FormatRange:
+    """Return the bold format of the match in `text`, which is the text of `fitted`, maybe elided at its end."""
+    bold = QTextLayout.FormatRange()
+    bold.start = utf16_length(text[: fitted.begin])
+    bold.length = utf16_length(text[fitted.begin : fitted.end])
+    bold.format.setFontWeight(QFont.Weight.Bold)
+    return bold
+
+
 class ChatRows(QStyledItemDelegate):
     """Item delegate of the list. It draws the sign "⋯" on conversations, and the matching text on search results."""
 
@@ -379,12 +389,8 @@ class ChatRows(QStyledItemDelegate):
         """
         fitted = fit_snippet(hit, shown.fontMetrics, room.width())
         text = shown.fontMetrics.elidedText(fitted.text, Qt.TextElideMode.ElideRight, room.width())
-        bold = QTextLayout.FormatRange()
-        bold.start = fitted.begin
-        bold.length = max(min(fitted.end, len(text)) - fitted.begin, 0)
-        bold.format.setFontWeight(QFont.Weight.Bold)
         layout = QTextLayout(text, shown.font)
-        layout.setFormats([bold])
+        layout.setFormats([bold_range(text, fitted)])
         layout.beginLayout()
         line = layout.createLine()
         line.setLineWidth(room.width())

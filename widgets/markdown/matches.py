@@ -40,9 +40,9 @@ def find_matches(document: QTextDocument, pattern: re.Pattern[str]) -> Iterator[
         text = _line(block.text())
         for match in pattern.finditer(text):
             cursor = QTextCursor(block)
-            # Qt counts UTF-16 units: a character outside the basic plane, such as an emoji, is two of them.
-            cursor.setPosition(block.position() + _units(text[: match.start()]))
-            cursor.setPosition(block.position() + _units(text[: match.end()]), QTextCursor.MoveMode.KeepAnchor)
+            # A character outside the basic plane, such as an emoji, is two UTF-16 units.
+            cursor.setPosition(block.position() + utf16_length(text[: match.start()]))
+            cursor.setPosition(block.position() + utf16_length(text[: match.end()]), QTextCursor.MoveMode.KeepAnchor)
             yield cursor
         block = block.next()
 
@@ -55,5 +55,6 @@ def _line(text: str) -> str:
     return text.translate(_SPACES)
 
 
-def _units(text: str) -> int:
+def utf16_length(text: str) -> int:
+    """Return the length of `text` in UTF-16 units, in which Qt counts positions."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

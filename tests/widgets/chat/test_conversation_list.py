@@ -11,7 +11,7 @@ from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
 from widgets.chat.chat_list_model import ChatChange, ChatListModel, ChatPlace, ListedChat, ListedHit
-from widgets.chat.conversation_list import ConversationList, FittedSnippet, fit_snippet, sign_place
+from widgets.chat.conversation_list import ConversationList, FittedSnippet, bold_range, fit_snippet, sign_place
 
 CHATS = (
     ListedChat("p", "pinned one", pinned=True),
@@ -223,6 +223,15 @@ def test_a_hit_shows_the_match_in_its_sentence() -> None:
     assert fitted.text.endswith("Nobody listened.")
     short = ListedHit("a", "m1", "first", "the quay", 4, 8)
     assert fit_snippet(short, metrics, width) == FittedSnippet("the quay", 4, 8)
+
+
+def test_the_match_is_bold_after_characters_of_two_units() -> None:
+    text = "🚢🚢 the quay 🚢"
+    fitted = FittedSnippet(text, text.index("quay"), text.index("quay") + 4)
+    bold = bold_range(text, fitted)
+    assert text.encode("utf-16-le")[2 * bold.start : 2 * (bold.start + bold.length)].decode("utf-16-le") == "quay"
+    assert bold_range("🚢🚢 the qu", fitted).length == 2
+    assert bold_range("🚢…", fitted).length == 0
 
 
 def test_hits_are_drawn_with_a_line_for_the_match(chats: ConversationList) -> None:

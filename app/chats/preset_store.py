@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,9 +12,8 @@ from app.background import Background, Worker
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
-from engine.base.errors import EngineError
 from engine.base.language import tr
-from engine.chat.presets import Preset, read_presets, write_presets
+from engine.chat.presets import Preset, read_presets, update_presets
 
 
 class PresetStore(QObject):
@@ -28,10 +27,9 @@ class PresetStore(QObject):
         super().__init__(parent)
         self._path = path
         self._background = background
-        self._writer = Worker("presets")
+        self._worker = Worker("presets")
         self._notices = notices
         self._presets: dict[str, Preset] = {}
-        self._is_read = False
         for model in models.all:
             self._follow(model)
         models.added.connect(self._follow)
@@ -44,44 +42,53 @@ class PresetStore(QObject):
 
     def start(self) -> None:
         """Read the file of presets in the background."""
-        self._background.run("Reading presets", lambda: read_presets(self._path), self._on_read, self._fail, quiet=True)
-
-    def save(self, preset: Preset) -> None:
-        """Store a preset. A stored preset with the same name is replaced."""
-        self._presets[preset.name] = preset
-        self._write(tr("Preset “{name}” saved", name=preset.name))
-
-    def delete(self, name: str) -> None:
-        """Delete the preset with this name."""
-        if self._presets.pop(name, None) is not None:
-            self._write(tr("Preset “{name}” deleted", name=name))
-
-    def _on_read(self, presets: tuple[Preset, ...]) -> None:
-        self._is_read = True
-        # Presets saved before the file was read win over those in it.
-        began = dict(self._presets)
-        self._presets.clear()
-        self._presets.update({preset.name: preset for preset in presets} | began)
-        self.changed.emit()
-
-    def _fail(self, error: EngineError) -> None:
-        """Show the error. The unreadable file is not overwritten, since a person may repair it."""
-        self._notices.tell(error)
-
-    def _write(self, words: str) -> None:
-        self.changed.emit()
-        if not self._is_read:
-            self._notices.say(tr("The file of presets cannot be read, so this preset is lost when the window closes."))
-            return
-        presets = tuple(self._presets.values())
         self._background.run(
-            "Saving presets",
-            lambda: write_presets(self._path, presets),
-            lambda _: self._notices.say(words),
+            "Reading presets",
+            lambda: read_presets(self._path),
+            self._show,
             self._notices.tell,
             quiet=True,
-            worker=self._writer,
+            worker=self._worker,
         )
+
+    def save(self, preset: Preset, on_saved: Callable[[], None]) -> None:
+        """Store a preset in the background, then call `on_saved`. A stored preset with the same name is replaced.
+
+        If the file cannot be changed, the error is shown and nothing else happens.
+        """
+        words = tr("Preset “{name}” saved", name=preset.name)
+        self._change(lambda presets: presets.update({preset.name: preset}), words, on_saved)
+
+    def delete(self, name: str) -> None:
+        """Delete the preset with this name in the background."""
+        if name in self._presets:
+            self._change(lambda presets: presets.pop(name, None), tr("Preset “{name}” deleted", name=name))
+
+    def _change(
+        self,
+        change: Callable[[dict[str, Preset]], object],
+        words: str,
+        on_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        def show(presets: tuple[Preset, ...]) -> None:
+            self._show(presets)
+            on_changed()
+            self._notices.say(words)
+
+        # The file and not `_presets` is changed: other windows write to the same file.
+        self._background.run(
+            "Saving presets",
+            lambda: update_presets(self._path, change),
+            show,
+            self._notices.tell,
+            quiet=True,
+            worker=self._worker,
+        )
+
+    def _show(self, presets: tuple[Preset, ...]) -> None:
+        self._presets.clear()
+        self._presets.update({preset.name: preset for preset in presets})
+        self.changed.emit()
 
     def _follow(self, model: OpenModel) -> None:
         model.conversation.presets = self.presets

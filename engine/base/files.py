@@ -196,6 +196,24 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
     return True
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock on the file `path` while the block runs; wait until no other process or thread holds it.
+
+    `path` need not exist, but its folder must. On Windows nothing is locked.
+
+    Raises:
+        OSError: the lock file cannot be opened.
+    """
+    # A file of its own: a write replaces the file by a rename, and a lock on the old one would keep nobody out.
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock_file(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 

@@ -5,13 +5,21 @@ The module also decides which system prompt and settings apply to a conversation
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from engine.base.errors import ChatError, EngineError
-from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.base.files import locked
+from engine.base.json_file import (
+    MAX_FILE_BYTES,
+    JsonObject,
+    encode_document,
+    parse_document,
+    read_file,
+    write_file,
+)
 from engine.base.language import tr
 from engine.chat.conversation import Conversation
 from engine.chat.thinking import TEMPLATE_KEY
@@ -79,10 +87,37 @@ def write_presets(path: Path, presets: Iterable[Preset]) -> None:
     """Write the presets to a file.
 
     Raises:
-        ChatError: the file cannot be written.
+        ChatError: the file cannot be written, or `read_presets` would refuse it.
     """
-    document: dict[str, object] = {"version": VERSION, "presets": [_document(preset) for preset in presets]}
-    write_file(path, encode_document(document), what="preset", fail=_fault)
+    data = encode_document({"version": VERSION, "presets": [_document(preset) for preset in presets]})
+    if len(data) > MAX_FILE_BYTES:
+        reason = tr("the presets need more than 1 MiB; shorten the system prompt, or delete other presets")
+        raise _fault(reason, source=path.name)
+    # A file that cannot be read again would lose all presets.
+    parse_presets(data, source=path.name)
+    write_file(path, data, what="preset", fail=_fault)
+
+
+def update_presets(path: Path, change: Callable[[dict[str, Preset]], object]) -> tuple[Preset, ...]:
+    """Change the presets in a file, and return all that it then has. A change by another process comes before or after.
+
+    `change`: a function that changes the dictionary of the file's presets, by name.
+
+    Raises:
+        ChatError: the file cannot be read or written, or `read_presets` would refuse the new one; nothing has changed.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            presets = {preset.name: preset for preset in read_presets(path)}
+            change(presets)
+            write_presets(path, presets.values())
+    except OSError as error:
+        reason = tr(
+            "the {kind} file cannot be written ({reason}); choose another place", kind="preset", reason=error.strerror
+        )
+        raise _fault(reason, source=path.name) from error
+    return tuple(presets.values())
 
 
 def system_prompt(conversation: Conversation, preset: Preset | None) -> str:

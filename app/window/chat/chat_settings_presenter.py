@@ -148,11 +148,18 @@ class ChatSettingsPresenter(QObject):
         name = " ".join(name.split())[:MAX_NAME_CHARACTERS]
         if not name:
             return
-        conversation = self._conversation
-        preset = conversation.preset
+        conversation, chat, preset = self._conversation, self._conversation.chat, self._conversation.preset
         settings = {} if preset is None else dict(preset.settings)
         # Values of the conversation win over those of its preset.
-        settings |= usable_settings(conversation.chat.settings)
-        self._presets.save(Preset(name=name, system=conversation.system, settings=settings))
-        # The conversation now takes these values from the preset, and follows its changes.
-        conversation.change_chat(msgspec.structs.replace(conversation.chat, preset=name, system="", settings={}))
+        settings |= usable_settings(chat.settings)
+
+        def follow() -> None:
+            """Let the conversation take the saved values from the preset, so that it follows later changes."""
+            now = conversation.chat
+            if now.id == chat.id:
+                system = "" if now.system == chat.system else now.system
+                saved = chat.settings
+                own = {key: value for key, value in now.settings.items() if key not in saved or saved[key] != value}
+                conversation.change_chat(msgspec.structs.replace(now, preset=name, system=system, settings=own))
+
+        self._presets.save(Preset(name=name, system=conversation.system, settings=settings), follow)

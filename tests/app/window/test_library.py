@@ -345,7 +345,8 @@ def test_what_is_only_opened_is_listed_and_may_be_forgotten(
 def test_a_models_conversations_begin_with_its_preset(window: WindowParts, models: Path, qtbot: QtBot) -> None:
     book = window.desk.presets
     for name in ("brief", "long"):
-        book.save(Preset(name=name, settings={"temperature": 0.2}))
+        book.save(Preset(name=name, settings={"temperature": 0.2}), lambda: None)
+    qtbot.waitUntil(lambda: len(book.presets) == 2)
     view = show_library(window, qtbot)
     box = view.details.preset_box
     assert [box.itemText(row) for row in range(box.count())] == ["No preset", "brief", "long"]
@@ -357,7 +358,7 @@ def test_a_models_conversations_begin_with_its_preset(window: WindowParts, model
     qtbot.waitUntil(lambda: conversation.chat.preset == "brief")
     assert conversation.sampling.settings.temperature == 0.2
     book.delete("brief")
-    assert box.currentText() == "brief (removed)"
+    qtbot.waitUntil(lambda: box.currentText() == "brief (removed)")
 
 
 def test_find_searches_in_what_is_shown(window: WindowParts, models: Path, qtbot: QtBot) -> None:

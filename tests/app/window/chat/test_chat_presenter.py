@@ -14,12 +14,15 @@ from pytestqt.qtbot import QtBot
 from app.models.conversation import Conversation, Restored
 from app.models.unloaded_counter import UnloadedCounter
 from app.notices import Notice
+from app.paths import presets_path
+from app.window.chat.chat_settings_presenter import ChatSettingsPresenter
 from app.wiring import WindowParts
 from engine.base.errors import WorkerCrashedError
 from engine.base.units import GIB
 from engine.chat.answer import Append
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message, Role
+from engine.chat.presets import Preset, read_presets, update_presets
 from engine.chat.tree import tree_of
 from engine.devices.device import Rig, make_host
 from engine.model.gguf.model_file import identify
@@ -255,6 +258,34 @@ def test_a_value_that_is_being_typed_stays_until_it_is_committed(open_window: Wi
     assert conversation.chat.settings == {}
 
 
+def test_a_preset_takes_the_prompt_of_the_conversation_once_it_is_stored(
+    open_window: WindowOpener, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    window = open_window()
+    conversation, store = window.desk.models.current.conversation, window.desk.presets
+    (presenter,) = window.main.findChildren(ChatSettingsPresenter)
+    conversation.begin(Chat(id="c", system="Be brief.", settings={"top_k": 7, "seed": None}))
+    # Another window has stored a preset since this one read the file.
+    update_presets(presets_path(), lambda presets: presets.update({"other": Preset(name="other")}))
+    presenter._save("Brief")
+    # What changes before the preset is stored stays with the conversation.
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"top_k": 7, "min_p": 0.5}))
+    assert conversation.chat.system == "Be brief."
+    qtbot.waitUntil(lambda: conversation.chat.preset == "Brief")
+    brief = Preset(name="Brief", system="Be brief.", settings={"top_k": 7, "seed": None})
+    assert read_presets(presets_path()) == (Preset(name="other"), brief)
+    assert (conversation.chat.system, conversation.chat.settings) == ("", {"min_p": 0.5})
+    assert set(store.presets) == {"other", "Brief"}
+    # A preset that cannot be stored leaves the conversation as it is.
+    presets_path().write_text("{}")
+    conversation.begin(Chat(id="d", system="Be kind."))
+    presenter._save("Kind")
+    qtbot.waitUntil(lambda: "presets.json" in window.main.status_line.text())
+    assert conversation.chat.system == "Be kind."
+    assert set(store.presets) == {"other", "Brief"}
+
+
 def test_a_remark_on_a_restored_state_goes_with_the_next_question(reading: WindowParts, qtbot: QtBot) -> None:
     model = reading.desk.models.current
     chat = reading.views.current.chat
@@ -390,7 +421,10 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     assert pane.prompt_edit.toPlainText() == "Where?"
     refusal = "Edit the tools in the settings of this conversation."
     assert refusal in reading.main.status_line.text()
-    question, answer = Message(id="q", role="user", content="Where?"), Message(id="a", role="assistant", content="Here.")
+    question, answer = (
+        Message(id="q", role="user", content="Where?"),
+        Message(id="a", role="assistant", content="Here."),
+    )
     called = msgspec.structs.replace(answer, parent="q", calls=(ToolCall("c1", "look", "{}"),))
     model.conversation.open(Chat(id="c", tools='[{"type"'), tree_of((question, called), "a"))
     for action in (

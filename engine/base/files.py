@@ -196,6 +196,25 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
     return True
 
 
+def open_lock(path: Path, *, wait: bool) -> int | None:
+    """Lock the file `path`, which need not exist, and return the descriptor that holds the lock; close it to unlock.
+
+    None if another process or thread holds the lock and `wait` is False. On Windows nothing is locked.
+
+    Raises:
+        OSError: the lock file cannot be opened.
+    """
+    # A file of its own: a write replaces the file by a rename, and a lock on the old one would keep nobody out.
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    is_locked = False
+    try:
+        is_locked = lock_file(descriptor, wait=wait)
+    finally:
+        if not is_locked:
+            os.close(descriptor)
+    return descriptor if is_locked else None
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock on the file `path` while the block runs; wait until no other process or thread holds it.
@@ -205,10 +224,9 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         OSError: the lock file cannot be opened.
     """
-    # A file of its own: a write replaces the file by a rename, and a lock on the old one would keep nobody out.
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = open_lock(path, wait=True)
+    assert descriptor is not None
     try:
-        lock_file(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

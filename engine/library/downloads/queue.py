@@ -21,7 +21,7 @@ import psutil
 from msgspec.structs import replace
 
 from engine.base.errors import EngineError, PlacedError
-from engine.base.files import lock_file
+from engine.base.files import open_lock
 from engine.base.json_file import read_kept, write_kept
 from engine.library.downloads.connections import RateMeter
 from engine.library.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
@@ -161,7 +161,8 @@ class DownloadQueue:
         """
         first, number, lock = self._path, 1, None
         try:
-            while (lock := _lock(self._path)) is None:
+            first.parent.mkdir(parents=True, exist_ok=True)
+            while (lock := open_lock(self._path, wait=False)) is None:
                 number += 1
                 self._path = first.with_stem(f"{first.stem}-{number}")
             self._jobs = read_jobs(self._path)
@@ -177,7 +178,7 @@ class DownloadQueue:
 
     def _take(self, other: Path) -> None:
         """Move the jobs of another queue file to this queue, unless a window uses that file. Raises `OSError`."""
-        lock = _lock(other)
+        lock = open_lock(other, wait=False)
         if lock is None:
             return
         try:
@@ -374,23 +375,6 @@ def read_jobs(path: Path) -> list[Job]:
                 path.replace(path.with_name(f"{path.name}.unreadable"))
         return []
     return [replace(job, state=JobState.WAITING) if job.state is JobState.RUNNING else job for job in kept.jobs]
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a queue file, and return the descriptor that holds the lock; None if another window holds it.
-
-    Raises `OSError`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A file of its own: a write replaces the queue file, and a lock on the old one would keep nobody out.
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    locked = False
-    try:
-        locked = lock_file(descriptor, wait=False)
-    finally:
-        if not locked:
-            os.close(descriptor)
-    return descriptor if locked else None
 
 
 def _state_after(kind: str) -> JobState:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from engine.base.errors import EngineError, PlacedError
-from engine.base.files import lock_file
+from engine.base.files import locked
 from engine.base.json_file import UNREADABLE, read_file, write_kept
 from engine.base.language import tr
 from engine.base.texts import show
@@ -160,18 +159,14 @@ class PairingStore:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Lock the file of pairings against changes by other processes, if the system has file locks."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # A file of its own: the list is replaced by a rename, and a lock on the old file would keep nobody out.
-            descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
-            raise PlacedError(reason, source=self._path.name) from error
-        try:
-            lock_file(descriptor, wait=True)
+        with ExitStack() as stack:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self._path))
+            except OSError as error:
+                reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
+                raise PlacedError(reason, source=self._path.name) from error
             yield
-        finally:
-            os.close(descriptor)
 
     def _read(self) -> tuple[Pairing, ...] | None:
         """Return all stored pairings; empty if the file is missing, None if it is damaged.

@@ -18,6 +18,7 @@ import msgspec
 
 from engine.base.errors import ChatError
 from engine.base.files import read_at_most
+from engine.base.json_file import parse_json
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.chat.attachments import as_attachment
@@ -28,6 +29,7 @@ from engine.chat.message import MAX_CHOICES, ROLES, Attachment, Message, Role, n
 from engine.chat.tool_calls import new_call_id
 from engine.chat.tools import MAX_CHARACTERS
 from engine.chat.tree import MessageTree, mended_tree, renamed_cut, tree_of
+from engine.planning.settings.sampling_sources import usable_settings
 from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS, MAX_SOUND_BYTES, is_sound
 from engine.runtime.protocol.requests import ToolCall
@@ -96,7 +98,7 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
         elif first == "{" and len(lines) > 1 and _is_session(lines):
             found = tuple(_from_lines(lines))
         else:
-            found = tuple(_from_document(_loaded(text)))
+            found = tuple(_from_document(parse_json(text)))
     except UnicodeDecodeError:
         raise ChatError(
             tr("{source} is not UTF-8 text; choose a file of exported conversations.", source=source)
@@ -187,7 +189,7 @@ def _from_openai(request: Mapping[str, Any]) -> Imported:
 
 def _openai_calls(value: object) -> tuple[ToolCall, ...]:
     if isinstance(value, str) and value:
-        value = _loaded(value)  # llama.cpp's web UI keeps the list as text
+        value = parse_json(value)  # llama.cpp's web UI keeps the list as text
     if not value:
         return ()
     calls = []
@@ -247,6 +249,7 @@ def _imported(
             folder=_label(conversation.folder),
             preset=_label(conversation.preset),
             tools=_tools(conversation.tools),
+            settings=usable_settings(conversation.settings),
             # Their keys have the old ids of messages.
             results={},
             leaf=tree.leaf,
@@ -306,7 +309,7 @@ def _check_sound(attachment: Attachment, data: bytes) -> None:
 def _is_session(lines: Sequence[str]) -> bool:
     first = next((line for line in lines if line.strip()), "")
     try:
-        record = _loaded(first)
+        record = parse_json(first)
     except ValueError:
         return False
     return isinstance(record, dict) and record.get("type") == "session"
@@ -320,7 +323,7 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
         if not line.strip():
             continue
         try:
-            record = _dict(_loaded(line))
+            record = _dict(parse_json(line))
         except ValueError as error:
             raise ValueError(tr("line {number}: {error}", number=number, error=error)) from None
         if record.get("type") == "session":
@@ -459,6 +462,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             model=_label(message.model),
             model_identity=_label(message.model_identity),
             layout=_label(message.layout),
+            settings=usable_settings(message.settings),
             stop_reason=_label(message.stop_reason),
             note=show(message.note),
             attachments=tuple(
@@ -507,10 +511,6 @@ def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
 def _label(text: str) -> str:
     """Return a text for labels and lists: on one line, escaped and short."""
     return show(text, MAX_LABEL_CHARACTERS)
-
-
-def _loaded(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda name: _refuse(tr("{name} is not a JSON number", name=name)))
 
 
 def _dict(value: object) -> dict[str, Any]:

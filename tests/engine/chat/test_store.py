@@ -16,10 +16,12 @@ from engine.base.errors import ChatError
 from engine.chat.conversation import Conversation
 from engine.chat.database import is_alive, our_name
 from engine.chat.message import Attachment, Message, Timings
+from engine.chat.recovery import damage_record
 from engine.chat.schema import SCRIPTS, VERSION, version_of
 from engine.chat.store import ChatStore
 from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
+from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.protocol.requests import ToolCall
 from tests.support.kept_conversation import CHOICES
 from tests.support.patience import DEADLINE_S
@@ -71,6 +73,28 @@ def test_all_of_a_message_comes_back(store: ChatStore) -> None:
     begin(store, whole)
     assert store.tree("c").path == (msgspec.structs.replace(whole, content="x?y\0z"),)
     assert store.file(sha256) == b"abc"
+
+
+def test_what_is_no_number_does_not_spoil_a_message(store: ChatStore) -> None:
+    nan = float("nan")
+    timings = Timings(prompt_tokens=9, prompt_seconds=float("inf"))
+    answer = Message(
+        id="a", role="assistant", content="x", settings={"temperature": nan}, timings=timings,
+        choices=(TokenChoice("A", nan, ()),),
+    )  # fmt: skip
+    begin(store, answer)
+    (found,) = store.tree("c").path
+    assert (found.settings, found.timings, found.choices) == ({"temperature": None}, Timings(prompt_tokens=9), ())
+
+
+def test_infinity_that_an_earlier_version_wrote_is_no_damage(store: ChatStore) -> None:
+    begin(store, *talk())
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute('UPDATE conversation SET settings = \'{"temperature": Infinity, "seed": 7}\'')
+        connection.execute('UPDATE message SET details = \'{"model": "Demo", "settings": {"top_p": NaN}}\'')
+    assert [chat.settings for chat in store.conversations()] == [{"temperature": None, "seed": 7}]
+    assert [(found.model, found.settings) for found in store.tree("c").path] == [("Demo", {"top_p": None})] * 2
+    assert not damage_record(store.path).exists()
 
 
 def test_an_answer_is_kept_while_it_is_written(store: ChatStore) -> None:

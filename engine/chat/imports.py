@@ -41,7 +41,8 @@ MAX_CALLS = 1000
 """Largest number of tool calls of one message."""
 MAX_LABEL_CHARACTERS = 500
 """Largest number of characters in titles, folders, and names of models, presets and files."""
-_TOO_LATE_MS = 1 << 52
+_TOO_LARGE = 1 << 52
+"""Limit of times in ms and of sizes. The database has integers of 64 bits."""
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 """Types of an attached image in the web UI's JSON, now and in earlier versions."""
 _SOUND_EXTRAS = ("AUDIO", "audioFile")
@@ -253,6 +254,8 @@ def _imported(
             # Their keys have the old ids of messages.
             results={},
             leaf=tree.leaf,
+            created_ms=_whole(conversation.created_ms),
+            updated_ms=_whole(conversation.updated_ms),
             # The imported conversation is a new one: neither deleted nor branched from one that is here.
             deleted_ms=None,
             forked_from=None,
@@ -350,7 +353,7 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
     files: dict[str, bytes] = {}
     messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
     system, tree = _without_system(_renamed(messages, session.get("currNode")))
-    modified_ms = _time(session.get("lastModified"))
+    modified_ms = _whole(session.get("lastModified"))
     created_ms = min((message.created_ms for message in messages), default=modified_ms)
     return Imported(
         Conversation(
@@ -404,7 +407,7 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
         model=_text(record.get("model")),
         calls=_openai_calls(record.get("toolCalls")),
         call_id=_text(record.get("toolCallId")),
-        created_ms=_time(record.get("timestamp")),
+        created_ms=_whole(record.get("timestamp")),
         attachments=tuple(attachments),
     )
 
@@ -463,10 +466,20 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             model_identity=_label(message.model_identity),
             layout=_label(message.layout),
             settings=usable_settings(message.settings),
+            created_ms=_whole(message.created_ms),
             stop_reason=_label(message.stop_reason),
             note=show(message.note),
             attachments=tuple(
-                msgspec.structs.replace(each, id=new_id(), name=_label(each.name), mime=_label(each.mime))
+                msgspec.structs.replace(
+                    each,
+                    id=new_id(),
+                    name=_label(each.name),
+                    mime=_label(each.mime),
+                    size_bytes=_whole(each.size_bytes),
+                    width_px=_whole(each.width_px),
+                    height_px=_whole(each.height_px),
+                    length_ms=_whole(each.length_ms),
+                )
                 for each in message.attachments
             ),
             choices=message.choices[:MAX_CHOICES],
@@ -541,8 +554,9 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _time(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LATE_MS:
+def _whole(value: object) -> int:
+    """Return a time or a size of the file as an integer; 0 if the value cannot be one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LARGE:
         return 0
     return int(value)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from engine.base.errors import ChatError
+from engine.base.errors import ChatError, LockedError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, put_aside
+from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, is_lock, put_aside
 from engine.base.texts import one_line
 from engine.chat.recovery import damage_record, finish_recovery, recover
 from engine.chat.schema import VERSION, calls_value, joined_calls, upgrade, version_of
@@ -33,6 +33,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     The sentence is empty if the old database was neither recovered nor renamed.
 
     Raises:
+        LockedError: another program is writing to the database.
         ChatError: no database can be opened or created at `path`.
     """
     notice = ""
@@ -52,11 +53,18 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
             notice = recover(path, tr("The database of conversations is damaged ({error}).", error=error))
             connection = _open(path)
     except (OSError, *FAULTS) as error:
+        if is_lock(error):
+            raise lock_error() from None
         reason = getattr(error, "strerror", None) or str(error)
         raise ChatError(
             tr("The conversations cannot be saved in {path} ({reason}); check the folder.", path=path, reason=reason)
         ) from None
     return connection, notice
+
+
+def lock_error() -> LockedError:
+    """Return the error to show while another program is writing to the database."""
+    return LockedError(tr("Another program is writing to the database of conversations; wait until it has finished."))
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:

@@ -3,7 +3,8 @@
 Reading blocks on the disk. Writing does not block: it returns a `Future`, which is done when the change is on disk and
 survives even a killed process. If the change cannot be stored, the future holds a `ChatError`. Callbacks of futures run
 in the writing thread. Changes are written in the order of the calls. If the disk is full, a change stays in memory,
-where reading finds it, and is written when there is room.
+where reading finds it, and is written when there is room. If another program locks the database for long, changes stay
+in memory as well, and reading fails until they are written.
 
 An answer is stored in three steps: `apply` a tree with a message in state `writing`; `append` its text piece by piece,
 and show each piece when its future is done; `finish` with the complete message. After a crash the message has all
@@ -58,6 +59,7 @@ class ChatStore:
         `only_reads`: whether the caller writes nothing. Then a database that cannot be written is opened as well.
 
         Raises:
+            LockedError: another program is writing to the database.
             ChatError: the database cannot be opened or created.
         """
         self.path = path
@@ -110,7 +112,7 @@ class ChatStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether changes are only in memory because the disk is full."""
+        """Whether changes are only in memory because the disk is full or the database is locked."""
         return self._writer.is_behind
 
     # ------------------------------------------------------------------ reading
@@ -339,6 +341,7 @@ class ChatStore:
         """Provide a connection for reading. Reads include changes that wait in memory because the disk is full.
 
         Raises:
+            LockedError: changes wait in memory because another program is writing.
             ChatError: the database cannot be read.
         """
         if self._closed:

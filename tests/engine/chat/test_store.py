@@ -12,7 +12,8 @@ import msgspec
 import psutil
 import pytest
 
-from engine.base.errors import ChatError
+from engine.base.errors import ChatError, LockedError
+from engine.chat import database, writer
 from engine.chat.conversation import Conversation
 from engine.chat.database import is_alive, our_name
 from engine.chat.message import Attachment, Message, Timings
@@ -24,7 +25,7 @@ from engine.chat.tree import MessageTree, add, changed, edited, select, tree_of,
 from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.protocol.requests import ToolCall
 from tests.support.kept_conversation import CHOICES
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, wait_until
 
 
 @pytest.fixture
@@ -240,6 +241,30 @@ def test_a_write_that_cannot_be_done_says_so_and_spoils_no_other(store: ChatStor
         lost.result(DEADLINE_S)
     other.result(DEADLINE_S)
     assert store.conversation("d") is not None
+
+
+def test_what_waits_for_the_end_of_a_lock_is_read_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading did not find it meanwhile: the conversation on the screen was taken for another one."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    seen: list[bool] = []
+    with closing(ChatStore(tmp_path / "chats.sqlite", makes_copies=False)) as store:
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LockedError, match="Another program is writing"):
+                store.save(Conversation(id="c")).result(DEADLINE_S)
+            with pytest.raises(LockedError):
+                store._writer.do(lambda _connection: seen.append(store.is_behind)).result(DEADLINE_S)
+            with pytest.raises(LockedError):
+                store.conversation("c")
+            with pytest.raises(LockedError):
+                ChatStore(store.path)
+            other.execute("COMMIT")
+        wait_until(lambda: not store.is_behind)
+        assert seen[-1], "a read during the attempt has to wait for it"
+        assert store.conversation("c") is not None
 
 
 def test_two_stores_share_a_database(store: ChatStore) -> None:

@@ -104,7 +104,7 @@ class ChatArchive(QObject, ChatStorage):
         )
 
     def close(self) -> None:
-        """Write the waiting changes and close the database.
+        """Write the waiting changes, close the database and copy it. Blocks for a bounded time.
 
         If changes wait for the database to open, it waits for this too, at most `CLOSE_SECONDS`.
         """

@@ -14,6 +14,7 @@ import pytest
 
 from engine.base.errors import ChatError, LockedError
 from engine.chat import database, writer
+from engine.chat import store as store_module
 from engine.chat.conversation import Conversation
 from engine.chat.database import is_alive, our_name
 from engine.chat.message import Attachment, Message, Timings
@@ -194,6 +195,40 @@ def test_a_conversation_is_renamed_pinned_and_deleted_with_undo(store: ChatStore
     assert not store.tree("one").messages
 
 
+def test_purged_text_is_not_in_the_text_index(store: ChatStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_MERGED_PAGES", 1)
+    for number in range(20):
+        begin(store, Message(id=f"m{number}", role="user", content=f"gardens {number}"), ident=f"c{number}")
+    begin(store, Message(id="secret", role="user", content="qzwxvj"), ident="old")
+    store.delete("old")
+    with closing(sqlite3.connect(store.path)) as connection:
+
+        def is_indexed() -> bool:
+            return any(b"zwx" in block for (block,) in connection.execute("SELECT block FROM message_text_data"))
+
+        store.settled().result(DEADLINE_S)
+        assert is_indexed()
+        store.purge(1 << 60).result(DEADLINE_S)
+        wait_until(lambda: not is_indexed())
+    assert len(store.search("gardens")) == 20
+
+
+def test_a_file_is_not_purged_while_another_window_may_bring_its_message_back(store: ChatStore) -> None:
+    sha256, _ = store.keep_file(b"abc")
+    file = Attachment(id="f", kind="text", name="a", mime="", sha256=sha256, size_bytes=3)
+    tree = begin(store, Message(id="q", role="user", content="x", attachments=(file,)))
+    store.apply("c", tree, MessageTree()).result(DEADLINE_S)
+    with closing(ChatStore(store.path)) as other:
+        other.purge(0).result(DEADLINE_S)
+    store.apply("c", MessageTree(), tree).result(DEADLINE_S)
+    assert store.file(sha256) == b"abc"
+    store.apply("c", tree, MessageTree())
+    store.close()
+    with closing(ChatStore(store.path)) as later:
+        later.purge(0).result(DEADLINE_S)
+        assert later.file(sha256) is None
+
+
 def test_two_changes_of_one_conversation_do_not_undo_each_other(store: ChatStore) -> None:
     begin(store, *talk())
     seen = store.conversation("c")
@@ -359,6 +394,18 @@ def test_what_cannot_be_read_is_kept_aside(tmp_path: Path, damage: object, word:
         assert len(again.tree("d").messages) == 2
     finally:
         again.close()
+
+
+def test_a_newer_database_that_is_in_use_stays_in_its_place(tmp_path: Path) -> None:
+    """An older command line renamed it under the newer window, which went on writing to the renamed file."""
+    path = tmp_path / "chats.sqlite"
+    ChatStore(path).close()
+    newer(path)
+    with closing(sqlite3.connect(path)) as window:
+        window.execute("SELECT * FROM conversation").fetchall()
+        with pytest.raises(ChatError, match=r"version 99.*Another program has the database open"):
+            ChatStore(path)
+    assert not list(tmp_path.glob("chats-kept*"))
 
 
 def test_a_place_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:

@@ -252,6 +252,16 @@ def test_search_finds_any_text_in_any_branch(store: ChatStore, text: str) -> Non
     assert shown.path[-1].id == "old"
 
 
+def test_search_ignores_case_in_titles_and_marks_the_right_characters(store: ChatStore) -> None:
+    content = "İİİİ \U0001f468\u200d\U0001f469 and\tthe Needle"  # the lower case of İ is two characters
+    begin(store, Message(id="q", role="user", content=content), title="Übung")
+    (title,) = store.search("übung")
+    assert (title.message, title.snippet[title.begin : title.end]) == (None, "Übung")
+    (hit,) = store.search("needle")
+    assert (hit.message, hit.snippet[hit.begin : hit.end]) == ("q", "Needle")
+    assert hit.snippet == "İİİİ \U0001f468\u200d\U0001f469 and the Needle"
+
+
 @pytest.mark.parametrize("text", ["", "  ", "%", "a%b", "zzz", '"', "a" * 5000, "NOT", "\0\0\0"])
 def test_search_of_what_is_not_there_finds_nothing(store: ChatStore, text: str) -> None:
     begin(store, *talk())

@@ -197,6 +197,13 @@ def test_html_runs_nothing() -> None:
     assert "<b>" not in page
 
 
+def test_html_keeps_spaces_and_joiners_of_all_scripts() -> None:
+    text = "Bonjour\u00a0! \u65e5\u3000\u672c \U0001f468\u200d\U0001f469 \u0645\u200c\u062e soft\u00adhyphen"
+    assert text in as_html(CHAT, [Message(id="m", role="user", content=text)])
+    page = as_html(CHAT, [Message(id="m", role="user", content="a\0b\x1bc\u202ed\ud800e")])
+    assert "a\ufffdb\ufffdc\ufffdd\ufffde" in page
+
+
 def test_markdown_has_all_that_is_shown() -> None:
     text = as_markdown(CHAT, list(kept_tree().messages.values()))
     for part in ("# Ships: a/b <b>", "Be kind.", "> hm\n> so", "Attached: quay.py", "## Answer (Demo)", "What else?"):

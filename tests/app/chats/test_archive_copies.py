@@ -1,4 +1,4 @@
-"""Faults of the database, of its opening and its copies: each shows one sentence in the window."""
+"""The archive: the order of its list, and faults of the database, each with one sentence in the window."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
@@ -17,6 +18,7 @@ from engine.chat import copies, database, writer
 from engine.chat.answer import Append
 from engine.chat.conversation import Conversation
 from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree
 from tests.support.patience import DEADLINE_S
 
 
@@ -134,3 +136,15 @@ def test_another_fault_is_told_after_the_first_one(
     background.close()
     assert "FOREIGN KEY" in told[0].text
     assert "Another program" in told[1].text
+
+
+def test_a_draft_does_not_change_the_order_of_the_list(tmp_path: Path) -> None:
+    """The open conversation knows the time of its last message only after it was opened again."""
+    archive = ChatArchive(tmp_path / "chats.sqlite3", Background(), Notices())
+    shown = Conversation(id="a", title="Old", updated_ms=1)
+    archive.save(shown, None)
+    archive.save(Conversation(id="b", title="New", updated_ms=2), None)
+    archive.apply("a", MessageTree(), MessageTree())
+    assert [chat.title for chat in archive.chats] == ["Old", "New"]
+    archive.save(msgspec.structs.replace(shown, draft="typed"), shown)
+    assert [chat.title for chat in archive.chats] == ["Old", "New"]

@@ -293,18 +293,6 @@ def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: 
     assert bench.path[-1] == answer
 
 
-def test_a_draft_does_not_change_the_order_of_the_list(bench: Bench) -> None:
-    """The open conversation knows the time of its last message only after it was opened again."""
-    archive, conversation = bench.desk.archive, bench.conversation
-    bench.wait(lambda: archive._store is not None)
-    conversation.change_chat(msgspec.structs.replace(conversation.chat, title="Old", updated_ms=1))
-    archive.save(Chat(id="new", title="New", updated_ms=2), None)
-    archive.apply(conversation.chat.id, conversation.tree, conversation.tree)
-    assert [chat.title for chat in archive.chats] == ["Old", "New"]
-    conversation.change_chat(msgspec.structs.replace(conversation.chat, draft="typed"))
-    assert [chat.title for chat in archive.chats] == ["Old", "New"]
-
-
 def test_a_loaded_model_takes_a_conversation_over_from_an_unloaded_one(bench: Bench) -> None:
     bench.load()
     loaded, notices = bench.model, []

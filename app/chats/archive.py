@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.models.answering import ChatStorage, Then
 from app.notices import Notices
-from engine.base.errors import ChatError, EngineError
+from engine.base.errors import ChatError, EngineError, LockedError
 from engine.base.language import tr
 from engine.chat.answer import Append
 from engine.chat.conversation import Conversation as Chat
@@ -27,6 +28,11 @@ from engine.chat.tree import MessageTree
 
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
 """Milliseconds for which deleted conversations stay in the database: 30 days."""
+
+RETRY_SECONDS = 2.0
+"""Time in seconds between two attempts to open the database while another program is writing to it."""
+CLOSE_SECONDS = 10.0
+"""Longest time in seconds for which `ChatArchive.close` waits for the database to open."""
 
 _T = TypeVar("_T")
 _Write = Callable[[ChatStore], "Future[None]"]
@@ -39,7 +45,7 @@ def _nothing() -> None:
 class ChatArchive(QObject, ChatStorage):
     """Stores conversations in the database (`ChatStore`), which writes in its own thread. Calls do not block.
 
-    If writing fails, one error is shown, and a notice when writing works again.
+    If writing fails, each error is shown once, and a notice when writing works again.
     """
 
     changed = Signal()
@@ -65,7 +71,9 @@ class ChatArchive(QObject, ChatStorage):
 
         The background thread sets it, because the window may close before `_on_opened` is called.
         """
-        self._is_closed = False
+        self._closing = threading.Event()
+        self._opening_ended = threading.Event()
+        self._opening_ended.set()
         self._waiting: list[tuple[_Write, Then]] | None = []
         """Changes that wait until the database is open, each with the callback for its end.
 
@@ -74,7 +82,8 @@ class ChatArchive(QObject, ChatStorage):
         self._later: list[Callable[[], None]] = []
         """Functions passed to `work`, which wait until the database is open."""
         self._chats: dict[str, Chat] = {}
-        self._has_warned = False
+        self._warned: set[str] = set()
+        """Sentences of the errors that were shown since changes were stored the last time."""
         self._is_behind = False
         """Whether changes still wait to be written after a failed write, for example because the disk is full."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
@@ -84,7 +93,8 @@ class ChatArchive(QObject, ChatStorage):
     # ------------------------------------------------------------------ opening
 
     def start(self) -> None:
-        """Open the database in the background."""
+        """Open the database in the background. While another program is writing to it, try again."""
+        self._opening_ended.clear()
         self._background.run(
             "Opening the conversations",
             self._open,
@@ -94,22 +104,43 @@ class ChatArchive(QObject, ChatStorage):
         )
 
     def close(self) -> None:
-        """Write the waiting changes and close the database."""
+        """Write the waiting changes, close the database and copy it. Blocks for a bounded time.
+
+        If changes wait for the database to open, it waits for this too, at most `CLOSE_SECONDS`.
+        """
+        waiting = self._waiting or []
         self._store, self._waiting = None, None
         self._later.clear()
+        if waiting:
+            self._opening_ended.wait(CLOSE_SECONDS)
         with self._lock:
-            self._is_closed = True
+            self._closing.set()
         if self._opened is not None:
+            for write, _ in waiting:
+                write(self._opened)
             self._opened.close()
 
     def _open(self) -> tuple[ChatStore, tuple[Chat, ...]]:
-        store = ChatStore(self._path, self._tell_copy_failed)
-        with self._lock:
-            if not self._is_closed:
-                self._opened = store
-        if self._opened is None:
-            store.close()
-        return store, store.conversations()
+        try:
+            store = self._connected()
+            with self._lock:
+                if not self._closing.is_set():
+                    self._opened = store
+            if self._opened is None:
+                store.close()
+            return store, store.conversations()
+        finally:
+            self._opening_ended.set()
+
+    def _connected(self) -> ChatStore:
+        """Return the open database. While another program is writing to it, wait and try again."""
+        while True:
+            try:
+                return ChatStore(self._path, self._tell_copy_failed)
+            except LockedError as error:
+                self._background.deliver(partial(self._warn, error))
+                if self._closing.wait(RETRY_SECONDS):
+                    raise
 
     def _tell_copy_failed(self, error: ChatError) -> None:
         with suppress(RuntimeError):  # the window closed in the meantime
@@ -125,6 +156,8 @@ class ChatArchive(QObject, ChatStorage):
         waiting, self._waiting = self._waiting or [], []
         for write, then in waiting:
             self._do(write, then)
+        if self._warned:
+            self._tell_saved_again()
         # After the waiting changes, which may restore a deleted conversation.
         self._store.purge(now_ms() - KEPT_DELETED_MS)
         later, self._later = self._later, []
@@ -231,7 +264,9 @@ class ChatArchive(QObject, ChatStorage):
     def save(self, chat: Chat, before: Chat | None) -> None:
         """Store a new or changed conversation. `before`: its last stored version; None if it is new."""
         shown = self._chats.get(chat.id)
-        self._chats[chat.id] = chat
+        # Each message moves the time of the last change, which `chat` does not know.
+        last_ms = chat.updated_ms if shown is None else max(chat.updated_ms, shown.updated_ms)
+        self._chats[chat.id] = msgspec.structs.replace(chat, updated_ms=last_ms)
         self._do(lambda store: store.save(chat, before), _nothing)
         # Drafts are saved with every pause in typing; the list does not show them.
         if shown is None or _listed(shown) != _listed(chat):
@@ -332,14 +367,19 @@ class ChatArchive(QObject, ChatStorage):
             raise error
         elif self._is_behind:
             # The store writes in order, so changes that had no room before are on the disk as well.
-            self._is_behind = self._has_warned = False
-            self._notices.say(tr("Conversations are being saved again, including the messages since the failure."))
+            self._tell_saved_again()
         then()
 
     def _warn(self, error: EngineError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            self._notices.say(tr("{error} New messages are shown, but not saved.", error=error.summary()), bad=True)
+        sentence = error.summary()
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            self._notices.say(tr("{error} New messages are shown, but not saved.", error=sentence), bad=True)
+
+    def _tell_saved_again(self) -> None:
+        self._is_behind = False
+        self._warned.clear()
+        self._notices.say(tr("Conversations are being saved again, including the messages since the failure."))
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

@@ -128,7 +128,7 @@ class Desk:
         self.models.close()
         self.rig.close()
         self.settings.sync()
-        self.archive.close()  # Last: it may copy the whole database.
+        self.archive.close()  # Last: it may copy the whole database, for some seconds at most.
 
 
 def make_desk(

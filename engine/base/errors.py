@@ -6,6 +6,7 @@
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
     +-- ChatError               stored conversations, or a file of them, that cannot be read or written
+    |   +-- LockedError         their database, while another program is writing to it
     +-- LibraryError            a part of the model library that cannot be read, saved or removed
     +-- PackError               an engine pack that cannot be read, installed or removed
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
@@ -83,6 +84,10 @@ class ChatError(EngineError):
     """Stored conversations or presets, or a file with them, cannot be read or written."""
 
     kind = "argument"
+
+
+class LockedError(ChatError):
+    """The database of conversations is locked, because another program is writing to it. A later try may succeed."""
 
 
 class LibraryError(EngineError):

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -181,6 +181,24 @@ class JsonObject:
         return self._value[key]
 
 
+def parse_json(text: str, object_pairs_hook: Callable[[list[tuple[str, object]]], object] | None = None) -> Any:
+    """Return the value of a JSON text. All its numbers are finite.
+
+    `object_pairs_hook`: as in `json.loads`.
+
+    Raises:
+        ValueError: the text is not JSON, or a number in it is not finite or has more than `MAX_DIGITS` digits.
+        RecursionError: objects or lists are nested too deeply.
+    """
+    return json.loads(
+        text,
+        object_pairs_hook=object_pairs_hook,
+        parse_int=_whole_number,
+        parse_float=_finite,
+        parse_constant=_no_constant,
+    )
+
+
 def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
     """Return the root object of a JSON document that has the version `version`.
 
@@ -194,9 +212,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
             raise ValueError(tr("the file is larger than 1 MiB, so it is not a {kind} file", kind=what))
         # Some editors begin a file with a byte order mark.
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        value: object = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant
-        )
+        value: object = parse_json(text, object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
         raise fail(
             tr("the file is not UTF-8 text at byte {start}; save the file as UTF-8", start=error.start), source=source
@@ -329,6 +345,13 @@ def _whole_number(text: str) -> int:
             )
         )
     return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(tr("the number {text} is too large", text=text[:MAX_DIGITS]))
+    return number
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -39,10 +39,15 @@ def passes(error: Exception) -> bool:
     return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
 
 
+def is_lock(error: Exception) -> bool:
+    """Return whether an error means that another program is writing to the file."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    return isinstance(error, sqlite3.Error) and (code & _PRIMARY) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 def cannot_write(error: Exception) -> bool:
     """Return whether an error means that the file cannot be written. A lock of another program does not count."""
-    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
-    return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
+    return isinstance(error, OSError) or (passes(error) and not is_lock(error))
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -30,6 +30,13 @@ def escape(text: str, *, keep_lines: bool = False) -> str:
     return text if keep_lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
+def replace_controls(text: str, by: str) -> str:
+    """Return `text` with `by` in the place of each control or bidirectional character, line separator and lone
+    surrogate. Newlines and tabs stay, and so do joiners and spaces of other scripts.
+    """
+    return _STEERING.sub(by, text)
+
+
 def shorten(text: str, max_length: int = MAX_SENTENCE) -> str:
     """Return `text`, shortened in its middle to at most `max_length` characters."""
     if len(text) <= max_length:

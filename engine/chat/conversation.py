@@ -59,7 +59,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     `conversation`, `title`: id and title of the conversation.
     `message`: id of the message; None: the match is in the title. `tree.select` shows the branch of a message.
     `snippet`: text around the match, on one line.
-    `begin`, `end`: character range of the match in the snippet.
+    `begin`, `end`: character range of the match in the snippet; empty if its place is not known.
     `created_ms`: time of the message or, for a title, of the conversation's last change.
     """
 

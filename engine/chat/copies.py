@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from engine.base.errors import ChatError
+from engine.base.errors import CancelledError, ChatError
 from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS, is_damage
 from engine.base.texts import one_line
@@ -31,10 +31,17 @@ FIRST_LOOK_SECONDS = 60.0
 
 Without the delay, a copy would slow down the start of the window.
 """
+LAST_COPY_SECONDS = 10.0
+"""Longest time in seconds of the copy at the end, for which the closing window waits.
+
+A copy that takes longer is given up: the next start makes it in the background.
+"""
 KEPT_LAST = 3
 KEPT_DAYS = 3
 RESERVE_BYTES = 64 * MIB
 """Free space in bytes that a copy leaves on the disk, for the database itself."""
+_STEP_PAGES = 4096
+"""Number of pages (of 4 KiB) that are copied before `cancelled` is called again."""
 _ABANDONED_SECONDS = 3600.0
 """Age in seconds from which an unfinished copy is removed, because the process that wrote it was killed."""
 
@@ -68,12 +75,15 @@ class DatabaseCopies:
             return newest is not None and newest.stat().st_mtime_ns == self._stamp()
         return False
 
-    def make(self) -> None:
+    def make(self, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Make a copy, and remove the copies that need not be kept any more.
 
         Other processes can write during the copy: in WAL mode a reader does not block writers.
 
+        `cancelled`: called regularly; True ends the copy.
+
         Raises:
+            CancelledError: it was cancelled; there is no new copy.
             DamageFound: the database is damaged; there is no new copy.
             ChatError: no copy can be written; nothing else has changed.
         """
@@ -85,7 +95,7 @@ class DatabaseCopies:
             stamp = self._stamp()
             # Created with these rights before SQLite writes to it: conversations are private.
             unfinished.touch(mode=0o600)
-            fault = _back_up(self.database, unfinished)
+            fault = _back_up(self.database, unfinished, cancelled)
             if not fault:
                 # The time of the database's last change: `is_current` compares it.
                 os.utime(unfinished, ns=(stamp, stamp))
@@ -183,7 +193,7 @@ class BackgroundCopies:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. If a copy is being made, wait until it is complete."""
+        """End the thread. A copy that is being made is cancelled."""
         self._stop.set()
         self._thread.join()
 
@@ -192,7 +202,7 @@ class BackgroundCopies:
         return self._copies.is_current()
 
     def make_last(self, *, is_current: bool) -> None:
-        """Make the last copy, after the database was closed.
+        """Make the last copy, after the database was closed. It is given up after `LAST_COPY_SECONDS`.
 
         `is_current`: whether the newest copy was current before closing. The caller must pass it, because closing moves
         the write-ahead log into the database file and changes the file's time.
@@ -200,14 +210,17 @@ class BackgroundCopies:
         if is_current:
             self._copies.confirm()
         else:
-            self.make_if_changed()
+            end_s = time.monotonic() + LAST_COPY_SECONDS
+            self.make_if_changed(lambda: time.monotonic() >= end_s)
 
-    def make_if_changed(self) -> None:
-        """Make a copy now, unless the newest copy is current."""
+    def make_if_changed(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Make a copy now, unless the newest copy is current. `cancelled`: as for `DatabaseCopies.make`."""
         if self._copies.is_current():
             return
         try:
-            self._copies.make()
+            self._copies.make(cancelled)
+        except CancelledError:
+            _log.info("the copy of the conversations was not completed")
         except (ChatError, DamageFound) as error:
             _log.info("%s", error)
             # A full disk would otherwise be reported every ten minutes.
@@ -218,7 +231,7 @@ class BackgroundCopies:
     def _run(self) -> None:
         wait_s = FIRST_LOOK_SECONDS
         while not self._stop.wait(wait_s):
-            self.make_if_changed()
+            self.make_if_changed(self._stop.is_set)
             wait_s = INTERVAL_SECONDS
 
 
@@ -236,13 +249,25 @@ def kept_of(newest_first: Sequence[Path]) -> set[Path]:
     return {*newest_first[:KEPT_LAST], *list(of_day.values())[:KEPT_DAYS]}
 
 
-def _back_up(database: Path, target: Path) -> str:
-    """Copy a database into one file; return a sentence on the damage if the copy is damaged, else an empty string."""
+def _back_up(database: Path, target: Path, cancelled: Callable[[], bool]) -> str:
+    """Copy a database into one file; return a sentence on the damage if the copy is damaged, else an empty string.
+
+    Raises:
+        CancelledError: `cancelled` returned True.
+    """
+
+    def look(*_progress: int) -> None:
+        if cancelled():
+            raise CancelledError
+
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(target, isolation_level=None)) as copy:
         source.execute("PRAGMA query_only = ON")
         copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end is enough
         try:
-            source.backup(copy)
+            # One transaction for all steps: otherwise a change by another connection would begin the copy anew.
+            source.execute("BEGIN")
+            version_of(source)
+            source.backup(copy, pages=_STEP_PAGES, progress=look)
             # The copy is one file without a write-ahead log, so that it can be moved and opened alone.
             copy.execute("PRAGMA journal_mode = DELETE")
             fault = _fault(copy)

@@ -23,6 +23,14 @@ _MAX_GAP = 100_000
 
 The number is limited because a damaged page may contain any number as a row id.
 """
+_JSON_CELLS: tuple[tuple[str, str, Callable[[str], object], str], ...] = (
+    ("conversation", "settings", settings_of, "{}"),
+    ("conversation", "results", results_of, "{}"),
+    ("message", "details", details_of, "{}"),
+    ("message", "calls", calls_of, ""),
+    ("piece", "calls", deltas_of, ""),
+)
+"""Columns with JSON: table, column, the function that reads it, and its empty value."""
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
 
@@ -71,6 +79,7 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
         listed -= {ident for (ident,) in connection.execute("SELECT id FROM message")}
     _begin_lost_conversations(connection)
     _fill_holes(connection)
+    _empty_unreadable_cells(connection)
     connection.execute("COMMIT")
     return AddedRows(added, None if listed is None else len(listed))
 
@@ -261,3 +270,15 @@ def _fill_holes(connection: sqlite3.Connection) -> None:
                 tr("(This message was lost with a damaged page of the database.)"), created_ms,
             ),
         )  # fmt: skip
+
+
+def _empty_unreadable_cells(connection: sqlite3.Connection) -> None:
+    """Empty the cells whose JSON cannot be read.
+
+    `PRAGMA quick_check` does not find them, so the copy may have them as well. Each would end the reading of all
+    conversations, and begin another recovery at each start.
+    """
+    for table, column, read, empty in _JSON_CELLS:
+        rows = connection.execute(f"SELECT rowid, {column} FROM {table} WHERE {column} <> ?", (empty,))
+        for number in [number for number, document in rows if not _can_read(read, document)]:
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (empty, number))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from engine.base.errors import ChatError
+from engine.base.errors import ChatError, LockedError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, put_aside
+from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, is_lock, put_aside
 from engine.base.texts import one_line
-from engine.chat.recovery import damage_record, finish_recovery, recover
+from engine.chat.recovery import damage_record, finish_recovery, is_open_elsewhere, recover
 from engine.chat.schema import VERSION, calls_value, joined_calls, upgrade, version_of
 
 BUSY_SECONDS = 10.0
@@ -33,6 +33,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     The sentence is empty if the old database was neither recovered nor renamed.
 
     Raises:
+        LockedError: another program is writing to the database.
         ChatError: no database can be opened or created at `path`.
     """
     notice = ""
@@ -41,6 +42,13 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
         # A recovery may have been interrupted between its last steps.
         finish_recovery(path)
         if reason := _newer(path):
+            if is_open_elsewhere(path):
+                raise ChatError(
+                    tr(
+                        "{reason} Another program has the database open. Close that program, or update this one.",
+                        reason=reason,
+                    )
+                )
             notice = _keep_aside(path, reason)
         elif reason := _damage(path):
             notice = recover(path, reason)
@@ -52,11 +60,18 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
             notice = recover(path, tr("The database of conversations is damaged ({error}).", error=error))
             connection = _open(path)
     except (OSError, *FAULTS) as error:
+        if is_lock(error):
+            raise lock_error() from None
         reason = getattr(error, "strerror", None) or str(error)
         raise ChatError(
             tr("The conversations cannot be saved in {path} ({reason}); check the folder.", path=path, reason=reason)
         ) from None
     return connection, notice
+
+
+def lock_error() -> LockedError:
+    """Return the error to show while another program is writing to the database."""
+    return LockedError(tr("Another program is writing to the database of conversations; wait until it has finished."))
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
@@ -181,8 +196,8 @@ def _mend(connection: sqlite3.Connection) -> None:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     # WAL and NORMAL: a commit needs no fsync, and survives a killed process, though perhaps not a power failure.
-    # secure_delete: deleted text is overwritten here. Copies have it until they are removed, and a recovery may bring
-    # it back.
+    # secure_delete: deleted text is overwritten here. The text index has its trigrams until its parts are merged, as
+    # after a purge. Copies have the text until they are removed, and a recovery may bring it back.
     for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection

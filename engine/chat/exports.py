@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engine.base.texts import fenced, one_line
+from engine.base.texts import fenced, one_line, replace_controls
 from engine.chat.asking import message_text
 from engine.chat.conversation import Conversation
 from engine.chat.message import Attachment, Message
@@ -157,8 +157,5 @@ def _time(time_ms: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for HTML. Control characters become replacement characters."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for letter in html.escape(text)
-    )
+    """Escape a text for HTML. Control and bidirectional characters become replacement characters."""
+    return html.escape(replace_controls(text, "\N{REPLACEMENT CHARACTER}"))

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from engine.base.confinement import IMPORTER
-from engine.base.errors import ChatError, EngineError
+from engine.base.errors import ChatError, EngineError, WorkerStalledError
 from engine.base.language import tr
 from engine.chat.conversation import Conversation
 from engine.chat.imports import Imported, read_conversations
+from engine.chat.message import now_ms
 from engine.chat.tree import MessageTree
 from engine.runtime.process.decoders import ask_decoder
 from engine.runtime.protocol.messages import Message
@@ -56,11 +60,18 @@ def import_file(database: Path, path: Path, cancelled: Callable[[], bool] | None
     request = ImportFile(database=os.fsencode(database.absolute()), file=os.fsencode(path.absolute()), seconds=SECONDS)
     try:
         taken = ask_decoder("importer", request, FileImported, cancelled=cancelled)
-    except EngineError:
-        raise ChatError(tr("Importing {name} takes too much time or memory; split the file.", name=path.name)) from None
+    except EngineError as error:
+        # The system ends a process that takes too much memory by a signal; the alarm is one as well.
+        if isinstance(error, WorkerStalledError) or getattr(error, "signal", None) is not None:
+            raise ChatError(_too_much(path)) from None
+        raise ChatError(tr("{name} cannot be imported. {reason}", name=path.name, reason=error.summary())) from None
     if taken.fault:
         raise ChatError(taken.fault)
     return taken.conversations
+
+
+def _too_much(path: Path) -> str:
+    return tr("Importing {name} takes too much time or memory; split the file.", name=path.name)
 
 
 def main() -> None:
@@ -80,27 +91,33 @@ def _imported(request: ImportFile) -> FileImported:
     database, path = Path(os.fsdecode(request.database)), Path(os.fsdecode(request.file))
     try:
         return FileImported(conversations=_take_in(database, read_conversations(path)))
+    except MemoryError:
+        return FileImported(fault=_too_much(path))
     except ChatError as error:
         return FileImported(fault=error.summary())
 
 
 def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation, ...]:
+    """Store the conversations, and return them as they are stored.
+
+    They are marked as deleted until all are stored. So an import that fails or is killed leaves nothing in the list,
+    and can be repeated.
+    """
     # Imported after `_limits`, which sets the folder for SQLite's temporary files.
     from engine.chat.store import ChatStore
 
     with closing(ChatStore(database, makes_copies=False)) as store:
-        for each in found:
-            for data in each.files.values():
-                store.keep_file(data)
-            store.save(each.conversation)
-            last = store.apply(each.conversation.id, MessageTree(), each.tree)
-        try:
-            last.result()
-        except ChatError:
-            for each in found:  # A failed import leaves nothing behind, so that it can be repeated.
-                store.delete(each.conversation.id)
-            raise
-    return tuple(each.conversation for each in found)
+        hidden = [replace(each.conversation, deleted_ms=now_ms(), updated_ms=now_ms()) for each in found]
+        begun: list[Future[None]] = []
+        for each, conversation in zip(found, hidden, strict=True):
+            begun += [store.keep_file(data)[1] for data in each.files.values()]
+            begun += [store.save(conversation), store.apply(conversation.id, MessageTree(), each.tree)]
+        for future in begun:
+            future.result()
+        shown = [store.save(each.conversation, before) for each, before in zip(found, hidden, strict=True)]
+        for future in shown:
+            future.result()
+        return tuple(filter(None, (store.conversation(each.id) for each in hidden)))
 
 
 if __name__ == "__main__":

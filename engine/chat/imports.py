@@ -18,6 +18,7 @@ import msgspec
 
 from engine.base.errors import ChatError
 from engine.base.files import read_at_most
+from engine.base.json_file import parse_json
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.chat.attachments import as_attachment
@@ -28,6 +29,7 @@ from engine.chat.message import MAX_CHOICES, ROLES, Attachment, Message, Role, n
 from engine.chat.tool_calls import new_call_id
 from engine.chat.tools import MAX_CHARACTERS
 from engine.chat.tree import MessageTree, mended_tree, renamed_cut, tree_of
+from engine.planning.settings.sampling_sources import usable_settings
 from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS, MAX_SOUND_BYTES, is_sound
 from engine.runtime.protocol.requests import ToolCall
@@ -39,7 +41,8 @@ MAX_CALLS = 1000
 """Largest number of tool calls of one message."""
 MAX_LABEL_CHARACTERS = 500
 """Largest number of characters in titles, folders, and names of models, presets and files."""
-_TOO_LATE_MS = 1 << 52
+_TOO_LARGE = 1 << 52
+"""Limit of times in ms and of sizes. The database has integers of 64 bits."""
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 """Types of an attached image in the web UI's JSON, now and in earlier versions."""
 _SOUND_EXTRAS = ("AUDIO", "audioFile")
@@ -96,7 +99,7 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
         elif first == "{" and len(lines) > 1 and _is_session(lines):
             found = tuple(_from_lines(lines))
         else:
-            found = tuple(_from_document(_loaded(text)))
+            found = tuple(_from_document(parse_json(text)))
     except UnicodeDecodeError:
         raise ChatError(
             tr("{source} is not UTF-8 text; choose a file of exported conversations.", source=source)
@@ -187,7 +190,7 @@ def _from_openai(request: Mapping[str, Any]) -> Imported:
 
 def _openai_calls(value: object) -> tuple[ToolCall, ...]:
     if isinstance(value, str) and value:
-        value = _loaded(value)  # llama.cpp's web UI keeps the list as text
+        value = parse_json(value)  # llama.cpp's web UI keeps the list as text
     if not value:
         return ()
     calls = []
@@ -247,9 +250,12 @@ def _imported(
             folder=_label(conversation.folder),
             preset=_label(conversation.preset),
             tools=_tools(conversation.tools),
+            settings=usable_settings(conversation.settings),
             # Their keys have the old ids of messages.
             results={},
             leaf=tree.leaf,
+            created_ms=_whole(conversation.created_ms),
+            updated_ms=_whole(conversation.updated_ms),
             # The imported conversation is a new one: neither deleted nor branched from one that is here.
             deleted_ms=None,
             forked_from=None,
@@ -306,7 +312,7 @@ def _check_sound(attachment: Attachment, data: bytes) -> None:
 def _is_session(lines: Sequence[str]) -> bool:
     first = next((line for line in lines if line.strip()), "")
     try:
-        record = _loaded(first)
+        record = parse_json(first)
     except ValueError:
         return False
     return isinstance(record, dict) and record.get("type") == "session"
@@ -320,7 +326,7 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
         if not line.strip():
             continue
         try:
-            record = _dict(_loaded(line))
+            record = _dict(parse_json(line))
         except ValueError as error:
             raise ValueError(tr("line {number}: {error}", number=number, error=error)) from None
         if record.get("type") == "session":
@@ -347,7 +353,7 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
     files: dict[str, bytes] = {}
     messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
     system, tree = _without_system(_renamed(messages, session.get("currNode")))
-    modified_ms = _time(session.get("lastModified"))
+    modified_ms = _whole(session.get("lastModified"))
     created_ms = min((message.created_ms for message in messages), default=modified_ms)
     return Imported(
         Conversation(
@@ -401,7 +407,7 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
         model=_text(record.get("model")),
         calls=_openai_calls(record.get("toolCalls")),
         call_id=_text(record.get("toolCallId")),
-        created_ms=_time(record.get("timestamp")),
+        created_ms=_whole(record.get("timestamp")),
         attachments=tuple(attachments),
     )
 
@@ -459,10 +465,21 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             model=_label(message.model),
             model_identity=_label(message.model_identity),
             layout=_label(message.layout),
+            settings=usable_settings(message.settings),
+            created_ms=_whole(message.created_ms),
             stop_reason=_label(message.stop_reason),
             note=show(message.note),
             attachments=tuple(
-                msgspec.structs.replace(each, id=new_id(), name=_label(each.name), mime=_label(each.mime))
+                msgspec.structs.replace(
+                    each,
+                    id=new_id(),
+                    name=_label(each.name),
+                    mime=_label(each.mime),
+                    size_bytes=_whole(each.size_bytes),
+                    width_px=_whole(each.width_px),
+                    height_px=_whole(each.height_px),
+                    length_ms=_whole(each.length_ms),
+                )
                 for each in message.attachments
             ),
             choices=message.choices[:MAX_CHOICES],
@@ -509,10 +526,6 @@ def _label(text: str) -> str:
     return show(text, MAX_LABEL_CHARACTERS)
 
 
-def _loaded(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda name: _refuse(tr("{name} is not a JSON number", name=name)))
-
-
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         _refuse(tr("the file has a value that must be a JSON object, but is not"))
@@ -541,8 +554,9 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _time(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LATE_MS:
+def _whole(value: object) -> int:
+    """Return a time or a size of the file as an integer; 0 if the value cannot be one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LARGE:
         return 0
     return int(value)
 

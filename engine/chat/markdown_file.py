@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from engine.base.json_file import parse_json
 from engine.base.language import tr
 from engine.base.texts import fenced, one_line
 from engine.chat.conversation import Conversation
@@ -213,7 +214,7 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
     for attachment in attachments:
         attachment["text"] = _take_attached(lines, _count(attachment.pop("lines", 1)), attachment.get("sha256"), files)
     call_lines = _count(values.pop("call_lines", 0))
-    if call_lines and len(lines) >= call_lines and lines[len(lines) - call_lines + 1].startswith("Call of "):
+    if 1 < call_lines <= len(lines) and lines[len(lines) - call_lines + 1].startswith("Call of "):
         del lines[len(lines) - call_lines :]
     reasoning: list[str] = []
     while len(reasoning) < quoted and lines and lines[0].startswith(">"):
@@ -266,7 +267,7 @@ def _take_blank(lines: list[str]) -> None:
 
 
 def _values(text: str) -> dict[str, Any]:
-    values = json.loads(text)
+    values = parse_json(text)
     if not isinstance(values, dict):
         raise TypeError(tr("the file has a value that must be a JSON object, but is not"))
     return values

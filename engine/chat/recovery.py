@@ -77,7 +77,7 @@ def recover(path: Path, reason: str) -> str:
     with _alone(record):
         if not record.exists():
             return ""
-        if _is_open_elsewhere(path):
+        if is_open_elsewhere(path):
             return tr(
                 "{reason} Another program has the database open. Close that program and start Layerdeck again: "
                 "Layerdeck then opens the newest copy and adds the messages that can still be read.",
@@ -88,6 +88,20 @@ def recover(path: Path, reason: str) -> str:
         aside = put_aside(path)
         finish_recovery(path)
     return recovered.sentence(reason, aside.name)
+
+
+def is_open_elsewhere(path: Path) -> bool:
+    """Return whether another process has the database open; if not, merge the write-ahead log into the file."""
+    try:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+            # An exclusive transaction fails if any other program has the database open.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint (TRUNCATE)")
+    except FAULTS as error:
+        return "locked" in str(error)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,20 +185,6 @@ def _alone(record: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _is_open_elsewhere(path: Path) -> bool:
-    """Return whether another process has the database open; if not, merge the write-ahead log into the file."""
-    try:
-        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
-            # An exclusive transaction fails if any other program has the database open.
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            connection.execute("BEGIN EXCLUSIVE")
-            connection.execute("COMMIT")
-            connection.execute("PRAGMA wal_checkpoint (TRUNCATE)")
-    except FAULTS as error:
-        return "locked" in str(error)
-    return False
 
 
 def _make_new(damaged: Path, new: Path) -> _Recovered:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ DETAILS = (
 
 _SELDOM = ("choices", "cut", "call_id")
 """Fields of `DETAILS` that are written only if they are not empty."""
+_TYPED: Mapping[str, Any] = {"timings": Timings, "choices": tuple[TokenChoice, ...], "cut": Cut}
+"""Types of the fields of `DETAILS` that are not texts or plain JSON."""
 
 
 def text(value: str) -> str:
@@ -139,17 +142,40 @@ def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
 
 
 def _document(value: object) -> str:
-    """Return a value as JSON.
+    """Return a value as JSON. NaN and infinity, such as the probabilities of a faulty model, become null.
 
     Uses `json` and not msgspec, which refuses lone surrogates. Imported files may contain them.
     """
-    return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
+    value = msgspec.to_builtins(value)
+    try:
+        return text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        return text(json.dumps(_with_null(json.dumps(value)), ensure_ascii=False))
+
+
+def _with_null(document: str) -> Any:
+    """Return the value of JSON in which NaN and infinity are allowed, and become None."""
+    return json.loads(document, parse_constant=lambda _name: None)
+
+
+def _object_of(document: str) -> dict[str, Any]:
+    """Return the JSON object in a database column.
+
+    Raises:
+        TypeError, ValueError: the column has no JSON object.
+    """
+    try:
+        found = msgspec.json.decode(document)
+    except msgspec.DecodeError:
+        found = _with_null(document)  # earlier versions wrote NaN and Infinity
+    if not isinstance(found, dict):
+        raise TypeError("a column has no JSON object")
+    return found
 
 
 def settings_of(document: str) -> dict[str, object]:
     """Return a JSON object from a database column, such as the sampling settings of a conversation."""
-    found: Mapping[str, object] = msgspec.json.decode(document)
-    return dict(found)
+    return _object_of(document)
 
 
 def results_of(document: str) -> dict[str, str]:
@@ -158,15 +184,17 @@ def results_of(document: str) -> dict[str, str]:
 
 
 def details_of(document: str) -> dict[str, Any]:
-    """Return the fields of `DETAILS` from a message's column `details`."""
+    """Return the fields of `DETAILS` from a message's column `details`.
+
+    A field of another type is left out, such as choices with a probability that was not a number.
+    """
     # A newer program may have stored further fields.
-    values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
-    if values.get("timings") is not None:
-        values["timings"] = msgspec.convert(values["timings"], Timings)
-    if "choices" in values:
-        values["choices"] = msgspec.convert(values["choices"], tuple[TokenChoice, ...])
-    if "cut" in values:
-        values["cut"] = msgspec.convert(values["cut"], Cut)
+    values = {name: value for name, value in _object_of(document).items() if name in DETAILS}
+    for name, kind in _TYPED.items():
+        value = values.pop(name, None)
+        if value is not None:
+            with suppress(msgspec.ValidationError):
+                values[name] = msgspec.convert(value, kind)
     return values
 
 

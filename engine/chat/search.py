@@ -4,8 +4,11 @@ languages that are written without spaces.
 
 from __future__ import annotations
 
+import re
 import sqlite3
+from itertools import islice
 
+from engine.base.texts import replace_controls
 from engine.chat.conversation import Hit
 from engine.chat.schema import calls_of
 from engine.chat.schema import text as readable
@@ -30,11 +33,13 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
         return ()
     # %, _ and the escape character itself have a meaning in LIKE patterns.
     pattern = "%" + wanted.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    titles = connection.execute(
+    match = re.compile(re.escape(wanted), re.IGNORECASE)
+    # Titles are few. LIKE ignores the case of ASCII letters only.
+    rows = connection.execute(
         "SELECT id, title, NULL, title, updated_ms, '' FROM conversation"
-        " WHERE deleted_ms IS NULL AND title LIKE ? ESCAPE '\\' ORDER BY updated_ms DESC LIMIT ?",
-        (pattern, limit),
-    ).fetchall()
+        " WHERE deleted_ms IS NULL ORDER BY updated_ms DESC"
+    )
+    titles = islice((row for row in rows if match.search(row[1])), limit)
     # A text shorter than three characters has no trigram; all messages are scanned for it.
     if len(wanted) < TRIGRAM:
         matches, value = "message.state <> 'writing' AND message.content LIKE ? ESCAPE '\\'", pattern
@@ -56,36 +61,33 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
         (value, pattern, limit),
     )
     return tuple(
-        _hit(conversation, title, message, _text_with(wanted, content, calls), created_ms, wanted)
+        _hit(conversation, title, message, _text_with(match, content, calls), created_ms, match)
         for conversation, title, message, content, created_ms, calls in [*titles, *messages][:limit]
     )
 
 
-def _text_with(wanted: str, content: str, calls: str) -> str:
-    """Return the part of a message that contains the match: its content, or else its tool calls.
-
-    `wanted`: the search text.
-    """
-    if not calls or wanted.lower() in content.lower():
+def _text_with(match: re.Pattern[str], content: str, calls: str) -> str:
+    """Return the part of a message that contains the match: its content, or else its tool calls."""
+    if not calls or match.search(content):
         return content
     return " ".join(f"{call.name} {call.arguments}" for call in calls_of(calls))
 
 
-def _hit(conversation: str, title: str, message: str | None, text: str, created_ms: int, wanted: str) -> Hit:
+def _hit(conversation: str, title: str, message: str | None, text: str, created_ms: int, match: re.Pattern[str]) -> Hit:
     # SQLite ignores case by other rules than Python. If the match is not found, the snippet is the beginning.
-    place = max(0, text.lower().find(wanted.lower()))
+    found = match.search(text)
+    place, end = found.span() if found else (0, 0)
     first = max(0, place - BEFORE_CHARACTERS)
-    last = min(len(text), place + len(wanted) + AFTER_CHARACTERS)
+    last = min(len(text), end + AFTER_CHARACTERS)
     lead = "…" if first else ""
     # Each character is replaced by one character, so that `begin` and `end` stay right.
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[first:last])
-    begin = place - first + len(lead)
+    shown = replace_controls(text[first:last], " ").replace("\n", " ").replace("\t", " ")
     return Hit(
         conversation=conversation,
         title=title,
         message=message,
         snippet=f"{lead}{shown}{'…' if last < len(text) else ''}",
-        begin=begin,
-        end=min(begin + len(wanted), len(lead) + len(shown)),
+        begin=place - first + len(lead),
+        end=end - first + len(lead),
         created_ms=created_ms,
     )

@@ -3,7 +3,8 @@
 Reading blocks on the disk. Writing does not block: it returns a `Future`, which is done when the change is on disk and
 survives even a killed process. If the change cannot be stored, the future holds a `ChatError`. Callbacks of futures run
 in the writing thread. Changes are written in the order of the calls. If the disk is full, a change stays in memory,
-where reading finds it, and is written when there is room.
+where reading finds it, and is written when there is room. If another program locks the database for long, changes stay
+in memory as well, and reading fails until they are written.
 
 An answer is stored in three steps: `apply` a tree with a message in state `writing`; `append` its text piece by piece,
 and show each piece when its future is done; `finish` with the complete message. After a crash the message has all
@@ -29,11 +30,14 @@ from engine.chat.conversation import Conversation, Hit
 from engine.chat.copies import BackgroundCopies, DamageFound, DatabaseCopies
 from engine.chat.database import is_alive, open_database, open_read_only, our_name
 from engine.chat.message import Attachment, Message, now_ms
-from engine.chat.recovery import damage_met
+from engine.chat.recovery import damage_met, is_open_elsewhere
 from engine.chat.search import DEFAULT_HITS, search
 from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, difference, mended_tree
 from engine.chat.writer import Writer
+
+_MERGED_PAGES = 1000
+"""Pages of the text index that are merged in one transaction, which takes about 0.2 s."""
 
 
 class ChatStore:
@@ -58,10 +62,12 @@ class ChatStore:
         `only_reads`: whether the caller writes nothing. Then a database that cannot be written is opened as well.
 
         Raises:
+            LockedError: another program is writing to the database.
             ChatError: the database cannot be opened or created.
         """
         self.path = path
         self._connect_reader = _connect_reader
+        self._is_alone = not (os.path.isfile(path) and is_open_elsewhere(path))  # noqa: PTH113
         try:
             connection, self.notice = open_database(path)
         except ChatError:
@@ -110,7 +116,7 @@ class ChatStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether changes are only in memory because the disk is full."""
+        """Whether changes are only in memory because the disk is full or the database is locked."""
         return self._writer.is_behind
 
     # ------------------------------------------------------------------ reading
@@ -273,13 +279,48 @@ class ChatStore:
         return self._writer.do(lambda connection: _execute(connection, statement, [conversation]))
 
     def purge(self, deleted_before_ms: int) -> Future[None]:
-        """Erase conversations that were deleted before a time (ms since 1970), and files that no message uses."""
+        """Erase conversations that were deleted before a time (ms since 1970), and files that no message uses.
+
+        Files stay if another process had the database open when this store opened it: there a message with such a file
+        may come back by Undo. Afterwards the text index is merged in the background, if there were such conversations.
+        """
+        erased: list[int] = []
 
         def job(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM conversation WHERE deleted_ms < ?", (deleted_before_ms,))
-            connection.execute("DELETE FROM file WHERE sha256 NOT IN (SELECT sha256 FROM attachment)")
+            found = connection.execute("DELETE FROM conversation WHERE deleted_ms < ?", (deleted_before_ms,))
+            erased.append(found.rowcount)
+            if self._is_alone:
+                connection.execute("DELETE FROM file WHERE sha256 NOT IN (SELECT sha256 FROM attachment)")
 
-        return self._writer.do(job)
+        def merge(_purged: Future[None]) -> None:
+            # A negative number begins to merge all parts of the index, a positive one goes on with it.
+            if any(erased):
+                self._merge_index(-_MERGED_PAGES)
+
+        purged = self._writer.do(job)
+        purged.add_done_callback(merge)
+        return purged
+
+    def _merge_index(self, n_pages: int) -> None:
+        """Merge parts of the text index, so that it loses the trigrams of deleted messages.
+
+        Each step is a job of its own: FTS5's "optimize" takes 12 s for 50 MB of text, in one transaction.
+
+        `n_pages`: pages of one step, as the "merge" command of FTS5 takes it.
+        """
+        changes: list[int] = []
+
+        def job(connection: sqlite3.Connection) -> None:
+            before = connection.total_changes
+            connection.execute("INSERT INTO message_text (message_text, rank) VALUES ('merge', ?)", (n_pages,))
+            changes.append(connection.total_changes - before)
+
+        def go_on(merged: Future[None]) -> None:
+            # FTS5 changes fewer than two rows if nothing is left to merge.
+            if merged.exception() is None and changes[-1] > 1:
+                self._merge_index(abs(n_pages))
+
+        self._writer.do(job, comes_again=True).add_done_callback(go_on)
 
     # ------------------------------------------------------------------ parts
 
@@ -339,6 +380,7 @@ class ChatStore:
         """Provide a connection for reading. Reads include changes that wait in memory because the disk is full.
 
         Raises:
+            LockedError: changes wait in memory because another program is writing.
             ChatError: the database cannot be read.
         """
         if self._closed:

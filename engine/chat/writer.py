@@ -1,7 +1,8 @@
 """The thread that writes to the conversation database. Jobs that arrive together share one transaction, in their order.
 
-If the disk is full, a job waits in memory and its future fails at once. When there is room again, the waiting jobs run
-before all later jobs. So no stored message refers to a message that was never stored.
+If the disk is full or another program locks the database, a job waits in memory and its future fails at once. When the
+database can be written again, the waiting jobs run before all later jobs. So no stored message refers to a message that
+was never stored.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from typing import NamedTuple
 
 from engine.base.errors import ChatError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, passes
+from engine.base.sqlite_file import FAULTS, is_lock, passes
+from engine.chat.database import lock_error
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
 """Shortest time in seconds between two commits. Pieces of an answer that come within it share a commit."""
 RETRY_SECONDS = 2.0
-"""Shortest time in seconds between two attempts to write while the disk is full.
+"""Shortest time in seconds between two attempts to write while the disk is full or the database is locked.
 
-The wait is also at least ten times as long as the last attempt took.
+On a full disk the wait is also at least ten times as long as the last attempt took.
 """
 MAX_BEHIND = 50_000
 """Largest number of jobs that wait for room on the disk.
@@ -85,7 +87,7 @@ class Writer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether jobs wait for room on the disk."""
+        """Whether jobs wait for room on the disk, or for the end of a lock."""
         return bool(self._behind)
 
     @contextmanager
@@ -93,9 +95,18 @@ class Writer:
         """Provide the connection for reading, in a transaction that contains all waiting jobs.
 
         The transaction is rolled back afterwards.
+
+        Raises:
+            LockedError: another program is writing to the database, so the jobs cannot run.
         """
         with self._lock:
-            self._connection.execute("BEGIN")
+            try:
+                # The jobs need the write lock. On a disk that cannot be written they are left out.
+                self._connection.execute("BEGIN IMMEDIATE" if self._behind else "BEGIN")
+            except FAULTS as error:
+                if is_lock(error):
+                    raise lock_error() from None
+                self._connection.execute("BEGIN")
             try:
                 for queued in self._behind:
                     if queued.job is not None:
@@ -151,41 +162,58 @@ class Writer:
         jobs = [queued for queued in batch if queued.job is not None]
         # The disk was full a moment ago: new jobs join the waiting ones without another try.
         if self._behind and not is_last and time.monotonic() < self._next_try_s:
-            self._put_off(jobs, self._reason)
+            self._put_off(self._behind, jobs, self._reason)
         else:
-            waiting, self._behind = self._behind, []
-            self._write([*waiting, *jobs])
+            self._write([*self._behind, *jobs])
         for queued in batch:
             if queued.job is None:
                 _end(queued)
 
     def _write(self, jobs: list[_QueuedJob]) -> None:
+        """Run jobs. `_behind` changes at the end: during the attempt, reads still wait for it in `with_all`."""
+        fault = self._attempt(jobs)
+        if fault is None:
+            self._behind = []
+            for queued in jobs:
+                _end(queued)
+        elif passes(fault):
+            self._put_off([], jobs, fault)
+        else:
+            self._write_singly(jobs)
+
+    def _write_singly(self, jobs: list[_QueuedJob]) -> None:
+        """Run each job in a transaction of its own, so that a faulty one does not take the others with it."""
+        for number, queued in enumerate(jobs):
+            fault = self._attempt([queued])
+            if fault is not None and passes(fault):
+                self._put_off([], jobs[number:], fault)
+                return
+            _end(queued, None if fault is None else self._sentence(fault))
+        self._behind = []
+
+    def _put_off(self, waiting: list[_QueuedJob], jobs: list[_QueuedJob], error: Exception) -> None:
+        """Let jobs wait after those that wait already, and end their futures with the error."""
+        behind = list(waiting)
+        for queued in jobs:
+            if len(behind) < MAX_BEHIND or not queued.comes_again:
+                behind.append(queued)
+        # Set before the futures end: their callbacks look at `is_behind`.
+        self._reason, self._behind = error, behind
+        for queued in jobs:
+            _end(queued, self._sentence(error))
+
+    def _attempt(self, jobs: list[_QueuedJob]) -> Exception | None:
+        """Run jobs in one transaction. If it fails, return the error; nothing is stored then."""
         begun_s = time.monotonic()
         try:
             self._transaction([queued.job for queued in jobs if queued.job is not None])
         except Exception as error:
-            if passes(error):
-                now_s = time.monotonic()
-                self._next_try_s = now_s + max(RETRY_SECONDS, 10 * (now_s - begun_s))
-                self._put_off(jobs, error)
-            elif len(jobs) > 1:  # One of them is at fault. Each is tried alone, so that the others are not lost.
-                for number, single in enumerate(jobs):
-                    self._write([single])
-                    if self._behind:
-                        self._put_off(jobs[number + 1 :], self._reason)
-                        return
-            elif jobs:
-                _end(jobs[0], self._sentence(error))
-            return
-        for queued in jobs:
-            _end(queued)
-
-    def _put_off(self, jobs: list[_QueuedJob], error: Exception) -> None:
-        self._reason = error
-        for queued in jobs:
-            if len(self._behind) < MAX_BEHIND or not queued.comes_again:
-                self._behind.append(queued)
-            _end(queued, self._sentence(error))
+            now_s = time.monotonic()
+            # An attempt that waits for another program costs nothing.
+            took_s = 0.0 if is_lock(error) else now_s - begun_s
+            self._next_try_s = now_s + max(RETRY_SECONDS, 10 * took_s)
+            return error
+        return None
 
     def _transaction(self, jobs: list[Job]) -> None:
         if not jobs:
@@ -204,6 +232,8 @@ class Writer:
     def _sentence(self, error: Exception) -> Exception:
         if not isinstance(error, FAULTS):
             return error
+        if is_lock(error):
+            return lock_error()
         return damage_met(self._path, error) or ChatError(
             tr("The conversation cannot be saved ({error}); check the disk's free space and permissions.", error=error)
         )

@@ -5,8 +5,8 @@ Load settings have a `Kind`, samplers a `SamplingKind`. `WholeNumber`, `Real` an
 
 from __future__ import annotations
 
-import math
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -185,8 +185,8 @@ class Real:
         Raises:
             ValueError: the value is not allowed; the message is for the user, without its full stop.
         """
-        # Metadata of a model file may hold NaN or infinity.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # Metadata of a model file may hold NaN or infinity; an integer may be too large for a float.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise ValueError(tr("the value must be a number ({allowed})", allowed=self.allowed))
         if not self.low <= value <= self.high:
             raise ValueError(tr("the value {value:g} is outside of {allowed}", value=value, allowed=self.allowed))

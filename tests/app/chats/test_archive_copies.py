@@ -1,18 +1,25 @@
-"""Faults of database copies: each shows one sentence in the window."""
+"""The archive: the order of its list, and faults of the database, each with one sentence in the window."""
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
+from app.chats import archive as archive_module
 from app.chats.archive import ChatArchive
 from app.notices import Notice, Notices
-from engine.chat import copies
+from engine.chat import copies, database, writer
+from engine.chat.answer import Append
 from engine.chat.conversation import Conversation
 from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree
+from tests.support.patience import DEADLINE_S
 
 
 def test_a_copy_that_has_no_room_is_told_once(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +70,81 @@ def test_work_is_refused_if_the_database_cannot_be_opened(qtbot: QtBot, tmp_path
     background.close()
     assert [notice.bad for notice in told] == [True, True]
     assert told[1].text == "The conversations cannot be read."
+
+
+def test_a_window_that_closes_while_the_database_opens_stores_what_waits(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "CLOSE_SECONDS", DEADLINE_S)
+    background = Background()
+    archive = ChatArchive(tmp_path / "chats.sqlite3", background, Notices())
+    archive.start()
+    archive.save(Conversation(id="a", draft="typed"), None)
+    background.close()
+    archive.close()
+    with closing(ChatStore(tmp_path / "chats.sqlite3", makes_copies=False)) as store:
+        assert [chat.draft for chat in store.conversations()] == ["typed"]
+
+
+def test_a_database_that_is_locked_at_the_start_is_opened_later(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was stored until the next start."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(archive_module, "RETRY_SECONDS", 0.01)
+    path, notices, background = tmp_path / "chats.sqlite3", Notices(), Background()
+    told: list[Notice] = []
+    notices.given.connect(told.append)
+    ChatStore(path, makes_copies=False).close()
+    archive = ChatArchive(path, background, notices)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        archive.start()
+        archive.save(Conversation(id="a", title="A"), None)
+        qtbot.waitUntil(lambda: bool(told))
+        with qtbot.waitSignal(archive.is_open_now):
+            other.execute("COMMIT")
+    archive.close()
+    background.close()
+    assert [("Another program" in notice.text, "saved again" in notice.text) for notice in told] == [
+        (True, False),
+        (False, True),
+    ]
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert store.conversation("a") is not None
+
+
+def test_another_fault_is_told_after_the_first_one(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    path, notices, background = tmp_path / "chats.sqlite3", Notices(), Background()
+    told: list[Notice] = []
+    notices.given.connect(told.append)
+    archive = ChatArchive(path, background, notices)
+    with qtbot.waitSignal(archive.is_open_now):
+        archive.start()
+    for _ in range(2):
+        archive.append(Append("nobody", "x"), lambda: None)
+    qtbot.waitUntil(lambda: bool(told))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        archive.save(Conversation(id="a", title="A"), None)
+        qtbot.waitUntil(lambda: len(told) == 2)
+    archive.close()
+    background.close()
+    assert "FOREIGN KEY" in told[0].text
+    assert "Another program" in told[1].text
+
+
+def test_a_draft_does_not_change_the_order_of_the_list(tmp_path: Path) -> None:
+    """The open conversation knows the time of its last message only after it was opened again."""
+    archive = ChatArchive(tmp_path / "chats.sqlite3", Background(), Notices())
+    shown = Conversation(id="a", title="Old", updated_ms=1)
+    archive.save(shown, None)
+    archive.save(Conversation(id="b", title="New", updated_ms=2), None)
+    archive.apply("a", MessageTree(), MessageTree())
+    assert [chat.title for chat in archive.chats] == ["Old", "New"]
+    archive.save(msgspec.structs.replace(shown, draft="typed"), shown)
+    assert [chat.title for chat in archive.chats] == ["Old", "New"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.errors import ChatError
+from engine.base.errors import CancelledError, ChatError
 from engine.chat import copies as copies_module
 from engine.chat.conversation import Conversation
 from engine.chat.copies import DatabaseCopies, kept_of
@@ -58,12 +58,48 @@ def test_a_change_is_copied_in_the_background_while_others_write(path: Path, mon
     assert titles_in(DatabaseCopies(path).paths()[0]) == ["A", "B"]
 
 
-def _then(make: Callable[[DatabaseCopies], None], after: Callable[[], None]) -> Callable[[DatabaseCopies], None]:
-    def both(copies: DatabaseCopies) -> None:
-        make(copies)
+def _then(make: Callable[..., None], after: Callable[[], None]) -> Callable[..., None]:
+    def both(copies: DatabaseCopies, cancelled: Callable[[], bool]) -> None:
+        make(copies, cancelled)
         after()
 
     return both
+
+
+def test_a_copy_at_the_end_that_takes_too_long_is_left_to_the_next_start(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies_module, "LAST_COPY_SECONDS", 0.0)
+    said: list[ChatError] = []
+    with closing(ChatStore(path, said.append)) as store:
+        store.save(Conversation(id="a", title="A"))
+    assert list(DatabaseCopies(path).folder.iterdir()) == []
+    assert said == []
+    monkeypatch.undo()
+    with closing(ChatStore(path)):
+        pass
+    assert [titles_in(copy) for copy in DatabaseCopies(path).paths()] == [["A"]]
+
+
+def test_a_copy_in_steps_is_of_one_moment_and_can_be_cancelled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_module, "_STEP_PAGES", 1)
+    copies = DatabaseCopies(path)
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        store.save(Conversation(id="a", title="A")).result(DEADLINE_S)
+        looks: list[int] = []
+
+        def write() -> bool:
+            looks.append(len(looks))
+            store.save(Conversation(id=f"{looks[-1]}", title="late")).result(DEADLINE_S)
+            return False
+
+        copies.make(write)
+        assert len(looks) > 1
+        (copy,) = copies.paths()
+        assert titles_in(copy) == ["A"]
+        with pytest.raises(CancelledError):
+            copies.make(lambda: True)
+        assert list(copies.folder.iterdir()) == [copy]
 
 
 def test_nothing_waits_for_a_copy(path: Path) -> None:

@@ -296,6 +296,23 @@ def test_a_damaged_copy_is_passed_over(tmp_path: Path, saved: Saved) -> None:
         assert {chat.id for chat in store.conversations()} == set(saved.early)
 
 
+def test_a_cell_that_the_copy_cannot_read_either_is_emptied(tmp_path: Path) -> None:
+    """Each start recovered the database anew, and all conversations stayed unreadable."""
+    path = tmp_path / "chats.sqlite3"
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        save(store, {"good": talk("good", 1), "bad": talk("bad", 1)})
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE conversation SET settings = '{\"seed\": ' WHERE id = 'bad'")
+            connection.execute("UPDATE message SET details = '[]' WHERE id = '<bad-a0>'")
+        DatabaseCopies(path).make()
+        with pytest.raises(ChatError, match="is damaged"):
+            store.conversations()
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert "No message is lost" in store.notice
+        assert {chat.id: chat.settings for chat in store.conversations()} == {"good": {"seed": 7}, "bad": {}}
+        assert store.tree("bad") == talk("bad", 1)
+
+
 def test_what_cannot_be_read_of_tools_is_not_taken_into_the_new_database(tmp_path: Path) -> None:
     damaged, new = tmp_path / "damaged.sqlite", tmp_path / "new.sqlite"
     with closing(ChatStore(damaged)) as store:

@@ -8,14 +8,16 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.base.errors import ChatError
-from engine.chat import imports
+from engine.chat import importer, imports
 from engine.chat.conversation import Conversation
 from engine.chat.exports import as_json
 from engine.chat.importer import import_file
-from engine.chat.message import Message
+from engine.chat.imports import Imported
+from engine.chat.message import Attachment, Message
 from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree, tree_of
 from engine.runtime.process import decoders
@@ -76,9 +78,55 @@ def test_an_answer_that_is_being_written_stays_open(tmp_path: Path) -> None:
         assert (found.content, found.state) == ("some words", "writing")
 
 
-def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders, "child_argv", lambda _child: [sys.executable, "-c", "import os; os.abort()"])
-    with pytest.raises(ChatError, match=r"^Importing big.json takes too much"):
+def test_numbers_and_texts_that_cannot_be_stored_are_replaced(tmp_path: Path) -> None:
+    """Some were reported as imported and lost their messages, others were imported and reported as failed."""
+    path, database = tmp_path / "odd.json", tmp_path / "chats.sqlite3"
+    big = 1 << 70
+    file = Attachment(id="f", kind="text", name="f", mime="", sha256="", size_bytes=big, width_px=big, length_ms=-1)
+    message = Message(id="q", role="user", content="Why?", attachments=(file,), created_ms=big)
+    chats = [Conversation(id=title, title=title, updated_ms=big) for title in ("first", "second")]
+    document = as_json([(chat, tree_of((message,), "q")) for chat in chats])
+    path.write_bytes(document.replace(b'"system": ""', b'"system": "be nice \\ud83d"'))
+    imported = import_file(database, path)
+    with closing(ChatStore(database)) as store:
+        assert {chat.id: chat for chat in store.conversations()} == {chat.id: chat for chat in imported}
+        assert [(chat.title, chat.system, chat.updated_ms) for chat in imported] == [
+            ("first", "be nice ?", 0),
+            ("second", "be nice ?", 0),
+        ]
+        for chat in imported:
+            (found,) = store.tree(chat.id).path
+            (kept,) = found.attachments
+            assert (found.created_ms, kept.size_bytes, kept.width_px, kept.length_ms) == (0, 0, 0, 0)
+
+
+def test_an_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """Also if its first conversation is at fault, and if the error is not about the file."""
+    path, database = tmp_path / "two.json", tmp_path / "chats.sqlite3"
+    message = Message(id="q", role="user", content="Why?")
+    path.write_bytes(as_json([(Conversation(id=ident), tree_of((message,), "q")) for ident in ("a", "b")]))
+    first, second = imports.read_conversations(path)
+    with closing(ChatStore(database)) as store:
+        for fault in ({"draft": 1 << 70}, {"id": first.conversation.id}):
+            faulty = Imported(msgspec.structs.replace(second.conversation, **fault), second.tree)
+            for found in ((faulty, first), (first, faulty)):
+                with pytest.raises((ChatError, OverflowError)):
+                    importer._take_in(database, found)
+                assert store.conversations() == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("import os; os.abort()", "Importing big.json takes too much time or memory"),
+        ("raise ValueError", "big.json cannot be imported. The engine process"),
+    ],
+)
+def test_a_process_that_does_not_answer_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, sentence: str
+) -> None:
+    monkeypatch.setattr(decoders, "child_argv", lambda _child: [sys.executable, "-c", code])
+    with pytest.raises(ChatError, match=rf"^{sentence}"):
         import_file(tmp_path / "chats.sqlite3", tmp_path / "big.json")
 
 

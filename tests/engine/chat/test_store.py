@@ -12,17 +12,21 @@ import msgspec
 import psutil
 import pytest
 
-from engine.base.errors import ChatError
+from engine.base.errors import ChatError, LockedError
+from engine.chat import database, writer
+from engine.chat import store as store_module
 from engine.chat.conversation import Conversation
 from engine.chat.database import is_alive, our_name
 from engine.chat.message import Attachment, Message, Timings
+from engine.chat.recovery import damage_record
 from engine.chat.schema import SCRIPTS, VERSION, version_of
 from engine.chat.store import ChatStore
 from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
+from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.protocol.requests import ToolCall
 from tests.support.kept_conversation import CHOICES
-from tests.support.patience import DEADLINE_S
+from tests.support.patience import DEADLINE_S, wait_until
 
 
 @pytest.fixture
@@ -71,6 +75,28 @@ def test_all_of_a_message_comes_back(store: ChatStore) -> None:
     begin(store, whole)
     assert store.tree("c").path == (msgspec.structs.replace(whole, content="x?y\0z"),)
     assert store.file(sha256) == b"abc"
+
+
+def test_what_is_no_number_does_not_spoil_a_message(store: ChatStore) -> None:
+    nan = float("nan")
+    timings = Timings(prompt_tokens=9, prompt_seconds=float("inf"))
+    answer = Message(
+        id="a", role="assistant", content="x", settings={"temperature": nan}, timings=timings,
+        choices=(TokenChoice("A", nan, ()),),
+    )  # fmt: skip
+    begin(store, answer)
+    (found,) = store.tree("c").path
+    assert (found.settings, found.timings, found.choices) == ({"temperature": None}, Timings(prompt_tokens=9), ())
+
+
+def test_infinity_that_an_earlier_version_wrote_is_no_damage(store: ChatStore) -> None:
+    begin(store, *talk())
+    with closing(sqlite3.connect(store.path)) as connection, connection:
+        connection.execute('UPDATE conversation SET settings = \'{"temperature": Infinity, "seed": 7}\'')
+        connection.execute('UPDATE message SET details = \'{"model": "Demo", "settings": {"top_p": NaN}}\'')
+    assert [chat.settings for chat in store.conversations()] == [{"temperature": None, "seed": 7}]
+    assert [(found.model, found.settings) for found in store.tree("c").path] == [("Demo", {"top_p": None})] * 2
+    assert not damage_record(store.path).exists()
 
 
 def test_an_answer_is_kept_while_it_is_written(store: ChatStore) -> None:
@@ -169,6 +195,40 @@ def test_a_conversation_is_renamed_pinned_and_deleted_with_undo(store: ChatStore
     assert not store.tree("one").messages
 
 
+def test_purged_text_is_not_in_the_text_index(store: ChatStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_MERGED_PAGES", 1)
+    for number in range(20):
+        begin(store, Message(id=f"m{number}", role="user", content=f"gardens {number}"), ident=f"c{number}")
+    begin(store, Message(id="secret", role="user", content="qzwxvj"), ident="old")
+    store.delete("old")
+    with closing(sqlite3.connect(store.path)) as connection:
+
+        def is_indexed() -> bool:
+            return any(b"zwx" in block for (block,) in connection.execute("SELECT block FROM message_text_data"))
+
+        store.settled().result(DEADLINE_S)
+        assert is_indexed()
+        store.purge(1 << 60).result(DEADLINE_S)
+        wait_until(lambda: not is_indexed())
+    assert len(store.search("gardens")) == 20
+
+
+def test_a_file_is_not_purged_while_another_window_may_bring_its_message_back(store: ChatStore) -> None:
+    sha256, _ = store.keep_file(b"abc")
+    file = Attachment(id="f", kind="text", name="a", mime="", sha256=sha256, size_bytes=3)
+    tree = begin(store, Message(id="q", role="user", content="x", attachments=(file,)))
+    store.apply("c", tree, MessageTree()).result(DEADLINE_S)
+    with closing(ChatStore(store.path)) as other:
+        other.purge(0).result(DEADLINE_S)
+    store.apply("c", MessageTree(), tree).result(DEADLINE_S)
+    assert store.file(sha256) == b"abc"
+    store.apply("c", tree, MessageTree())
+    store.close()
+    with closing(ChatStore(store.path)) as later:
+        later.purge(0).result(DEADLINE_S)
+        assert later.file(sha256) is None
+
+
 def test_two_changes_of_one_conversation_do_not_undo_each_other(store: ChatStore) -> None:
     begin(store, *talk())
     seen = store.conversation("c")
@@ -190,6 +250,16 @@ def test_search_finds_any_text_in_any_branch(store: ChatStore, text: str) -> Non
     assert hit.snippet[hit.begin : hit.end].casefold() == " ".join(text.casefold().splitlines()) or "\n" in text
     shown = select(store.tree("c"), hit.message or "")
     assert shown.path[-1].id == "old"
+
+
+def test_search_ignores_case_in_titles_and_marks_the_right_characters(store: ChatStore) -> None:
+    content = "İİİİ \U0001f468\u200d\U0001f469 and\tthe Needle"  # the lower case of İ is two characters
+    begin(store, Message(id="q", role="user", content=content), title="Übung")
+    (title,) = store.search("übung")
+    assert (title.message, title.snippet[title.begin : title.end]) == (None, "Übung")
+    (hit,) = store.search("needle")
+    assert (hit.message, hit.snippet[hit.begin : hit.end]) == ("q", "Needle")
+    assert hit.snippet == "İİİİ \U0001f468\u200d\U0001f469 and the Needle"
 
 
 @pytest.mark.parametrize("text", ["", "  ", "%", "a%b", "zzz", '"', "a" * 5000, "NOT", "\0\0\0"])
@@ -216,6 +286,30 @@ def test_a_write_that_cannot_be_done_says_so_and_spoils_no_other(store: ChatStor
         lost.result(DEADLINE_S)
     other.result(DEADLINE_S)
     assert store.conversation("d") is not None
+
+
+def test_what_waits_for_the_end_of_a_lock_is_read_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading did not find it meanwhile: the conversation on the screen was taken for another one."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    seen: list[bool] = []
+    with closing(ChatStore(tmp_path / "chats.sqlite", makes_copies=False)) as store:
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LockedError, match="Another program is writing"):
+                store.save(Conversation(id="c")).result(DEADLINE_S)
+            with pytest.raises(LockedError):
+                store._writer.do(lambda _connection: seen.append(store.is_behind)).result(DEADLINE_S)
+            with pytest.raises(LockedError):
+                store.conversation("c")
+            with pytest.raises(LockedError):
+                ChatStore(store.path)
+            other.execute("COMMIT")
+        wait_until(lambda: not store.is_behind)
+        assert seen[-1], "a read during the attempt has to wait for it"
+        assert store.conversation("c") is not None
 
 
 def test_two_stores_share_a_database(store: ChatStore) -> None:
@@ -310,6 +404,18 @@ def test_what_cannot_be_read_is_kept_aside(tmp_path: Path, damage: object, word:
         assert len(again.tree("d").messages) == 2
     finally:
         again.close()
+
+
+def test_a_newer_database_that_is_in_use_stays_in_its_place(tmp_path: Path) -> None:
+    """An older command line renamed it under the newer window, which went on writing to the renamed file."""
+    path = tmp_path / "chats.sqlite"
+    ChatStore(path).close()
+    newer(path)
+    with closing(sqlite3.connect(path)) as window:
+        window.execute("SELECT * FROM conversation").fetchall()
+        with pytest.raises(ChatError, match=r"version 99.*Another program has the database open"):
+            ChatStore(path)
+    assert not list(tmp_path.glob("chats-kept*"))
 
 
 def test_a_place_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:

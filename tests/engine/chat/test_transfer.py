@@ -20,7 +20,7 @@ from engine.chat.markdown_file import as_markdown
 from engine.chat.message import Attachment, Message, Role
 from engine.chat.tree import MessageTree, add, tree_of
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS
-from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, kept_tree
+from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, QUESTION, kept_tree
 from tests.support.pictures import picture
 from tests.support.sounds import tone
 
@@ -197,6 +197,13 @@ def test_html_runs_nothing() -> None:
     assert "<b>" not in page
 
 
+def test_html_keeps_spaces_and_joiners_of_all_scripts() -> None:
+    text = "Bonjour\u00a0! \u65e5\u3000\u672c \U0001f468\u200d\U0001f469 \u0645\u200c\u062e soft\u00adhyphen"
+    assert text in as_html(CHAT, [Message(id="m", role="user", content=text)])
+    page = as_html(CHAT, [Message(id="m", role="user", content="a\0b\x1bc\u202ed\ud800e")])
+    assert "a\ufffdb\ufffdc\ufffdd\ufffde" in page
+
+
 def test_markdown_has_all_that_is_shown() -> None:
     text = as_markdown(CHAT, list(kept_tree().messages.values()))
     for part in ("# Ships: a/b <b>", "Be kind.", "> hm\n> so", "Attached: quay.py", "## Answer (Demo)", "What else?"):
@@ -290,6 +297,10 @@ def test_damaged_markdown_is_refused_with_its_fault(values: dict[str, object], r
         b"# a\n<!-- layerdeck-conversation 9 ab {} -->\n",
         b'# a\n<!-- layerdeck-conversation 1 ab {"folder": 3} -->\n',
         b'# a\n<!-- layerdeck-conversation 1 ab {} -->\n\n## You\n<!-- ab {"role": "king"} -->\n\nhello\n',
+        b'# a\n<!-- layerdeck-conversation 1 ab {"settings": {"seed": NaN}} -->\n',
+        b'# a\n<!-- layerdeck-conversation 1 ab {} -->\n\n## You\n<!-- ab {"id": "a", "call_lines": 1} -->\n\nhello\n',
+        b'{"format": "layerdeck-conversations", "version": 1,'
+        b' "conversations": [{"conversation": {"id": "a", "settings": {"temperature": 1e999}}, "messages": []}]}',
         b"\xff\xfe",
         b"[]",
         b"[" * 100_000,
@@ -304,6 +315,15 @@ def test_damaged_markdown_is_refused_with_its_fault(values: dict[str, object], r
 def test_nonsense_is_one_sentence(data: bytes) -> None:
     with pytest.raises(ChatError, match=r"x\.json"):
         parse_conversations(data, source="x.json")
+
+
+def test_settings_from_elsewhere_are_taken_if_they_are_usable() -> None:
+    """Others may be nested so deeply that the database cannot be read back."""
+    settings: dict[str, object] = {"temperature": 0.5, "seed": 1 << 100, "unknown": [[[]]]}
+    message = msgspec.structs.replace(QUESTION, settings=settings)
+    document = as_json([(msgspec.structs.replace(CHAT, settings=settings), tree_of((message,), "q"))])
+    (found,) = parse_conversations(document, source="c.json")
+    assert found.conversation.settings == found.tree.path[0].settings == {"temperature": 0.5}
 
 
 @given(

@@ -294,7 +294,7 @@ def test_without_file_locks_the_list_is_read_as_well(
     def refuse(*_: object, **__: object) -> bool:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("engine.library.downloads.queue.lock_file", refuse)
+    monkeypatch.setattr("engine.library.downloads.queue.open_lock", refuse)
     with _queue(tmp_path / "queue.json") as (_, seen):
         seen.wait_for_state("a", JobState.DONE)
 

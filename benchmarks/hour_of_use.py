@@ -25,14 +25,18 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop, QObject, QTimer
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
 from benchmarks._process_memory import give_back, used_bytes
 from benchmarks.soak import GROWTH_LIMIT_BYTES, Soak, left_behind, open_real_window
+
+if TYPE_CHECKING:
+    from app.wiring import WindowParts
 
 SETTLE_S = 600.0
 STEP_S = 2.0
@@ -62,6 +66,13 @@ class Firings(QObject):
 
 class Hour(Soak):
     """Uses one window as a person does."""
+
+    def __init__(self, application: QApplication, window: WindowParts, model: Path, log: Path, seed: int) -> None:
+        super().__init__(application, window, model, log, seed)
+        # One timer for all waits. Each `QTimer.singleShot` with a delay leaves a block of memory behind (PySide6 6.11).
+        self._loop = QEventLoop()
+        self._timer = QTimer(singleShot=True)
+        self._timer.timeout.connect(self._loop.quit)
 
     def step(self) -> None:
         """Do one random action, and wait until it has ended."""
@@ -177,9 +188,8 @@ class Hour(Soak):
 
     def _pump(self, seconds: float) -> None:
         """Run Qt's event loop for `seconds`. Unlike repeated `processEvents` it sleeps while there is no event."""
-        loop = QEventLoop()
-        QTimer.singleShot(round(seconds * 1000), loop.quit)
-        loop.exec()
+        self._timer.start(round(seconds * 1000))
+        self._loop.exec()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
 
 

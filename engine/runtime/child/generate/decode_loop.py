@@ -128,7 +128,7 @@ class DecodeLoop:
         self._batch_s = 0.0
         self._slots = Slots(loaded)
         self._free = FreeMemory(loaded.devices)
-        self._batch = Batch(loaded.engine, loaded.batch_tokens)
+        self._batch = Batch(loaded.engine, loaded.decoded_tokens)
         self._prompt_budget = PromptBudget(self._batch.size)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []
@@ -307,9 +307,11 @@ class DecodeLoop:
         to get tokens.
         """
         missing = [self._until_checkpoint(task) for task in self._running]
-        if max(missing) <= 1:
+        # A micro batch may have fewer tokens than there are slots; then answers take turns too.
+        is_short = len(missing) > self._batch.size
+        if max(missing) <= 1 and not is_short:
             return missing
-        readers = [index for index, count in enumerate(missing) if count > 1]
+        readers = [index for index, count in enumerate(missing) if count > 1 or is_short]
         answers = len(missing) - len(readers)
         wanted = sum(missing) - answers
         room = min(self._batch.size - answers, self._prompt_budget.tokens(wanted, with_answers=answers > 0))

@@ -33,6 +33,7 @@ from engine.runtime.protocol.requests import (
     Tokenise,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries
+from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
 
 PROMPTS = ("Once upon a time", "The layers of a model " * 9, "x", "Someone said that " * 20)
@@ -92,6 +93,47 @@ def test_beside_others_a_request_says_what_it_says_alone(model: Path, context: C
         for number in said:
             assert ending(said[number]).stop_reason == "length"
             assert ending(said[number]).generated_tokens == 40
+
+
+def test_windows_in_one_cache_are_whole_in_each_micro_batch(tmp_path: Path) -> None:
+    """Short prompts and a long one lead to this order of cells: newer half of the conversation's window, older half.
+
+    The next prompt takes two micro batches, of which the second one overwrites the newer half
+    (`LoadedContext.decoded_tokens`).
+    """
+    model = write_kept_model(tmp_path / "model.gguf", "gemma3-dense")
+    context = msgspec.structs.replace(IN_ONE_CACHE, n_ctx=768, n_ubatch=32, n_seq_max=3)
+    begun = "abcdefgh ijkl mnop qrst uvwx yz. ABCDEF"
+    more = f"{begun}A few words more"
+    most = f"{more}, so that the prompt takes two micro batches to read. It is so."
+    with RawChild() as child:
+        load(child, model, context)
+        for number, prompt in enumerate(("z" * 31, begun, "xyz", "?!.", more, "w" * 188)):
+            alone(child, number, prompt, 1)
+        after_others = probabilities(child, 6, most)
+    with RawChild() as child:
+        load(child, model, context)
+        assert probabilities(child, 6, most) == pytest.approx(after_others, abs=1e-3)
+
+
+def test_answers_take_turns_if_a_micro_batch_is_short(tmp_path: Path) -> None:
+    model = write_kept_model(tmp_path / "model.gguf", "gemma3-dense")
+    with RawChild() as child:
+        load(child, model, msgspec.structs.replace(IN_ONE_CACHE, n_ctx=768, n_ubatch=3))
+        texts = [alone(child, number, prompt, 24) for number, prompt in enumerate("abcd")]
+        # All prompts are cached, so that each request has one token to compute from the start.
+        for number, prompt in enumerate("abcd", start=10):
+            child.send(greedy(number, prompt, 24))
+        said = child.last_words(10, 11, 12, 13)
+        assert [text_of(said[number]) for number in said] == texts
+
+
+def probabilities(child: RawChild, number: int, prompt: str) -> list[float]:
+    """Return the probability of each token of a short answer."""
+    settings = SamplingSettings(max_tokens=8, temperature=0.0, repetition="continue", alternatives=1)
+    child.send(Generate(id=number, prompt=prompt, sampling=settings))
+    said = child.last_words(number)[number]
+    return [choice.probability for each in said if isinstance(each, Piece) for choice in each.choices]
 
 
 def test_each_has_its_own_sampler(child: RawChild) -> None:

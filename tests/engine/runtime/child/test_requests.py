@@ -238,6 +238,32 @@ def test_a_stop_text_ends_the_answer_before_it(child: RawChild) -> None:
     assert refused.request == 4
 
 
+def test_a_stopped_answer_ends_with_text_that_might_have_become_a_stop_text(model: Path) -> None:
+    with RawChild() as child:
+        load(child, model, msgspec.structs.replace(FOUR_SLOTS, n_ctx=8000, n_seq_max=2))
+        whole = alone(child, 1, "Once", 3000)
+        child.send(greedy(2, "Once", 3000, [f"{whole[1:]} and no more"]))
+        child.send(greedy(3, "Twice", 3000))
+        text, n_others = "", 0
+        # Both are in the same batches, so that the first answer has more tokens than it has sent.
+        while n_others < 2:
+            message = child.message()
+            assert isinstance(message, Reading | Piece)
+            if isinstance(message, Piece) and message.request == 2:
+                text += message.text
+            elif isinstance(message, Piece) and text:
+                n_others += 1
+        assert text == whole[:1]
+        child.send(Stop())
+        said = child.last_words(2, 3)[2]
+        text += text_of(said)
+        assert ending(said).stop_reason == "stopped"
+        expected = alone(child, 4, "Once", ending(said).generated_tokens)
+        # Half a character at the end is left out.
+        assert text in (expected, expected[:-1])
+        assert len(text) > 1
+
+
 @pytest.mark.parametrize("context", [FOUR_SLOTS, IN_ONE_CACHE])
 def test_a_prefix_that_another_slot_holds_is_not_read_again(model: Path, context: ContextSettings) -> None:
     shared = "The same long beginning of every request. " * 8
@@ -340,6 +366,13 @@ def test_tokens_and_back(child: RawChild) -> None:
         assert with_special.tokens[-len(answer.tokens) or len(with_special.tokens) :] == answer.tokens
         if text.isascii():
             assert "".join(answer.pieces) in (text, f" {text}" if text else "")
+
+
+def test_a_text_that_is_being_tokenised_has_signs_of_life(model: Path) -> None:
+    with RawChild(command=["tests.support.slow_tokenizer"]) as child:
+        load(child, model, FOUR_SLOTS)
+        assert isinstance(child.ask(Tokenise(id=5, text="word")), Tokenised)
+        assert set(child.heard) == {Reading(request=5, read_tokens=0, prompt_tokens=0)}
 
 
 def test_a_template_that_cannot_be_used_is_told(tmp_path: Path) -> None:

@@ -205,12 +205,12 @@ class Talk:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Restore the saved KV state of the conversation; delete the state if the model refuses it."""
+        """Restore the saved KV state of the conversation; delete the state if no load of the model can restore it."""
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return
         answer = self._follower.answer_of(RestoreSequence(path=str(path)), stops=False)
-        if not isinstance(answer, FinalMessage):
+        if isinstance(answer, Failed) and answer.kind == "model_file":
             self._states.forget(path)
 
     def _save_state(self, request: int, tokens: int) -> None:

@@ -172,6 +172,14 @@ def test_a_conversation_is_kept_found_and_gone_on_with_without_reading_it_again(
     hits = json.loads(home.run("--search", "and THEN", "--json").stdout)["hits"]
     assert [hit["conversation"] for hit in hits] == [begun["id"]]
 
+    # A load with a context that is too short, for the question too, leaves the state for a longer one.
+    kept = state.read_bytes()
+    refused = home.run(
+        model, "--threads", "1", "--ctx", "256", "--conversation", begun["id"], "--prompt", long_line * 2
+    )
+    assert refused.returncode != 0
+    assert state.read_bytes() == kept
+
     state.write_bytes(b"damaged")
     fresh = home.events(model, *words, "--conversation", begun["id"], "--prompt", "Go on")
     assert of(fresh, "done")[0]["cached_tokens"] == 0

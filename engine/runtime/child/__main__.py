@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from engine.base.engine_build import engine_version
@@ -85,13 +86,12 @@ class ModelChild:
         self._prepare(request)
         # After giving up rights: Landlock does not bind threads that exist already.
         self._requests.start_reading()
-        while self._take(request):
-            if self._loop is not None and self._loop.busy:
-                # A batch of a prompt, or one token of a model that is paged in from disk, may take longer than the
-                # parent's stall timeout (60 s).
-                with WorkHeartbeat(self._loop.tell_reading):
-                    if not self._run_loop():
-                        return
+        while True:
+            # Tokenising a long text, a batch of a prompt, or one token of a model that is paged in from disk may take
+            # longer than the parent's stall timeout (60 s). A load has a heartbeat of its own.
+            with nullcontext() if self._loop is None else WorkHeartbeat(self._loop.tell_reading):
+                if not self._take(request) or not self._run_loop():
+                    return
             request = self._requests.next()
 
     def _tell_abort(self, text: str) -> None:

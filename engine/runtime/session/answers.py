@@ -98,7 +98,8 @@ def take_message(transition: Transition, message: AnyMessage) -> None:
     match message:
         case Reading():
             # The child repeats this message as a sign of life, also in the middle of an answer.
-            if run.state is RequestState.ASKED:
+            # The number of tokens is 0 while the prompt is tokenised.
+            if run.state is RequestState.ASKED and message.prompt_tokens:
                 _put(transition, replace(run, state=RequestState.READING))
             transition.report(
                 events.Reading(
@@ -198,7 +199,8 @@ def _is_on_cpu(transition: Transition) -> bool:
 
 def _stop_timeout_s(state: State) -> float:
     """Return the seconds from a stop of all requests until the child is killed."""
-    ends_late = any(run.ends_late for run in state.requests)
+    # When the session is closed the model goes anyway.
+    ends_late = not state.closing and any(run.ends_late for run in state.requests)
     return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
 
 

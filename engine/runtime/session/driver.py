@@ -34,7 +34,7 @@ from engine.planning.plan.report import FitReport
 from engine.runtime.plan_requests import environment, load_request
 from engine.runtime.probing.probe import ProbeCache, Probes
 from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
-from engine.runtime.process.outcome import ProcessOutcome
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.runtime.protocol.requests import AnyModelRequest
@@ -330,9 +330,14 @@ class Driver:
         for effect in result.effects:
             try:
                 self._do(effect)
-            except Exception:
+            except Exception as error:
                 _log.exception("%s of a session failed", type(effect).__name__)
-                self.take(inputs.Bug())
+                if isinstance(effect, effects.StartChild):
+                    # A child that never ran reports no end, for which the load would wait.
+                    outcome = ProcessOutcome(EndReason.NOT_STARTED, detail=f"{type(error).__name__}: {error}")
+                    self._on_child_ended(effect.child, outcome)
+                else:
+                    self.take(inputs.Bug())
 
     def _do(self, effect: effects.Effect) -> None:
         match effect:

@@ -439,7 +439,7 @@ def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Ca
         case Step.REPLACING:
             _start(transition)
         case _:
-            pass  # The model loaded before was lost meanwhile. The new load needs no child yet, and goes on.
+            pass  # The model loaded before was lost (`LoadRun.lost`). The new load needs no child yet, and goes on.
 
 
 def _can_do_without_tensor_api(transition: Transition, outcome: ProcessOutcome) -> bool:
@@ -484,11 +484,16 @@ def _finish(transition: Transition, ending: LoadEnding, explained: inputs.Explai
     """End the load and report its ending. No other function does that."""
     _note(transition, outcome_words(ending), loaded=transition.load.is_real)
     proposals = () if explained is None else explained.proposals
+    # A failed load says that no model is loaded; a cancelled one leaves the model loaded before.
+    lost = transition.load.lost if isinstance(ending, Cancelled) else None
     transition.change(
         load=None,
         last=LoadResult(transition.load.attempts, ending, proposals),
-        has_failed=transition.state.child is None and not isinstance(ending, Cancelled),
+        has_failed=transition.state.child is None and (lost is not None or not isinstance(ending, Cancelled)),
     )
     # Requests that waited for the proposals get this ending (`machine._end_waiting`).
     if not transition.state.requests:
         transition.report(ending)
+    # A load that waits has an ending of its own, for which this would be taken.
+    if lost is not None and transition.state.waiting is None:
+        transition.report(lost)

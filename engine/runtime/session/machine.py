@@ -187,6 +187,8 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
         transition.change(stop_timer=None)
     if transition.state.load is not None:
         stage = transition.load.progress.stage
+        if loaded is not None and not child.ending:
+            transition.change_load(lost=_crash(transition, outcome, child.plan))
         loads.take_child_end(transition, outcome, partial(_diagnose, transition, outcome, stage, child.plan))
     elif loaded is not None and not child.ending and _has_exhausted(transition, outcome, loaded):
         pass
@@ -236,8 +238,7 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
             return
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        crashed = crash_event(outcome, known_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
-        _end_with(transition, _with_progress(transition, outcome, crashed))
+        _end_with(transition, _with_progress(transition, outcome, _crash(transition, outcome, plan)))
         return
     ticket = transition.number()
     transition.change(loss=Loss(ticket, outcome, stage, plan))
@@ -248,6 +249,10 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
         _take_lost_greetings(transition, {})
     else:
         transition.do(effects.Greet(ticket, endpoints, plan.routes))
+
+
+def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Failed | Crashed:
+    return crash_event(outcome, known_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
 
 
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:

@@ -22,13 +22,22 @@ from engine.runtime.protocol.messages import StageProgress
 from engine.runtime.protocol.requests import AnyModelRequest, AnyRequest, Load
 from engine.runtime.session import effects
 from engine.runtime.session.effects import Effect
-from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, OutOfMemory, Progress, Stage
+from engine.runtime.session.events import (
+    STAGE_WORDS,
+    AnyEvent,
+    Crashed,
+    Failed,
+    LoadEnding,
+    OutOfMemory,
+    Progress,
+    Stage,
+)
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
 """Longest time in seconds from a stop request to the end of a child that does not stop and has to be killed."""
 READING_PATIENCE = 15
-"""Factor that lengthens `STOP_TIMEOUT_S` while devices other than the CPU compute a prompt.
+"""Factor that lengthens `STOP_TIMEOUT_S` while a prompt is tokenised, or devices other than the CPU compute it.
 
 Only ggml's CPU backend calls the abort callback while it computes. Cards and RPC workers finish the batch first, which
 takes seconds on a slow worker.
@@ -156,6 +165,7 @@ class LoadRun:
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
     `ending`: result of the load, kept until the child has ended or the proposals are found.
     `cancelled`: whether the load was cancelled and is ending.
+    `lost`: how the model loaded before was lost while this load had not replaced it yet; None if it was not.
     `of_answer`: whether this is only a search for proposals, after an answer ran out of memory. Nothing is loaded then.
     """
 
@@ -174,6 +184,7 @@ class LoadRun:
     attempts: tuple[LoadAttempt, ...] = ()
     ending: LoadEnding | None = None
     cancelled: bool = False
+    lost: Failed | Crashed | None = None
     of_answer: bool = False
 
 
@@ -189,7 +200,8 @@ class LoadResult:
 class RequestState(Enum):
     """State of a request to the loaded model.
 
-    ASKED: sent to the child. READING: prompt processing. ANSWERING: text arrives. STOPPING: asked to stop.
+    ASKED: sent to the child, which may be tokenising it. READING: prompt processing. ANSWERING: text arrives.
+    STOPPING: asked to stop.
     """
 
     ASKED = auto()
@@ -205,7 +217,9 @@ class RequestRun:
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
     ends_late: bool = False
-    """Whether cards or RPC workers were computing the prompt when the request was stopped, so that it ends late."""
+    """Whether the request was stopped while its prompt was tokenised, or computed by cards or RPC workers, so that it
+    ends late.
+    """
 
     @property
     def id(self) -> int:
@@ -217,7 +231,8 @@ class RequestRun:
 
     def stopped(self, *, on_cpu: bool) -> RequestRun:
         """Return this request in the state STOPPING. `on_cpu`: whether the model is on the CPU alone."""
-        ends_late = not on_cpu and self.state in (RequestState.ASKED, RequestState.READING)
+        # Nothing interrupts the tokenizer either, which takes seconds for some MiB of text.
+        ends_late = self.state is RequestState.ASKED or (not on_cpu and self.state is RequestState.READING)
         return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
 
 

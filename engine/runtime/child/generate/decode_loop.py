@@ -23,7 +23,7 @@ from engine.runtime.child.load.loaded_context import ABORTED, DECODED, NO_SLOT, 
 from engine.runtime.child.native.failures import RequestError, failure, look_at_nodes
 from engine.runtime.child.native.log import FreeMemory
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.messages import Message, Reading
 from engine.runtime.protocol.requests import ModelRequest
 
 FIRST_TOKENS = 32
@@ -128,11 +128,12 @@ class DecodeLoop:
         self._batch_s = 0.0
         self._slots = Slots(loaded)
         self._free = FreeMemory(loaded.devices)
-        self._batch = Batch(loaded.engine, loaded.batch_tokens)
+        self._batch = Batch(loaded.engine, loaded.decoded_tokens)
         self._prompt_budget = PromptBudget(self._batch.size)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []
         self._standalone: deque[StandaloneTask] = deque()
+        self._taken: int | None = None
         self._first_reader = 0
         self._crowded = False
         self._drafting = None if loaded.draft is None else Drafting(loaded, loaded.draft, self._slots, stop)
@@ -146,13 +147,16 @@ class DecodeLoop:
 
         A quick request is answered at once; a request that needs a slot waits in `_waiting` for a free one.
         """
+        self._taken = request.id
+        begun: Task | Message
         try:
             if any(task.id == request.id for task in self._tasks()):
                 raise failure("internal", f"A request with the number {request.id} is already in progress.")
             begun = begin(self._loaded, self._slots, request)
-        except RequestError as end:
-            self._outbox.send(end.message_for(request.id))
-            return
+        except (RequestError, MemoryError) as end:
+            begun = _failure_of(end, request.id)
+        # Before the answer is sent: no heartbeat of the request may follow.
+        self._taken = None
         if isinstance(begun, Task):
             self._waiting.append(begun)
         else:
@@ -162,15 +166,23 @@ class DecodeLoop:
         """Stop the request with this number; None stops all."""
         # A copy, because `_end` changes the lists of tasks.
         for task in [task for task in self._tasks() if request in (None, task.id)]:
-            self._end(task, task.stopped())
+            self._end(task, *task.stopped())
 
     def tell_reading(self) -> None:
         """Send the progress of a running request (`Reading`) as a heartbeat. May be called in any thread.
 
+        If none is running, it is about the request in `take`, such as a long prompt that is being tokenised.
+
         If a computation exceeds the time limit of its operations, the process ends instead.
         """
         look_at_nodes()
-        self._outbox.send_reading(lambda: [task.reading for task in (*self._running, *self._standalone)[:1]])
+        self._outbox.send_reading(self._reading)
+
+    def _reading(self) -> list[Reading]:
+        running, taken = (*self._running, *self._standalone), self._taken
+        if running or taken is None:
+            return [task.reading for task in running[:1]]
+        return [Reading(request=taken, read_tokens=0, prompt_tokens=0)]
 
     def lose_memory(self) -> None:
         """Empty all slots, because other code is going to use the context's KV cache."""
@@ -216,10 +228,11 @@ class DecodeLoop:
                 self._standalone.append(task)
             self._waiting.popleft()
 
-    def _end(self, task: Task, final_message: Message) -> None:
+    def _end(self, task: Task, *messages: Message) -> None:
+        """Remove a task from the loop, and send its last messages."""
         self._leave(task)
         task.free()
-        self._outbox.send(final_message)
+        self._outbox.send(*messages)
 
     def _leave(self, task: Task) -> None:
         """Remove a task from the loop and release its slots. The tokens of the slots stay cached."""
@@ -307,9 +320,11 @@ class DecodeLoop:
         to get tokens.
         """
         missing = [self._until_checkpoint(task) for task in self._running]
-        if max(missing) <= 1:
+        # A micro batch may have fewer tokens than there are slots; then answers take turns too.
+        is_short = len(missing) > self._batch.size
+        if max(missing) <= 1 and not is_short:
             return missing
-        readers = [index for index, count in enumerate(missing) if count > 1]
+        readers = [index for index, count in enumerate(missing) if count > 1 or is_short]
         answers = len(missing) - len(readers)
         wanted = sum(missing) - answers
         room = min(self._batch.size - answers, self._prompt_budget.tokens(wanted, with_answers=answers > 0))
@@ -463,8 +478,8 @@ class DecodeLoop:
         try:
             with self._stop.computing([task.id]):
                 final_message = task.run_part(self._slots)
-        except RequestError as end:
-            final_message = end.message_for(task.id)
+        except (RequestError, MemoryError) as end:
+            final_message = _failure_of(end, task.id)
         if final_message is not None:
             self._end(task, final_message)
         else:
@@ -489,6 +504,13 @@ def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
             if counts[index] == wants[index]:
                 hungry.remove(index)
     return counts
+
+
+def _failure_of(error: RequestError | MemoryError, request: int) -> Message:
+    """Return the final message of a request that ended with an error. `request`: id of the request."""
+    if isinstance(error, MemoryError):
+        error = failure("argument", "Host memory is too short for this request. The model stays loaded.")
+    return error.message_for(request)
 
 
 def _slot_number(task: SequenceTask) -> int:

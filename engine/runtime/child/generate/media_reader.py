@@ -61,7 +61,7 @@ class MediaReader:
                 low.llama_set_causal_attn(self._loaded.context, True)
 
     def _append(self, part: MediaPart, made: Embeddings, sequence: int) -> int:
-        size = self._loaded.batch_tokens
+        size = self._loaded.decoded_tokens
         for begin in range(0, part.n_cells, size):
             end = min(begin + size, part.n_cells)
             status = self._loaded.compute(_batch(self._loaded.engine.low, made, begin, end, sequence))

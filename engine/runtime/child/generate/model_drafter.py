@@ -40,7 +40,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, draft_model: LoadedContext, n_tokens: int) -> None:
         self._size = draft_model.vocabulary_size
-        batch = Batch(draft_model.engine, draft_model.batch_tokens)
+        batch = Batch(draft_model.engine, draft_model.decoded_tokens)
         super().__init__(draft_model, batch, min(n_tokens, self._size))
         self._window = int(self._low.llama_model_n_swa(draft_model.model))
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]

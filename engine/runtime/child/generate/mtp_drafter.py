@@ -74,7 +74,7 @@ class MtpDrafter(Drafter):
     """
 
     def __init__(self, target: LoadedContext, heads: LoadedContext) -> None:
-        super().__init__(heads, heads.new_batch(heads.batch_tokens), heads.vocabulary_size)
+        super().__init__(heads, heads.new_batch(heads.decoded_tokens), heads.vocabulary_size)
         self._target = target
         self._width = heads.hidden_width
         self._nothing = self._numpy.zeros(self._width, self._numpy.float32)

@@ -168,8 +168,10 @@ class ChoiceReader:
         numpy, loaded = self._numpy, self._loaded
         pointer = loaded.engine.low.llama_get_logits_ith(loaded.context, place)
         logits = numpy.ctypeslib.as_array(pointer, (loaded.vocabulary_size,))
-        weights = numpy.exp(logits - logits.max())
-        total = float(weights.sum(dtype=numpy.float64))
+        # Damaged weights and overflows give logits that are not numbers, which JSON does not have. They count as -inf.
+        with numpy.errstate(invalid="ignore"):
+            weights = numpy.nan_to_num(numpy.exp(logits - numpy.fmax.reduce(logits)), copy=False)
+        total = float(weights.sum(dtype=numpy.float64)) or 1.0
         likeliest = numpy.argpartition(weights, -self._most)[-self._most :]
         ordered = likeliest[numpy.argsort(weights[likeliest])[::-1]]
         return TokenChoice(

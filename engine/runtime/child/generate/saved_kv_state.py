@@ -11,7 +11,8 @@ import ctypes
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +30,9 @@ MAGIC = b"LDSQ"
 VERSIONS = (1, 2)
 MAX_HEADER_BYTES = 1 << 16
 TOKEN_BYTES = 4
+PIECE_BYTES = 16 << 20
+"""Number of bytes after which a save reports progress. They are on the disk by then, even a slow one, within seconds.
+"""
 _PREFIX = struct.Struct("<4sII")
 
 
@@ -108,18 +112,24 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def write_sequence(
-    path: Path, tokens: list[int], states: Sequence[memoryview], header: Callable[[str], SequenceHeader]
+    path: Path,
+    tokens: list[int],
+    states: Sequence[memoryview],
+    header: Callable[[str], SequenceHeader],
+    progress: Callable[[], None] = lambda: None,
 ) -> int:
     """Write a saved KV state atomically, and return the size of the file in bytes.
 
     `states`: state of the sequence, then the state of each checkpoint.
     `header`: returns the file's header for the SHA-256 digest of tokens and states.
+    `progress`: called after each piece of `PIECE_BYTES` that was read for the digest, and after each one that the disk
+    has taken.
 
     Raises:
         SequenceFileError: the file cannot be written.
     """
     token_bytes = _token_bytes(tokens)
-    text = msgspec.json.encode(header(_digest(token_bytes, states)))
+    text = msgspec.json.encode(header(_digest(token_bytes, states, progress)))
     # Version 1 if there are no checkpoints, so that older programs can read it.
     version = VERSIONS[0] if len(states) == 1 else VERSIONS[1]
     try:
@@ -128,8 +138,12 @@ def write_sequence(
             file.write(_PREFIX.pack(MAGIC, version, len(text)))
             file.write(text)
             file.write(token_bytes)
-            for state in states:
-                file.write(state)
+            for piece in _pieces(states):
+                file.write(piece)
+                # Otherwise all of it would be written by one fsync at the end, which shows no progress.
+                file.flush()
+                os.fsync(file.fileno())
+                progress()
             size_bytes = file.tell()
     except OSError as error:
         raise SequenceFileError(f"{path.name} cannot be written: {error.strerror or error}.") from None
@@ -154,7 +168,7 @@ class SequenceReader:
                 raise self._damaged("its length does not match its header")
         return header
 
-    def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
+    def content(self) -> tuple[list[int], bytearray, list[tuple[int, bytearray]]]:
         """Return the tokens, the state of the sequence, and the checkpoints, each as (number of tokens, state).
 
         Call `header` first.
@@ -165,8 +179,8 @@ class SequenceReader:
         with self._open() as file:
             header, _ = self._read_header(file)
             token_bytes = file.read(header.tokens * TOKEN_BYTES)
-            state = file.read(header.state_bytes)
-            checkpoints = [bytearray(file.read(each.size_bytes)) for each in header.checkpoints]
+            state = _read(file, header.state_bytes)
+            checkpoints = [_read(file, each.size_bytes) for each in header.checkpoints]
         # The header was read again: the file may have been replaced since `header`.
         if len(token_bytes) + len(state) + sum(map(len, checkpoints)) != header.content_bytes:
             raise self._damaged("it ends too early")
@@ -175,7 +189,7 @@ class SequenceReader:
         places = [each.tokens for each in header.checkpoints]
         return _tokens(token_bytes), state, list(zip(places, checkpoints, strict=True))
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> BufferedReader:
         try:
             # Before opening: to open a named pipe waits until somebody writes to it.
             if self._path.exists() and not self._path.is_file():
@@ -207,11 +221,28 @@ class SequenceReader:
         return DamagedSequenceError(f"{self._path.name} is damaged: {reason}.")
 
 
-def _digest(token_bytes: bytes, states: Sequence[bytes | bytearray | memoryview]) -> str:
+def _digest(
+    token_bytes: bytes, states: Sequence[bytearray | memoryview], progress: Callable[[], None] = lambda: None
+) -> str:
     digest = hashlib.sha256(token_bytes)
-    for state in states:
-        digest.update(state)
+    for piece in _pieces(states):
+        digest.update(piece)
+        progress()
     return digest.hexdigest()
+
+
+def _pieces(states: Sequence[bytearray | memoryview]) -> Iterator[memoryview]:
+    for state in states:
+        whole = memoryview(state)
+        for begin in range(0, len(whole), PIECE_BYTES):
+            yield whole[begin : begin + PIECE_BYTES]
+
+
+def _read(file: BufferedReader, size_bytes: int) -> bytearray:
+    """Return the next bytes of a file; fewer than `size_bytes` at its end. The bytes are in memory only once."""
+    data = bytearray(size_bytes)
+    del data[file.readinto(data) :]
+    return data
 
 
 def _token_bytes(tokens: list[int]) -> bytes:

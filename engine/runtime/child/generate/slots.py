@@ -167,7 +167,11 @@ class Slots:
         """Return a copy of a slot's state for `roll_back`; None if no copy is needed, or if copying failed."""
         if not self._whole_only:
             return None
-        return self._taker.take(slot.number, len(slot.tokens), self._taker.size_bytes(slot.number))
+        size_bytes = self._taker.size_bytes(slot.number)
+        # Host memory may have become short since `can_roll_back`.
+        return (
+            None if size_bytes > self._taker.most_bytes else self._taker.take(slot.number, len(slot.tokens), size_bytes)
+        )
 
     def roll_back(self, slot: Slot, copy: Checkpoint | None) -> None:
         """Remove rejected drafts, which follow a slot's tokens in the KV cache.

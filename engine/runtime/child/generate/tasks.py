@@ -23,9 +23,9 @@ class Task:
     def __init__(self, request: int) -> None:
         self.id = request
 
-    def stopped(self) -> Message:
-        """Return the final message of a request that is stopped."""
-        return failure("cancelled", "The request was stopped.").message_for(self.id)
+    def stopped(self) -> Sequence[Message]:
+        """Return the last messages of a request that is stopped, the final one last."""
+        return [failure("cancelled", "The request was stopped.").message_for(self.id)]
 
     def free(self) -> None:
         """Free the native objects of this task. Called when the task has ended."""

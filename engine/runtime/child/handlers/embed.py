@@ -74,14 +74,13 @@ class Embedding(StandaloneTask):
             status = loaded.compute(batch.struct)
         finally:
             low.llama_set_embeddings(loaded.context, False)
-            vectors = [self._vector(sequence) for sequence in sequences] if status == DECODED else []
             for slot in self.slots:
                 slots.empty(slot)
         if status == ABORTED:
             return None  # The stop that aborted it is handled next, and ends the task.
         if status != DECODED:
             raise RequestError(loaded.failed_computation(status, self._free))
-        self._vectors.extend(vectors)
+        self._vectors += [self._vector(sequence) for sequence in sequences]
         if len(self._vectors) < len(self._texts):
             return None
         prompt_tokens = sum(len(tokens) for tokens in self._texts)
@@ -108,4 +107,10 @@ class Embedding(StandaloneTask):
         values = pooled[:size]
         # llama.cpp returns the pooled vector as it is; its own programs normalise it too.
         length = math.sqrt(math.fsum(value * value for value in values))
+        # JSON has no such numbers.
+        if not math.isfinite(length):
+            raise failure(
+                "argument",
+                "The model computed an embedding that is not a number. Load with another layout or other KV types.",
+            )
         return tuple(value / length for value in values) if length > 0 else tuple(values)

@@ -125,7 +125,9 @@ class Generation(SequenceTask):
 
     @property
     def reading(self) -> Reading:
-        held = 0 if self.slot is None else self._cells(self.slot.tokens)
+        # Read once: this may be called in the heartbeat's thread while the slot is taken away.
+        slot = self.slot
+        held = 0 if slot is None else self._cells(slot.tokens)
         read_tokens = min(held, self._prompt_tokens)
         return Reading(
             request=self.id,
@@ -187,8 +189,10 @@ class Generation(SequenceTask):
         answers.append(Shifted(request=self.id, kept_tokens=self._kept, dropped_tokens=dropped))
         return True
 
-    def stopped(self) -> Message:
-        return self._final_message("stopped")
+    def stopped(self) -> Sequence[Message]:
+        # Without the rest of the decoder: half a character is no text of an answer that goes on no further.
+        text = self._stops.rest()
+        return [*([self._piece(text)] if text else []), self._final_message("stopped")]
 
     def free(self) -> None:
         super().free()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 
+from engine.base.units import format_bytes
+from engine.devices.host_memory import read_host_memory
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
     DamagedSequenceError,
@@ -39,13 +42,23 @@ With them a restored conversation can continue, answer the last question again, 
 """
 WAIT_S = 0.05
 """Seconds for which `run_part` waits for the writing thread if no other request is running."""
+SILENT_S = 10.0
+"""Longest time in seconds without progress (`PIECE_BYTES`), after which a save fails.
+
+A disk that does not answer may never do so, and a saved KV state is only a cache. An unload and another load wait for
+saves without a limit of their own; closing a session waits 12 s.
+"""
+
+_hung: list[threading.Thread] = []
+"""Writing threads that made no progress in `SILENT_S`. Each still holds the state that it writes."""
 
 
 def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> SaveTask:
     """Copy the KV state of an ended request out of the context, and return the task that writes it.
 
     Raises:
-        RequestError: the request still runs, its tokens are no longer cached, or its context was shifted.
+        RequestError: the request still runs, its tokens are no longer cached, its context was shifted, host memory is
+            short, or the disk did not answer an earlier save.
     """
     slot = slots.holding(request.of)
     if slot is None:
@@ -58,8 +71,11 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
             f"The context was shifted during request {request.of}, so its KV state does not match its text and is "
             "not saved.",
         )
+    if any(thread.is_alive() for thread in _hung):
+        raise _no_answer(Path(request.path))
     low, context = loaded.engine.low, loaded.context
     size_bytes = int(low.llama_state_seq_get_size(context, slot.number))
+    _check_memory(size_bytes, "Saving the KV state")
     state = (ctypes.c_uint8 * size_bytes)()
     if not size_bytes or int(low.llama_state_seq_get_data(context, state, size_bytes, slot.number)) != size_bytes:
         raise failure("internal", "llama.cpp did not give the state of the sequence.")
@@ -82,12 +98,16 @@ class SaveTask(StandaloneTask):
         self._path, self._tokens, self._states, self._header = Path(request.path), tokens, states, header
         self._written_bytes = 0
         self._fault = ""
+        self._moved_s = time.monotonic()
         self._thread = threading.Thread(target=self._write, name="save a sequence", daemon=True)
         self._thread.start()
 
     def run_part(self, slots: Slots) -> SequenceSaved | None:
         self._thread.join(0 if any(slot.taken for slot in slots.all) else WAIT_S)
         if self._thread.is_alive():
+            if time.monotonic() - self._moved_s > SILENT_S:
+                _hung.append(self._thread)
+                raise _no_answer(self._path)
             return None
         if self._fault:
             raise failure("argument", self._fault)
@@ -100,9 +120,27 @@ class SaveTask(StandaloneTask):
                 self._tokens,
                 self._states,
                 lambda digest: msgspec.structs.replace(self._header, digest=digest),
+                self._move,
             )
         except SequenceFileError as error:
             self._fault = str(error)
+
+    def _move(self) -> None:
+        self._moved_s = time.monotonic()
+
+
+def _no_answer(path: Path) -> RequestError:
+    return failure("argument", f"{path.name} cannot be written: the disk does not answer.")
+
+
+def _check_memory(size_bytes: int, what: str) -> None:
+    """Raise `RequestError` if `size_bytes` of host memory are not free. `what`: what needs them, for the message."""
+    free_bytes = read_host_memory().free_bytes
+    if size_bytes > free_bytes:
+        raise failure(
+            "argument",
+            f"{what} takes {format_bytes(size_bytes)} of host memory, but {format_bytes(free_bytes)} are free.",
+        )
 
 
 def begin_restoring(loaded: LoadedContext, request: RestoreSequence) -> RestoreTask:
@@ -110,7 +148,8 @@ def begin_restoring(loaded: LoadedContext, request: RestoreSequence) -> RestoreT
 
     Raises:
         RequestError: with a `Failure`. Kind `model_file`: no load of this model can ever restore the file, because it
-            is damaged or belongs to another model. Kind `argument`: a load with other settings may restore it.
+            is damaged or belongs to another model. Kind `argument`: a load with other settings, or with more free host
+            memory, may restore it.
     """
     if not loaded.makes_text:
         raise failure("argument", "This model does not continue text, so no sequence can be restored.")
@@ -123,6 +162,7 @@ def begin_restoring(loaded: LoadedContext, request: RestoreSequence) -> RestoreT
     if refused is not None:
         kind = "argument" if header.model == model_identity(loaded) else "model_file"
         raise failure(kind, f"{Path(request.path).name} cannot be restored. {refused}")
+    _check_memory(header.content_bytes, "Restoring the KV state")
     return RestoreTask(loaded, request, reader, header.images)
 
 
@@ -162,10 +202,10 @@ class RestoreTask(StandaloneTask):
         slots.adopt(slot, numbered, [Checkpoint(count, memoryview(kept)) for count, kept in checkpoints])
         return SequenceRestored(request=self.id, tokens=len(tokens))
 
-    def _restore(self, slot: Slot, state: bytes, count: int) -> bool:
+    def _restore(self, slot: Slot, state: bytearray, count: int) -> bool:
         low, loaded = self._loaded.engine.low, self._loaded
         loaded.log.begin_computation(lambda _failed: None)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
         taken = int(low.llama_state_seq_set_data(loaded.context, buffer, len(state), slot.number))
         if taken != len(state):
             return False

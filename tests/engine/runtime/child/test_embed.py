@@ -62,6 +62,19 @@ def test_an_encoder_s_embeddings_are_the_engine_s(tmp_path: Path, pooling: gguf.
         assert vectors_of(child.ask(Embed(id=2, texts=()))) == ()
 
 
+def test_an_embedding_that_is_not_a_number_is_an_error_and_the_model_stays(tmp_path: Path) -> None:
+    path = write_tiny_encoder(tmp_path / "bert.gguf", pooling=gguf.PoolingType.MEAN)
+    reader = gguf.GGUFReader(path, "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight").data[...] = math.nan
+    reader.data.flush()
+    with RawChild() as child:
+        load(child, path, ContextSettings(n_ctx=256, n_ubatch=32, threads=1))
+        for number in (1, 2):
+            answer = child.ask(Embed(id=number, texts=TEXTS))
+            assert isinstance(answer, Failure)
+            assert (answer.kind, "not a number" in answer.message) == ("argument", True)
+
+
 def test_several_requests_for_embeddings_take_turns(tmp_path: Path) -> None:
     path = write_tiny_encoder(tmp_path / "bert.gguf", pooling=gguf.PoolingType.MEAN)
     with RawChild() as child:

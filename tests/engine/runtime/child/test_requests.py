@@ -33,6 +33,7 @@ from engine.runtime.protocol.requests import (
     Tokenise,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries
+from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
 
 PROMPTS = ("Once upon a time", "The layers of a model " * 9, "x", "Someone said that " * 20)
@@ -92,6 +93,47 @@ def test_beside_others_a_request_says_what_it_says_alone(model: Path, context: C
         for number in said:
             assert ending(said[number]).stop_reason == "length"
             assert ending(said[number]).generated_tokens == 40
+
+
+def test_windows_in_one_cache_are_whole_in_each_micro_batch(tmp_path: Path) -> None:
+    """Short prompts and a long one lead to this order of cells: newer half of the conversation's window, older half.
+
+    The next prompt takes two micro batches, of which the second one overwrites the newer half
+    (`LoadedContext.decoded_tokens`).
+    """
+    model = write_kept_model(tmp_path / "model.gguf", "gemma3-dense")
+    context = msgspec.structs.replace(IN_ONE_CACHE, n_ctx=768, n_ubatch=32, n_seq_max=3)
+    begun = "abcdefgh ijkl mnop qrst uvwx yz. ABCDEF"
+    more = f"{begun}A few words more"
+    most = f"{more}, so that the prompt takes two micro batches to read. It is so."
+    with RawChild() as child:
+        load(child, model, context)
+        for number, prompt in enumerate(("z" * 31, begun, "xyz", "?!.", more, "w" * 188)):
+            alone(child, number, prompt, 1)
+        after_others = probabilities(child, 6, most)
+    with RawChild() as child:
+        load(child, model, context)
+        assert probabilities(child, 6, most) == pytest.approx(after_others, abs=1e-3)
+
+
+def test_answers_take_turns_if_a_micro_batch_is_short(tmp_path: Path) -> None:
+    model = write_kept_model(tmp_path / "model.gguf", "gemma3-dense")
+    with RawChild() as child:
+        load(child, model, msgspec.structs.replace(IN_ONE_CACHE, n_ctx=768, n_ubatch=3))
+        texts = [alone(child, number, prompt, 24) for number, prompt in enumerate("abcd")]
+        # All prompts are cached, so that each request has one token to compute from the start.
+        for number, prompt in enumerate("abcd", start=10):
+            child.send(greedy(number, prompt, 24))
+        said = child.last_words(10, 11, 12, 13)
+        assert [text_of(said[number]) for number in said] == texts
+
+
+def probabilities(child: RawChild, number: int, prompt: str) -> list[float]:
+    """Return the probability of each token of a short answer."""
+    settings = SamplingSettings(max_tokens=8, temperature=0.0, repetition="continue", alternatives=1)
+    child.send(Generate(id=number, prompt=prompt, sampling=settings))
+    said = child.last_words(number)[number]
+    return [choice.probability for each in said if isinstance(each, Piece) for choice in each.choices]
 
 
 def test_each_has_its_own_sampler(child: RawChild) -> None:
@@ -196,6 +238,32 @@ def test_a_stop_text_ends_the_answer_before_it(child: RawChild) -> None:
     assert refused.request == 4
 
 
+def test_a_stopped_answer_ends_with_text_that_might_have_become_a_stop_text(model: Path) -> None:
+    with RawChild() as child:
+        load(child, model, msgspec.structs.replace(FOUR_SLOTS, n_ctx=8000, n_seq_max=2))
+        whole = alone(child, 1, "Once", 3000)
+        child.send(greedy(2, "Once", 3000, [f"{whole[1:]} and no more"]))
+        child.send(greedy(3, "Twice", 3000))
+        text, n_others = "", 0
+        # Both are in the same batches, so that the first answer has more tokens than it has sent.
+        while n_others < 2:
+            message = child.message()
+            assert isinstance(message, Reading | Piece)
+            if isinstance(message, Piece) and message.request == 2:
+                text += message.text
+            elif isinstance(message, Piece) and text:
+                n_others += 1
+        assert text == whole[:1]
+        child.send(Stop())
+        said = child.last_words(2, 3)[2]
+        text += text_of(said)
+        assert ending(said).stop_reason == "stopped"
+        expected = alone(child, 4, "Once", ending(said).generated_tokens)
+        # Half a character at the end is left out.
+        assert text in (expected, expected[:-1])
+        assert len(text) > 1
+
+
 @pytest.mark.parametrize("context", [FOUR_SLOTS, IN_ONE_CACHE])
 def test_a_prefix_that_another_slot_holds_is_not_read_again(model: Path, context: ContextSettings) -> None:
     shared = "The same long beginning of every request. " * 8
@@ -298,6 +366,13 @@ def test_tokens_and_back(child: RawChild) -> None:
         assert with_special.tokens[-len(answer.tokens) or len(with_special.tokens) :] == answer.tokens
         if text.isascii():
             assert "".join(answer.pieces) in (text, f" {text}" if text else "")
+
+
+def test_a_text_that_is_being_tokenised_has_signs_of_life(model: Path) -> None:
+    with RawChild(command=["tests.support.slow_tokenizer"]) as child:
+        load(child, model, FOUR_SLOTS)
+        assert isinstance(child.ask(Tokenise(id=5, text="word")), Tokenised)
+        assert set(child.heard) == {Reading(request=5, read_tokens=0, prompt_tokens=0)}
 
 
 def test_a_template_that_cannot_be_used_is_told(tmp_path: Path) -> None:

@@ -5,16 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from engine.base.units import MIB
+from engine.devices.host_memory import HostMemory
 from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.child.generate import saved_kv_state
+from engine.runtime.child.generate.saved_kv_state import (
+    KeptCheckpoint,
+    ModelIdentity,
+    SequenceHeader,
+    SequenceReader,
+    write_sequence,
+)
+from engine.runtime.child.generate.slots import Slots
+from engine.runtime.child.handlers import saved_kv_states
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.native.failures import RequestError
 from engine.runtime.protocol.messages import (
     Failure,
     Generated,
@@ -24,7 +41,7 @@ from engine.runtime.protocol.messages import (
     SequenceRestored,
     SequenceSaved,
 )
-from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreSequence, SaveSequence, Stop
+from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreSequence, SaveSequence, Stop, Tokenise
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
@@ -278,3 +295,87 @@ def test_only_what_is_cached_and_ended_can_be_saved(model: Path, tmp_path: Path)
         assert isinstance(answer, Failure)
         assert "cannot be written" in answer.message
         assert isinstance(child.ask(SaveSequence(id=5, path=str(tmp_path / "s"), of=2)), SequenceSaved)
+
+
+HEADER = SequenceHeader(
+    model=ModelIdentity(
+        description="", architecture="", n_layer=1, n_embd=1, n_vocab=9, n_params=1, size_bytes=1, metadata=""
+    ),
+    type_k="f16",
+    type_v="f16",
+    swa_full=False,
+    streams=1,
+    flash_attention=None,
+    tokens=3,
+    state_bytes=10,
+    digest="",
+    checkpoints=(KeptCheckpoint(2, 5),),
+)
+
+
+def test_a_state_is_written_in_pieces_which_show_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_kv_state, "PIECE_BYTES", 4)
+    states = [memoryview(bytes(range(10))), memoryview(b"later")]
+    told: list[None] = []
+
+    def header(digest: str) -> SequenceHeader:
+        assert len(told) == 5  # 4, 4 and 2 bytes of the state, 4 and 1 of the checkpoint
+        return msgspec.structs.replace(HEADER, digest=digest)
+
+    write_sequence(tmp_path / "s", [1, 2, 3], states, header, lambda: told.append(None))
+    assert len(told) == 10
+    reader = SequenceReader(tmp_path / "s")
+    assert reader.header().tokens == 3
+    assert reader.content() == ([1, 2, 3], bytearray(states[0]), [(2, bytearray(states[1]))])
+
+
+def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(saved_kv_states, "write_sequence", lambda *_: answers.wait())
+    monkeypatch.setattr(saved_kv_states, "SILENT_S", 0.0)
+    slots = cast("Slots", SimpleNamespace(all=(), holding=lambda _of: SimpleNamespace(taken=False, exact=None)))
+    request = SaveSequence(id=1, path=str(tmp_path / "s"), of=0)
+    task = saved_kv_states.SaveTask(request, [], [], HEADER)
+    try:
+        with pytest.raises(RequestError, match="the disk does not answer"):
+            task.run_part(slots)
+        # The thread holds the state until the disk answers, so that another save would take further memory.
+        with pytest.raises(RequestError, match="the disk does not answer"):
+            saved_kv_states.begin_saving(cast("LoadedContext", None), slots, request)
+    finally:
+        answers.set()
+        for thread in saved_kv_states._hung:
+            thread.join()
+        saved_kv_states._hung.clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a running process")
+def test_a_state_for_which_host_memory_is_short_is_refused_and_the_model_stays(tmp_path: Path) -> None:
+    import resource
+
+    # 32 KiB of KV cache for each token, so 64 MiB.
+    shape = {"n_layers": 8, "n_embd": 512, "n_head": 8, "n_head_kv": 8, "n_ff": 64}
+    path = write_tiny_llama(tmp_path / "model.gguf", **shape)  # type: ignore[arg-type]
+    with RawChild() as child:
+        load(child, path, ContextSettings(n_ctx=2304, threads=1, type_k="f32", type_v="f32", flash_attn="off"))
+        generate(child, 1, "word " * 400, 1)
+        assert save(child, tmp_path / "s", 1).size_bytes > 48 * MIB
+        child.ask(Tokenise(text=""))  # so that the state of the save is freed
+        pages = int(Path(f"/proc/{child.process.pid}/statm").read_text().split()[0])
+        limit_bytes = pages * resource.getpagesize() + 32 * MIB
+        resource.prlimit(child.process.pid, resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+        answer = child.ask(SaveSequence(id=2, path=str(tmp_path / "other"), of=1))
+        assert isinstance(answer, Failure)
+        assert (answer.kind, "memory is too short" in answer.message) == ("argument", True)
+        assert "memory is too short" in refused(child, tmp_path / "s")
+        generate(child, 3, "word", 2)
+
+
+def test_a_save_is_refused_before_the_free_memory_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_kv_states, "read_host_memory", lambda: HostMemory(64 * MIB, 4 * MIB))
+    low = SimpleNamespace(llama_state_seq_get_size=lambda *_: 5 * MIB)
+    loaded = cast("LoadedContext", SimpleNamespace(engine=SimpleNamespace(low=low), context=0))
+    slot = SimpleNamespace(number=0, taken=False, exact=None)
+    slots = cast("Slots", SimpleNamespace(holding=lambda _of: slot))
+    with pytest.raises(RequestError, match=r"takes 5\.0 MiB of host memory, but 4\.0 MiB are free"):
+        saved_kv_states.begin_saving(loaded, slots, SaveSequence(path="s", of=0))

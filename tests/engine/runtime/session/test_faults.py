@@ -298,3 +298,22 @@ def test_endpoints_that_cannot_be_asked_are_an_ending(monkeypatch: pytest.Monkey
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
     assert "Too many open files" in ending.message
+
+
+def test_a_child_that_cannot_be_started_ends_the_load(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with SessionLog(fake_worker_argv("normal")) as log:
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.runtime.session.driver.environment", fail)
+            log.session.load(make_order())
+            (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Failed)
+        assert (ending.kind, "ZeroDivisionError" in ending.message) == ("internal", True)
+        assert "StartChild of a session failed" in caplog.text
+        log.session.load(make_order())
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+    assert len(log.endings) == 2

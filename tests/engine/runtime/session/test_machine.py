@@ -23,7 +23,7 @@ from engine.planning.memory.drafts import Draft
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
-from engine.runtime.protocol.messages import AnyMessage, Failure, Piece, StageProgress, Tokenised
+from engine.runtime.protocol.messages import AnyMessage, Failure, Piece, Reading, StageProgress, Tokenised
 from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate, Stop, Tokenise
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import (
@@ -174,6 +174,16 @@ def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_ar
     assert story.snapshot.is_ready
 
 
+def test_a_model_lost_while_a_new_layout_is_checked_is_told_after_a_cancel() -> None:
+    story = Story().loaded()
+    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.ended(KILLED)
+    assert not story.endings
+    story.put(inputs.StopAll())
+    assert [type(each) for each in story.endings] == [Cancelled, Crashed]
+    assert story.snapshot.phase is Phase.FAILED
+
+
 def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
     story = Story()
     first, second, third = make_order(), make_order(), make_order()
@@ -202,16 +212,27 @@ def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
     assert sum(isinstance(each, Token) for each in story.events) == 1
 
 
+TOKENISED = Reading(request=0, read_tokens=32, prompt_tokens=64)
+TOKENISING = Reading(request=0, read_tokens=0, prompt_tokens=0)
+BEGUN = Piece(request=0, text="the answer has begun")
+
+
 @pytest.mark.parametrize(("on_card", "heard", "timeout_s"), [
-    (False, False, 2.0), (False, True, 2.0), (True, True, 2.0), (True, False, 30.0),
+    (False, TOKENISED, 2.0), (False, BEGUN, 2.0), (True, BEGUN, 2.0), (True, TOKENISED, 30.0),
+    (False, None, 30.0), (False, TOKENISING, 30.0), (True, None, 30.0),
 ])  # fmt: skip
-def test_a_prompt_that_a_card_reads_has_longer_to_stop(*, on_card: bool, heard: bool, timeout_s: float) -> None:
-    """A card computes the batch to its end, and a model that is killed for that has to be loaded again."""
+def test_what_cannot_be_interrupted_has_longer_to_stop(
+    *, on_card: bool, heard: AnyMessage | None, timeout_s: float
+) -> None:
+    """A card computes the batch to its end, and a prompt is tokenised in one native call.
+
+    A model that is killed for that has to be loaded again.
+    """
     card = replace(worker_device("CUDA0", ""), backend="CUDA", endpoint=None)
     story = Story().loaded(make_order([card] if on_card else ()))
     story.put(inputs.Ask(Generate(prompt="a")))
-    if heard:
-        story.said(Piece(request=0, text="the answer has begun"))
+    if heard is not None:
+        story.said(heard)
     story.put(inputs.StopRequest(0))
     timer = story.done[-1]
     assert isinstance(timer, effects.SetTimer)
@@ -220,6 +241,13 @@ def test_a_prompt_that_a_card_reads_has_longer_to_stop(*, on_card: bool, heard: 
     story.ended(STOPPED)
     assert isinstance(story.endings[-1], Failed)
     assert f"did not stop within {timeout_s:g} s" in story.endings[-1].message
+
+
+def test_a_model_that_is_closed_has_no_longer_time_to_stop() -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")), inputs.Close())
+    assert isinstance(story.done[-1], effects.SetTimer)
+    assert story.done[-1].timeout_s == 2.0
 
 
 def test_a_request_that_does_not_stop_costs_no_other_one() -> None:

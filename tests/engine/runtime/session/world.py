@@ -115,6 +115,8 @@ class World:
     prepared: list[Plan] = field(default_factory=list)
     greeted: set[str] = field(default_factory=set)
     loss_to_tell: bool = False
+    lost_before: Failed | Crashed | None = None
+    """Loss of the model loaded before, which is told after the load that has not replaced it is cancelled."""
     unload_wanted: bool = False
     had_bug: bool = False
     closed: bool = False
@@ -224,8 +226,11 @@ class World:
             assert isinstance(event, inputs.Load | inputs.Ask)
             assert self.state is before
             return False
+        self.lost_before = None if before.load is None else before.load.lost
         for effect in done:
             self._perform(effect)
+        if before.load is not None and self.state.last is not before.last and self.state.last is not None:
+            assert self.lost_before is None or not isinstance(self.state.last.ending, Cancelled), "a loss is told"
         if not isinstance(event, inputs.Load):
             self._check()
         return True
@@ -343,6 +348,8 @@ class World:
             case OutOfMemory() | Failed() | Crashed() | Cancelled():
                 if event.request is not None:
                     self._end_request(event.request)
+                elif event is self.lost_before:
+                    self.lost_before = None
                 elif self.loss_to_tell and not isinstance(event, Cancelled):
                     assert isinstance(event, OutOfMemory | Failed | Crashed)
                     self.loss_to_tell = False

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.child.generate import sampling
+from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.protocol.messages import Failure, LoadedModel, Piece
 from engine.runtime.protocol.requests import Generate, Load
 from tests.engine.runtime.child.raw_child import RawChild, entries
@@ -56,6 +62,22 @@ def test_choices_are_told_where_they_are_asked_for(child: RawChild) -> None:
     warm = next(message.choices[0] for message in child.heard if isinstance(message, Piece) and message.choices)
     assert warm.likeliest == choices[0].likeliest
     assert said(child, alternatives=20, max_tokens=1) == said(child, max_tokens=1)
+
+
+@pytest.mark.parametrize(("logits", "probabilities"), [
+    ([0.0, math.nan, 0.0, -math.inf], [0.5, 0.0, 0.5, 0.0]), ([math.nan] * 4, [0.0] * 4), ([-math.inf] * 4, [0.0] * 4),
+    ([math.inf, 0.0, 0.0, math.nan], [0.0] * 4),
+])  # fmt: skip
+def test_logits_that_are_not_numbers_have_no_probability(
+    monkeypatch: pytest.MonkeyPatch, logits: list[float], probabilities: list[float]
+) -> None:
+    monkeypatch.setattr(sampling, "piece_text", lambda _loaded, token: str(token))
+    pointer = ctypes.cast((ctypes.c_float * 4)(*logits), ctypes.POINTER(ctypes.c_float))
+    low = SimpleNamespace(llama_get_logits_ith=lambda *_: pointer)
+    loaded = SimpleNamespace(vocabulary_size=4, engine=SimpleNamespace(low=low), context=0)
+    choice = sampling.ChoiceReader(cast("LoadedContext", loaded), 4).read(0, 1)
+    assert choice.probability == probabilities[1]
+    assert dict(choice.likeliest) == {str(token): each for token, each in enumerate(probabilities)}
 
 
 def test_a_seed_gives_the_same_answer_and_another_one_another(child: RawChild) -> None:

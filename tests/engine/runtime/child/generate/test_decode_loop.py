@@ -1,0 +1,124 @@
+"""The decode loop without an engine: memory that runs out, heartbeats, and copies of states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.devices.host_memory import HostMemory
+from engine.runtime.child.generate import checkpoints, decode_loop
+from engine.runtime.child.generate.decode_loop import DecodeLoop
+from engine.runtime.child.generate.slots import Slots
+from engine.runtime.child.generate.tasks import StandaloneTask
+from engine.runtime.child.handlers.generate import Generation
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.messages import Failure, FinalMessage, Message, Reading, Tokenised
+from engine.runtime.protocol.requests import Tokenise
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def loaded() -> LoadedContext:
+    """A context with two slots and recurrent state of 1 GiB, in a computer with 32 GiB of free memory."""
+    low = SimpleNamespace(
+        LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY=1,
+        llama_batch=lambda **_: SimpleNamespace(),
+        llama_model_n_swa=lambda _model: 0,
+        llama_state_seq_get_size_ext=lambda *_: GIB,
+    )
+    return cast("LoadedContext", SimpleNamespace(
+        engine=SimpleNamespace(low=low), model=0, context=0, memory=0, devices=None, draft=None, n_sequences=2,
+        batch_tokens=8, decoded_tokens=8, context_tokens=64, needs_checkpoints=True, has_recurrent_state=True,
+        settings=SimpleNamespace(kv_unified=False),
+    ))  # fmt: skip
+
+
+@pytest.fixture
+def sent() -> list[Message]:
+    return []
+
+
+@pytest.fixture
+def loop(loaded: LoadedContext, sent: list[Message], monkeypatch: pytest.MonkeyPatch) -> DecodeLoop:
+    def send(messages: Iterable[Message]) -> None:
+        sent.extend(messages)
+
+    monkeypatch.setattr(checkpoints, "read_host_memory", lambda: HostMemory(64 * GIB, 32 * GIB))
+    return DecodeLoop(loaded, StopFlag(), send)
+
+
+class Greedy(StandaloneTask):
+    """A task for which memory does not suffice."""
+
+    def run_part(self, slots: Slots) -> FinalMessage | None:
+        raise MemoryError
+
+
+def test_a_request_for_which_memory_is_short_fails_alone(
+    loop: DecodeLoop, sent: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*_: object) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(decode_loop, "begin", begin)
+    loop.take(Tokenise(id=1, text="word"))
+    monkeypatch.setattr(decode_loop, "begin", lambda *_: Greedy(2))
+    loop.take(Tokenise(id=2, text="word"))
+    loop.step()
+    assert [(each.request, each.kind) for each in sent if isinstance(each, Failure)] == [
+        (1, "argument"),
+        (2, "argument"),
+    ]
+    assert not loop.busy
+
+
+def test_a_request_that_is_being_taken_has_heartbeats_until_its_answer(
+    loop: DecodeLoop, sent: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Tokenised(request=1, tokens=(), pieces=())
+
+    def begin(*_: object) -> Any:
+        loop.tell_reading()
+        return answer
+
+    monkeypatch.setattr(decode_loop, "begin", begin)
+    loop.take(Tokenise(id=1, text="word"))
+    loop.tell_reading()
+    assert sent == [Reading(request=1, read_tokens=0, prompt_tokens=0), answer]
+
+
+def test_the_progress_of_a_request_is_known_while_its_slot_is_taken_away() -> None:
+    class Run:
+        id, _prompt_tokens, _cached = 1, 9, 0
+
+        def __init__(self) -> None:
+            self._slots = [SimpleNamespace(tokens=[1, 2])]
+
+        @property
+        def slot(self) -> object:
+            return self._slots.pop() if self._slots else None
+
+        def _cells(self, tokens: list[int]) -> int:
+            return len(tokens)
+
+    reading = cast("property", Generation.__dict__["reading"]).fget
+    assert reading is not None
+    assert reading(Run()).read_tokens == 2
+
+
+def test_no_state_is_copied_if_host_memory_became_short(
+    loop: DecodeLoop, loaded: LoadedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = Slots(loaded)
+    monkeypatch.setattr(checkpoints, "read_host_memory", lambda: HostMemory(64 * GIB, GIB))
+
+    def allocate(*_: object) -> Any:
+        raise AssertionError("memory was taken for the copy")
+
+    monkeypatch.setattr(checkpoints.CheckpointTaker, "take", allocate)
+    assert slots.copy_state(slots.all[0]) is None

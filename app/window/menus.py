@@ -222,9 +222,15 @@ def devices_menu(
 
 
 def model_menu(
-    models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings, show_server: Callable[[], None]
+    models: OpenModels,
+    loader: Loader,
+    unloader: Unloader,
+    settings: Settings,
+    *,
+    show_load_settings: _Do,
+    show_server: _Do,
 ) -> Menu:
-    """Return the Model menu: load, unload, API server, and switches for automatic loads."""
+    """Return the Model menu: load, unload, load settings, API server, and switches for automatic loads."""
 
     def stop_answer() -> None:
         models.current.loading.stop_answer()
@@ -252,6 +258,14 @@ def model_menu(
             unloader.park_current,
             "Ctrl+Alt+U",
             tip=tr("Unload the model and save its KV state; the next question loads it again"),
+        ),
+        SEPARATOR,
+        Command(
+            "load_settings",
+            tr("Load Se&ttings…"),
+            show_load_settings,
+            "Ctrl+T",
+            tip=tr("All settings of the next load, with the values in use"),
         ),
         SEPARATOR,
         Command("stop_answer", tr("&Stop Answer"), stop_answer, "Ctrl+Shift+."),

@@ -150,7 +150,14 @@ def make_actions(
                 show_lending=LendPresenter(desk.rig.lender, desk.rig.live, main).show,
                 show_other_cards=other_cards.show,
             ),
-            model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),
+            model_menu(
+                models,
+                desk.loader,
+                desk.unloader,
+                desk.settings,
+                show_load_settings=main.settings_bar.all_settings_requested.emit,
+                show_server=show_server,
+            ),
             chat_menu(
                 desk.chat_controller,
                 desk.settings,

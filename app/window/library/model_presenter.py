@@ -27,6 +27,7 @@ _NEED_A_MODEL = (
     "split_evenly",
     "pin",
     "release_pins",
+    "load_settings",
     *(f"auto_{words.name}" for words in STRATEGY_WORDS),
 )
 

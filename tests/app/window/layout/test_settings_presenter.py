@@ -94,6 +94,13 @@ def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
     )
 
 
+def test_the_menu_opens_the_dialog(window: WindowParts, qtbot: QtBot) -> None:
+    window.actions["load_settings"].trigger()
+    (dialog,) = window.main.findChildren(SettingsDialog)
+    assert dialog.isVisible()
+    assert dialog.isEnabled()
+
+
 def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtbot: QtBot) -> None:
     editor = window.main.settings_bar.context_editor
     editor.presets_button.menu().actions()[0].trigger()

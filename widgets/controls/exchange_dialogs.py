@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFontDatabase, QGuiApplication
-from PySide6.QtWidgets import QComboBox, QDialogButtonBox, QFormLayout, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QDialogButtonBox, QFormLayout, QPlainTextEdit, QWidget
 
 from engine.base.language import tr
 from widgets.common.delayed_call import DelayedCall
 from widgets.common.dialog import OK_CANCEL, Dialog
+from widgets.common.inputs import ComboBox
 from widgets.common.roles import plain_label
 
 PAUSE_MS = 250
@@ -55,7 +56,7 @@ class ExportLayoutDialog(Dialog):
 
     def __init__(self, targets: Sequence[tuple[str, str]], parent: QWidget | None = None) -> None:
         super().__init__(tr("Export Layout"), parent)
-        self.target_box = QComboBox()
+        self.target_box = ComboBox()
         for key, title in targets:
             self.target_box.addItem(title, key)
         self.text_view = _Code(tr("Command or file"))
@@ -122,7 +123,7 @@ class ImportLayoutDialog(Dialog):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(tr("Import Layout"), parent, standard=OK_CANCEL)
         self.text_edit = _Code(tr("Command or file"))
-        self.name_box = QComboBox()
+        self.name_box = ComboBox()
         self.name_box.setAccessibleName(tr("Model of the configuration"))
         self.name_box.hide()
         self.notes_label = plain_label("", wrap=True)

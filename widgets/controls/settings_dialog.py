@@ -50,7 +50,7 @@ class SettingsDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle(tr("Settings of the next load"))
+        self.setWindowTitle(tr("Load Settings"))
         self._settings = ContextSettings()
         self._decided: Mapping[str, Decision] = {}
         self.controls: dict[str, SettingControl] = {setting.key: make_control(setting) for setting in SETTINGS}

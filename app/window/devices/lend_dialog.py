@@ -6,12 +6,10 @@ from itertools import pairwise
 
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QFormLayout,
     QGridLayout,
     QLabel,
     QLineEdit,
-    QSpinBox,
     QWidget,
 )
 
@@ -22,6 +20,7 @@ from engine.base.language import tr
 from engine.base.units import format_bytes, parse_size
 from engine.devices.device import Device
 from widgets.common.dialog import StatusDialog
+from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label
 
 INTRODUCTION = tr(
@@ -67,8 +66,8 @@ class LendDialog(StatusDialog):
         self._lender, self._live = lender, live
         self.rows: tuple[_DeviceRow, ...] = ()
         self._grid = QGridLayout()
-        self.address_box = QComboBox()
-        self.port_box = QSpinBox()
+        self.address_box = ComboBox()
+        self.port_box = SpinBox()
         self.name_line = QLineEdit(lender.choice.name)
         self.announce_box = QCheckBox(tr("Show this computer in the local network"))
         self.code_label = plain_label("", wrap=True)
@@ -177,6 +176,8 @@ class LendDialog(StatusDialog):
         self.port_box.setRange(1, 65535)
         self.port_box.setValue(choice.port)
         self.port_box.setAccessibleName(tr("Port"))
+        # As far from the frame as the text of the other fields.
+        self.port_box.lineEdit().setTextMargins(6, 0, 0, 0)
         self.name_line.setMaxLength(MAX_NAME)
         self.name_line.setAccessibleName(tr("Name for other computers"))
         self.announce_box.setChecked(choice.announce)

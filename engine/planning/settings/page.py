@@ -12,12 +12,12 @@ from engine.planning.settings.table import GROUPS, SETTINGS, Setting
 
 _BEGINNING = """# Settings of a load
 
-Made from `engine/planning/settings/table.py`. To change it, edit the table and run
-`python -m engine.planning.settings.page docs/settings.md`.
+`python -m engine.planning.settings.page docs/settings.md` makes it from `engine/planning/settings/table.py`.
 
 Each setting is a key of `context` in a layout file, an option of `layerdeck-cli plan` and `load`, and a row of the
 settings dialog. A setting may be left open (`auto`; in files `null` for numbers other than the context length). It is
-then decided at each load, and `decisions` has the value and the reason.
+then decided at each load, and `decisions` has the value and the reason. Keys with \\* are written to a file only if
+they are not the default; those with † do not change memory.
 """
 _HEADINGS = "| key | option | values | default | effect |\n|---|---|---|---|---|\n"
 
@@ -32,14 +32,10 @@ def settings_page() -> str:
 
 
 def _line(setting: Setting) -> str:
-    notes = [setting.help]
-    if setting.rare:
-        notes.append("written to a file only if it is not the default")
-    if not setting.affects_memory:
-        notes.append("does not change memory")
+    marks = (r" \*" if setting.rare else "") + ("" if setting.affects_memory else " †")
     option = f"`{setting.flag} {setting.kind.placeholder}`"
     default = setting.kind.text_of(setting.default)
-    return f"| `{setting.key}` | {option} | {setting.kind.allowed} | {default} | {'; '.join(notes)} |\n"
+    return f"| `{setting.key}`{marks} | {option} | {setting.kind.allowed} | {default} | {setting.help} |\n"
 
 
 if __name__ == "__main__":

@@ -145,7 +145,8 @@ class PackKeys:
         if not manifest.signature and not manifest.key:
             return UNSIGNED
         key = checked_key(manifest.key)
-        if not _is_signed(manifest):
+        # Only the canonical form: the signature is checked with the same key that people see and trust.
+        if key != manifest.key or not _is_signed(manifest):
             raise PackError("Its signature is wrong: the pack was changed after it was signed. Download it again.")
         if key == self._own_or_none():
             return Maker("here", key)
@@ -214,9 +215,9 @@ def checked_key(text: str) -> str:
     Raises:
         PackError: if `text` is not a key.
     """
-    _, found, encoded = text.strip().partition(PREFIX)
+    before, found, encoded = text.strip().partition(PREFIX)
     try:
-        data = base64.b64decode(encoded, validate=True) if found else b""
+        data = base64.b64decode(encoded, validate=True) if found and not before else b""
     except (binascii.Error, ValueError):
         data = b""
     if len(data) != _KEY_BYTES:
@@ -231,7 +232,7 @@ def _is_signed(manifest: Manifest) -> bool:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(manifest.key.partition(":")[2]))
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(manifest.key.removeprefix(PREFIX), validate=True))
         signed = _signed_bytes(msgspec.structs.replace(manifest, signature=""))
         key.verify(base64.b64decode(manifest.signature, validate=True), signed)
     except (InvalidSignature, ValueError):

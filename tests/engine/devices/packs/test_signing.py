@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ import pytest
 
 from engine.base.engine_build import engine_version
 from engine.base.errors import PackError
-from engine.devices.packs.manifest import MANIFEST
-from engine.devices.packs.signing import PREFIX, PackKeys, checked_key
+from engine.devices.packs.manifest import MANIFEST, Manifest
+from engine.devices.packs.signing import PREFIX, PackKeys, _signed_bytes, checked_key
 from engine.devices.packs.store import PackBook, PackStore, Verdict, file_states, list_packs
-from tests.support.packs import write_pack, write_signed_pack
+from tests.support.packs import manifest_of, write_pack, write_signed_pack
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_publisher_is_trusted_from_the_moment_its_key_is_added(
         keys.distrust(key)
 
 
-@pytest.mark.parametrize("text", ["", "ed25519:", "ed25519:AAAA", "rsa:" + "A" * 44, "ed25519:" + "?" * 44])
+@pytest.mark.parametrize("text", ["", "ed25519:", "ed25519:AAAA", "rsa:" + "A" * 44, "ed25519:" + "?" * 44, f"x:{PREFIX}{'A' * 43}="])
 def test_what_is_no_key(keys: PackKeys, text: str) -> None:
     with pytest.raises(PackError, match="is not the key of a publisher"):
         keys.trust(text)
@@ -87,6 +88,24 @@ def test_a_pack_that_was_changed_after_it_was_signed_is_refused(
         with pytest.raises(PackError, match="signature is wrong"):
             refuse()
     assert store.packs() == ()
+
+
+@pytest.mark.parametrize("form", ["x:{stranger}ed25519:{publisher}", "ed25519:{stranger}ed25519:{publisher}"])
+def test_a_key_that_reads_as_two_keys_is_refused(
+    store: PackStore, keys: PackKeys, publisher: PackKeys, tmp_path: Path, form: str
+) -> None:
+    stranger = PackKeys(tmp_path / "far" / "key.pem", tmp_path / "far" / "publishers.json")
+    for each in (stranger, publisher):
+        each._make()
+    keys.trust(publisher.own(), "Ada")
+    encoded = {"stranger": stranger.own().removeprefix(PREFIX), "publisher": publisher.own().removeprefix(PREFIX)}
+    manifest = msgspec.convert(manifest_of("vulkan", {"libggml-vulkan.so": b"library"}), Manifest)
+    forged = msgspec.structs.replace(manifest, key=form.format(**encoded))
+    signature = base64.b64encode(stranger._read().sign(_signed_bytes(forged))).decode()
+    archive = write_pack(tmp_path / "a.tar.gz", "vulkan", key=forged.key, signature=signature)
+    for refuse in (lambda: store.maker_of(archive), lambda: store.install(archive, engine_version())):
+        with pytest.raises(PackError, match="signature is wrong|is not the key of a publisher"):
+            refuse()
 
 
 def test_an_unsigned_pack_says_so_for_as_long_as_it_is_on(store: PackStore, keys: PackKeys, tmp_path: Path) -> None:

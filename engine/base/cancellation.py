@@ -8,13 +8,14 @@ from contextlib import contextmanager
 
 
 class CancelToken:
-    """A cancellation flag that any thread can set once.
+    """A cancellation flag that any thread, or a signal handler, can set once.
 
     A blocking thread registers a callback that wakes it, so it need not poll.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler of the main thread may cancel while the same thread is in `waking`.
+        self._lock = threading.RLock()
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
@@ -37,7 +38,8 @@ class CancelToken:
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:
         """Call `callback` when the token is cancelled while the context is open; at once if it is cancelled already.
 
-        The callback may still run shortly after the context has ended, so it must be harmless then.
+        The callback may still run shortly after the context has ended, so it must be harmless then. After a signal
+        handler's cancel it may run twice.
         """
         # Both under one lock: a cancel either shows here or calls the callback.
         with self._lock:

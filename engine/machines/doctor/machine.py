@@ -15,7 +15,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, WorkerCrashedError
 from engine.base.pci import parse_pci_id
 from engine.base.units import format_bytes
-from engine.devices.device import Device, Feature, Rig
+from engine.devices.device import Device, Feature, Rig, machine_name
 from engine.devices.packs.store import ListedPack
 from engine.devices.telemetry.cards import Nvml, NvmlReader, read_drivers
 from engine.devices.telemetry.sample import Sample
@@ -287,13 +287,15 @@ def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[s
     for number, text in enumerate(filter(None, map(str.strip, machines))):
         # The entry of the whole text comes second: it wins if there is no port, because both keys are then the same.
         found |= {text.rpartition(":")[0] or text: f"machine-of-asked-{number}", text: f"asked-{number}"}
-    for device in rig.devices:
-        if device.endpoint is not None:
-            host = device.endpoint.rpartition(":")[0]
-            found |= {device.endpoint: device.id, host: f"machine-of-{device.id}"}
-            if device.fingerprint is not None:
-                # A person chose the name of a paired machine.
-                found[device.name] = f"machine-of-{device.id}"
+    for number, device in enumerate(rig.devices):
+        if device.endpoint is None:
+            continue
+        # A person chose the name of a paired machine, which is a part of its devices' ids.
+        named = device.id if device.fingerprint is None else f"lent-{number}"
+        found |= {device.endpoint: named, device.endpoint.rpartition(":")[0]: f"machine-of-{named}"}
+        if device.fingerprint is not None:
+            names = dict.fromkeys((device.name, machine_name(device)), f"machine-of-{named}")
+            found |= {**names, device.id: named}
     return found
 
 

@@ -138,7 +138,8 @@ def without_names(report: Report, names: Mapping[str, str]) -> Report:
 
     def checked(check: Check) -> Check:
         figures = {key: cleaned(value) if isinstance(value, str) else value for key, value in check.figures.items()}
-        return msgspec.structs.replace(check, detail=cleaned(check.detail), figures=figures)
+        device = None if check.device is None else cleaned(check.device)
+        return msgspec.structs.replace(check, device=device, detail=cleaned(check.detail), figures=figures)
 
     return msgspec.structs.replace(report, checks=tuple(map(checked, report.checks)))
 

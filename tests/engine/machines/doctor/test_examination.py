@@ -118,6 +118,22 @@ def test_the_document_names_no_person_and_no_computer() -> None:
     ]
 
 
+def test_devices_of_a_paired_computer_are_named_without_its_name() -> None:
+    lent = Device(
+        "marias-attic-CUDA0", "maria's attic \N{MIDDLE DOT} RTX 3090", "RPC", "gpu", GIB,
+        endpoint="192.0.2.7:50052/CUDA0", fingerprint="a" * 64,
+    )  # fmt: skip
+    names = personal_names(Rig((lent,), make_host("processor", GIB)), Path("/home/maria"))
+    said = "1 GiB requested on marias-attic-CUDA0; maria's attic at 192.0.2.7:50052/CUDA0 is busy."
+    checks = (
+        Check(name="load", device=lent.id, detail=said, figures={"row": lent.id}),
+        Check(name="tensor split", device=f"{lent.id}+CPU"),
+    )
+    first, shared = without_names(Report(checks), names).checks
+    assert (first.device, first.figures, shared.device) == ("lent-0", {"row": "lent-0"}, "lent-0+CPU")
+    assert first.detail == "1 GiB requested on lent-0; machine-of-lent-0 at lent-0 is busy."
+
+
 def write_card(root: Path, slot: str, *, kind: str = "0x030000", vendor: str = "0x10de", driver: str = "") -> None:
     folder = root / slot
     folder.mkdir(parents=True)

@@ -13,7 +13,7 @@ from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.bench_options import ALL, check_bench_options, preset_of
 from app.cli.entry import on_interrupt
 from app.cli.inputs import asked_on, load_plan, this_machine
-from app.cli.output import print_document, print_line, say
+from app.cli.output import error_of, print_document, print_line, report_error, say
 from app.paths import speeds_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
@@ -45,16 +45,11 @@ def run_bench(options: Namespace) -> int:
             order, book, cancel, _ProgressLine(), workers=None if lab is None else lab.processes
         )
     _keep(learnt, book)
-    problem = None
-    if options.out is not None:
-        try:
-            write_results(options.out, results)
-        except EngineError as error:
-            problem = error
+    problem = None if options.out is None else error_of(lambda: write_results(options.out, results))
     _print(options, results, others)
     if problem is not None:
-        # After the results, which took minutes, and not as a second document.
-        say(f"layerdeck-cli: {problem.summary()}")
+        # Not as a second document.
+        report_error(problem, as_json=False)
         return exit_codes.exit_code(problem.kind)
     if cancel.cancelled:
         return exit_codes.INTERRUPTED

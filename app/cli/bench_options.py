@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from app.cli.output import check_out
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_count
 
@@ -68,8 +69,7 @@ def check_bench_options(options: Namespace) -> None:
         ArgumentError: naming the options.
     """
     # Before minutes of measuring.
-    if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
-        raise ArgumentError(f"--out {options.out} is no file in an existing folder; choose another place.")
+    check_out(options.out)
     formats = [name for name in ("json", "csv", "markdown") if getattr(options, name)]
     if len(formats) > 1:
         raise ArgumentError(f"--{formats[0]} and --{formats[1]} exclude each other; remove one.")

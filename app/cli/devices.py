@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
-from app.cli.output import print_document, print_line, print_text, say
+from app.cli.output import error_of, print_document, print_line, print_text, report_error, say
 from app.packs import find_all_devices, pack_installer, pack_keys
 from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
@@ -153,14 +153,19 @@ def run_devices(options: Namespace) -> int:
     rig = find_machine(options.rpc, lent)
     for hiding in find_hiding():
         say(hiding.sentence)
+    problem = None
     if options.measure:
         before = read_speed_book(speeds_path())
         book, problems = measured_book(rig, before)
         book, threads = with_threads(book, rig.host)
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
         book = read_speed_book(speeds_path()).with_changes(before, book)
-        write_speed_book(speeds_path(), book)
+        problem = error_of(lambda: write_speed_book(speeds_path(), book))
         for line in (*speed_lines(rig, book), *problems, *threads):
             say(line)
     print_text(encode_rig(rig).decode())
+    if problem is not None:
+        # Not as a second document.
+        report_error(problem, as_json=False)
+        return exit_codes.exit_code(problem.kind)
     return exit_codes.OK

@@ -12,7 +12,7 @@ from types import FrameType
 
 from app.cli import exit_codes
 from app.cli.devices import find_machine
-from app.cli.output import print_document, print_line, say
+from app.cli.output import check_out, error_of, print_document, print_line, report_error, say
 from app.demo import find_demo
 from app.packs import pack_installer
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
@@ -27,10 +27,12 @@ _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG
 
 
 def run_doctor(options: Namespace) -> int:
-    """Examine this computer, print the results, and return the exit code.
+    """Examine this computer, print the results, write the file of --out, and return the exit code.
 
     An interrupt ends the examination; the results until then are printed.
     """
+
+    check_out(options.out)
 
     def find() -> Rig:
         return find_machine(options.rpc, options.tunnels.lent_devices(options.peer))
@@ -45,7 +47,14 @@ def run_doctor(options: Namespace) -> int:
         # The report is meant to be sent to others.
         report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))
     _clear()
+    problem = None if options.out is None else error_of(lambda: write_report(options.out, report))
     _tell(report, options)
+    if problem is not None:
+        # Not as a second document.
+        report_error(problem, as_json=False)
+        return exit_codes.exit_code(problem.kind)
+    if options.out is not None and not options.json:
+        print_line(f"Written to {options.out}.")
     if not report.is_whole:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if report.is_sound else exit_codes.exit_code("crashed")
@@ -62,11 +71,8 @@ def examined_files() -> Files:
 
 
 def _tell(report: Report, options: Namespace) -> None:
-    found = document(report)
-    if options.out is not None:
-        write_report(options.out, report)
     if options.json:
-        print_document(found)
+        print_document(document(report))
         return
     _print_table(table(report.checks))
     if not options.engine:
@@ -74,8 +80,6 @@ def _tell(report: Report, options: Namespace) -> None:
         print_line("\nWhat children can do besides reading code:")
         _print_table([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
     print_line(f"\n{report.summary}")
-    if options.out is not None:
-        print_line(f"Written to {options.out}.")
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:

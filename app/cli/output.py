@@ -12,6 +12,9 @@ from engine.base.errors import ArgumentError, EngineError, RuleViolationError
 from engine.base.texts import escape, escape_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     import msgspec
 
 JSON_INDENT = 2
@@ -124,6 +127,25 @@ def check_text(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ArgumentError(f"{what} is not valid UTF-8.") from None
+
+
+def check_out(path: Path | None) -> None:
+    """Raise an error if there is no place for the file of --out, before minutes of work for it. None: no such file.
+
+    Raises:
+        ArgumentError: if `path` is a folder, or its folder does not exist.
+    """
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ArgumentError(f"--out {path} is no file in an existing folder; choose another place.")
+
+
+def error_of(write: Callable[[], None]) -> EngineError | None:
+    """Call `write`, which saves results of minutes; return its error, to be told after the results are printed."""
+    try:
+        write()
+    except EngineError as error:
+        return error
+    return None
 
 
 def error_document(error: EngineError) -> dict[str, object]:

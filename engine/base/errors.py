@@ -58,6 +58,8 @@ class PlacedError(EngineError):
     `source`: name of the file; empty: the document has no file.
     """
 
+    kind = "argument"
+
     def __init__(self, reason: str, *, place: str = "", source: str = "") -> None:
         super().__init__(": ".join(part for part in (source, place, reason) if part))
         self.place = place

@@ -187,15 +187,18 @@ class Machine:
 
     def _engine(self, device: Device, feature: Feature) -> Iterator[Check]:
         found = self._checker.run(case for case in cases_of(device, self._made()) if case.feature == feature)
-        self._keep(found)
+        unsaved = _unsaved("engine check", device.id, lambda: self._keep(found))
         yield engine_check(device.id, feature, found)
+        yield from unsaved
 
     def _splits(self) -> Iterator[Check]:
         members = tuple(device for device in self._rig.devices if device in self._devices)
         for case in shared_cases(Rig(members, self._rig.host), self._made()):
             found = self._checker.run([case])
-            self._keep(found)
-            yield engine_check("+".join(case.devices), "tensor_split", found)
+            devices = "+".join(case.devices)
+            unsaved = _unsaved("tensor split", devices, partial(self._keep, found))
+            yield engine_check(devices, "tensor_split", found)
+            yield from unsaved
 
     def _repeated(self, device: Device) -> Iterator[Check]:
         path = self._made()["F16"]
@@ -204,12 +207,18 @@ class Machine:
         try:
             result = try_repeated(self._rig, device.id, path, cancel=self._cancel)
         except WorkerCrashedError as error:
-            self._keep([Checked(case, ok=False, reason=f"It crashes when a layout uses {device.id} twice.")])
+            crash = Checked(case, ok=False, reason=f"It crashes when a layout uses {device.id} twice.")
+            unsaved = _unsaved("repeated device", device.id, lambda: self._keep([crash]))
             yield Check(name="repeated device", device=device.id, ok=False, detail=error.summary())
+            yield from unsaved
             return
-        keep_verdict(self._files.verdicts, device, result)
         reason = "" if result.passed else f"It computes wrong values when a layout uses {device.id} twice."
-        self._keep([Checked(case, ok=result.passed, reason=reason)])
+
+        def keep() -> None:
+            keep_verdict(self._files.verdicts, device, result)
+            self._keep([Checked(case, ok=result.passed, reason=reason)])
+
+        unsaved = _unsaved("repeated device", device.id, keep)
         yield Check(
             name="repeated device",
             device=device.id,
@@ -217,6 +226,7 @@ class Machine:
             detail=reason or "may be used more than once in a layout",
             figures={"rounds": result.rounds, "different": result.different},
         )
+        yield from unsaved
 
     def _made(self) -> dict[str, Path]:
         # At first use: quantising all types takes seconds, and most steps need none of them.
@@ -226,7 +236,7 @@ class Machine:
         return self._models
 
     def _keep(self, found: Iterable[Checked]) -> None:
-        # Stored after each step, so that a cancel keeps what was found.
+        # Stored before the step yields, since a cancel may end the step there.
         book = read_check_results(self._files.checks).with_results(self._rig, self._drivers, found)
         write_check_results(self._files.checks, book)
 
@@ -251,7 +261,7 @@ class Machine:
         raise_if_cancelled(self._cancel)
         # Read again: answers may have been learnt from during the measurement.
         book = read_speed_book(self._files.speeds).with_changes(before, book)
-        write_speed_book(self._files.speeds, book)
+        unsaved = _unsaved("speed", None, lambda: write_speed_book(self._files.speeds, book))
         speeds = known_speeds(self._rig, book)
         for device in self._devices:
             read, link = speeds.bandwidths.get(device.id), speeds.links.get(device.id)
@@ -259,6 +269,19 @@ class Machine:
                 yield speed_check(device, read, link)
         for problem in problems:
             yield Check(name="speed", ok=None, detail=problem)
+        yield from unsaved
+
+
+def _unsaved(name: str, device_id: str | None, write: Callable[[], None]) -> list[Check]:
+    """Call `write`, which saves results; return a check that tells its failure, and none if it succeeds.
+
+    The results are shown all the same, so their checks come first.
+    """
+    try:
+        write()
+    except EngineError as error:
+        return [Check(name=name, device=device_id, ok=None, detail=error.summary())]
+    return []
 
 
 def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:

@@ -249,6 +249,19 @@ def test_what_is_learnt_during_a_measurement_of_devices_stays(
     assert (len(kept.devices), kept.choices) == (1, (theirs,))
 
 
+def test_speeds_that_cannot_be_kept_are_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices, "speeds_path", lambda: tmp_path)
+    monkeypatch.setattr(devices, "measured_book", lambda _rig, book: (book, ("A card fell silent.",)))
+    monkeypatch.setattr(devices, "with_threads", lambda book, _host: (book, ("threads: 4",)))
+    answer = run_here(capsys, "devices", "--measure", "--json")
+    assert answer.code == 2
+    assert answer.document["host"]["total_bytes"] > 0
+    assert {"A card fell silent.", "threads: 4"} <= set(answer.err.splitlines())
+    assert "speeds file cannot be written" in answer.err
+
+
 def test_one_backend_mixes_no_devices(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cards = [
         {"id": name, "backend": name[:-1], "total_bytes": size}

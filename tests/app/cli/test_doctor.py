@@ -116,10 +116,29 @@ def test_the_engines_check_alone_tells_of_a_worker_that_does_not_answer_as_well(
 def test_a_file_that_cannot_be_written_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    use_steps(monkeypatch, GOOD)
+    never = Step("never", "Never", lambda: pytest.fail("it was examined"))
+    monkeypatch.setattr(Machine, "steps", lambda _machine: [never])
     answer = run_here(capsys, "doctor", "--json", "--out", tmp_path / "no" / "folder.json")
     assert answer.code == 2
     assert answer.error["kind"] == "argument"
+
+
+def test_a_file_that_cannot_be_written_in_the_end_costs_no_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "report.json"
+
+    def look() -> Iterator[Check]:
+        # The place is gone after the check of the options.
+        out.mkdir()
+        yield GOOD
+
+    monkeypatch.setattr(Machine, "steps", lambda _machine: [Step("made up", "Looking", look)])
+    answer = run_here(capsys, "doctor", "--json", "--out", out)
+    assert answer.code == 2
+    assert [check["name"] for check in answer.document["checks"]] == ["load"]
+    assert "report.json" in answer.err
+
 
 
 def test_it_prints_what_each_kind_of_child_can_do(

@@ -21,7 +21,8 @@ from engine.machines.doctor.installed import Card, card_checks, cards_on_bus, en
 from engine.machines.doctor.loads import LoadCheck
 from engine.machines.doctor.machine import Files, Machine, engine_check, find_rig, personal_names
 from engine.machines.doctor.report import Check, Progress, Report, Step, document, examine, table, without_names
-from engine.machines.rigs.engine_checks import Case, Checked, Trial
+from engine.machines.rigs.engine_checks import Case, Checked, Checker, Trial
+from engine.machines.rigs.self_test import SelfTest
 from engine.planning.fit.calibration import read_calibration, write_calibration
 from engine.planning.fit.speed_book import KeptDevice, SpeedBook, read_speed_book, write_speed_book
 from tests.support.models import write_tiny_llama
@@ -251,6 +252,36 @@ def test_one_check_for_all_types_of_a_feature() -> None:
     bad = engine_check("CPU", "weights", [checked("F16", ok=True), checked("Q4_0", ok=False)])
     assert (bad.name, bad.ok, bad.detail) == ("weights", False, "Wrong with Q4_0.")
     assert engine_check("CPU", "weights", [checked("F16", ok=False, known=False)]).ok is None
+
+
+def test_results_that_cannot_be_saved_are_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    trial = Trial(Path("m"))
+    wrong = Checked(Case("weights", "Q4_0", ("CPU",), trial, trial), ok=False, reason="Wrong with Q4_0.")
+    book = read_speed_book(folder).with_device(card, KeptDevice(1e11, 1e-4, 1e9))
+    monkeypatch.setattr(Checker, "run", lambda _checker, _cases: [wrong])
+    monkeypatch.setattr(machine, "cases_of", lambda _device, _models: [])
+    monkeypatch.setattr(machine, "try_repeated", lambda *_rest, **_more: SelfTest(1, 1))
+    monkeypatch.setattr(machine, "measured_book", lambda *_rest: (book, ()))
+    files = Files(tmp_path / "demo", *[folder] * 4)
+    with Machine(Rig((card,), make_host("host", GIB)), files, CancelToken()) as examined:
+        examined._made = lambda: {"F16": tmp_path / "demo"}  # type: ignore[method-assign]
+        steps = [each for each in examined.steps() if each.name in ("engine check", "repeated device", "speed")]
+        report = examine(steps, lambda _progress: None, CancelToken())
+    found = [(each.name, each.device, each.ok) for each in report.checks if each.device != "CPU"]
+    assert found == [
+        ("weights", "CUDA0", False),
+        ("engine check", "CUDA0", None),
+        ("flash attention", "CUDA0", False),
+        ("engine check", "CUDA0", None),
+        ("repeated device", "CUDA0", False),
+        ("repeated device", "CUDA0", None),
+        ("speed", "CUDA0", True),
+        ("speed", None, None),
+    ]
+    assert not report.is_sound
 
 
 def test_variables_that_hide_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 
 DEVICES = Path("/sys/devices")
 _MAX_DIGITS = 5
+_MAX_NUMBERS = 8192
+"""Most numbers in a list of processors, as Linux has at most. Foreign text must not make longer ones."""
 _FULL_SPEED_SHARE = 0.5
 """Share of the fastest core's capacity below which a core counts as an efficiency core."""
 
@@ -132,14 +134,21 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Return the numbers in a list of the kernel such as `0-7,16`; empty if the text has another form."""
+    """Return the numbers in a list of the kernel such as `0-7,16`; empty if the text has another form or more numbers
+    than Linux has processors.
+    """
     found: set[int] = set()
+    n_left = _MAX_NUMBERS
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        # Foreign text must not make a list of any length; Linux has at most 8192 processors.
         if not all(number.isdecimal() and len(number) <= _MAX_DIGITS for number in (first, last or first)):
             return frozenset()
-        found.update(range(int(first), int(last or first) + 1))
+        numbers = range(int(first), int(last or first) + 1)
+        # Counted with repetitions, since each costs time.
+        n_left -= max(1, len(numbers))
+        if n_left < 0:
+            return frozenset()
+        found.update(numbers)
     return frozenset(found)
 
 

@@ -368,10 +368,23 @@ def _parse_host(item: JsonObject) -> Device:
     item.allow("name", "total_bytes", "free_bytes", "swap_bytes", "faults", "numa_nodes")
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
     name = item.maybe("name", lambda key: clean(item.text(key)), CPU_ID)
-    nodes = tuple(map(_parse_node, item.nested_list("numa_nodes"))) if "numa_nodes" in item.keys else ()
+    nodes = _parse_nodes(item.nested_list("numa_nodes")) if "numa_nodes" in item.keys else ()
     swap_bytes = item.nullable("swap_bytes", item.size, None)
     host = make_host(name, total_bytes, free_bytes, nodes=nodes, swap_bytes=swap_bytes)
     return replace(host, findings=Findings(_parse_faults(item)))
+
+
+def _parse_nodes(items: Iterable[JsonObject]) -> tuple[NumaNode, ...]:
+    nodes: list[NumaNode] = []
+    seen: set[int] = set()
+    for item in items:
+        node = _parse_node(item)
+        # It also bounds the memory that many nodes with long lists take.
+        if not seen.isdisjoint(node.processors):
+            item.refuse(tr("a processor belongs to one NUMA node; remove it from the others"), "processors")
+        seen |= node.processors
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _parse_node(item: JsonObject) -> NumaNode:

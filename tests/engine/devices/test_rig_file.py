@@ -54,6 +54,8 @@ def test_numa_nodes_of_the_host_are_read_back() -> None:
     [
         ({"processors": "0-x"}, ".processors"),
         ({"processors": "0-999999999"}, ".processors"),
+        ({"processors": "0-99999"}, ".processors"),
+        ({"processors": ",".join(["0-4999"] * 2)}, ".processors"),
         ({"number": 5000}, ".number"),
         ({"distances": "10 far"}, ".distances"),
         ({"free_bytes": "2GiB"}, ".free_bytes"),
@@ -66,6 +68,13 @@ def test_a_numa_node_that_cannot_be(changes: dict[str, object], place: str) -> N
     with pytest.raises(RigError) as caught:
         parse(host=host)
     assert caught.value.place == f"host.numa_nodes[0]{place}"
+
+
+def test_two_numa_nodes_have_no_processor_in_common() -> None:
+    nodes = [{"number": number, "processors": text, "total_bytes": 1} for number, text in enumerate(("0-3", "3-5"))]
+    with pytest.raises(RigError) as caught:
+        parse(host={"total_bytes": "64GiB", "numa_nodes": nodes})
+    assert caught.value.place == "host.numa_nodes[1].processors"
 
 
 def test_sizes_are_whole_bytes_or_names_of_sizes() -> None:

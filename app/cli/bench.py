@@ -38,12 +38,16 @@ def run_bench(options: Namespace) -> int:
     others = [read_results(path) for path in options.beside]
     cancel = CancelToken()
     book = read_speed_book(speeds_path())
+    # Outside of `on_interrupt`: the searches for devices and layouts have no token, and an interrupt ends them.
+    found = None if options.numa_nodes else _order(options)
     with on_interrupt(cancel.cancel), ExitStack() as stack:
-        lab = stack.enter_context(numa_rig(read_nodes())) if options.numa_nodes else None
-        order = _order(options) if lab is None else _numa_order(options, lab)
-        results, learnt = run_order(
-            order, book, cancel, _ProgressLine(), workers=None if lab is None else lab.processes
-        )
+        if found is None:
+            lab = stack.enter_context(numa_rig(read_nodes()))
+            results, learnt = run_order(
+                _numa_order(options, lab), book, cancel, _ProgressLine(), workers=lab.processes
+            )
+        else:
+            results, learnt = run_order(found, book, cancel, _ProgressLine(), workers=None)
     _keep(learnt, book)
     problem = None if options.out is None else error_of(lambda: write_results(options.out, results))
     _print(options, results, others)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import bench
+from app.cli import bench, inputs
 from app.cli.arguments import make_parser
 from app.cli.bench_options import check_bench_options, preset_of
 from engine.base.errors import ArgumentError
@@ -122,6 +124,19 @@ def test_a_place_without_room_for_results_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="no file in an existing folder"):
             check_bench_options(parsed("--out", str(out)))
     check_bench_options(parsed("--out", str(tmp_path / "r.json")))
+
+
+def test_an_interrupt_ends_the_search_for_a_layout(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def search(*_rest: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the search went on")
+
+    monkeypatch.setattr(inputs, "auto_layout", search)
+    monkeypatch.setattr(bench, "run_order", lambda *_rest, **_named: pytest.fail("it was measured"))
+    answer = run_here(capsys, "bench", str(model), *SHORT, "--auto", "fewest", "--json")
+    assert (answer.code, answer.out) == (130, "")
 
 
 def test_results_that_cannot_be_written_are_printed(

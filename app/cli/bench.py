@@ -43,9 +43,7 @@ def run_bench(options: Namespace) -> int:
     with on_interrupt(cancel.cancel), ExitStack() as stack:
         if found is None:
             lab = stack.enter_context(numa_rig(read_nodes()))
-            results, learnt = run_order(
-                _numa_order(options, lab), book, cancel, _ProgressLine(), workers=lab.processes
-            )
+            results, learnt = run_order(_numa_order(options, lab), book, cancel, _ProgressLine(), workers=lab.processes)
         else:
             results, learnt = run_order(found, book, cancel, _ProgressLine(), workers=None)
     _keep(learnt, book)

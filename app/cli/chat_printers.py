@@ -128,8 +128,9 @@ class TextChat:
 
     def __init__(self) -> None:
         self.load = TextPrinter()
+        self._text_on_terminal = sys.stdout.isatty()
         # Reasoning goes to standard error and the answer to standard output: readable together on a terminal only.
-        self._on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self._shows_reasoning = self._text_on_terminal and sys.stderr.isatty()
         self._asks = sys.stdin.isatty()
         self._thinks = False
         # Messages about templates that were printed: they are the same after each answer.
@@ -143,7 +144,7 @@ class TextChat:
             say("> ", end="")
 
     def said(self, reasoning: str, content: str) -> None:
-        if reasoning and self._on_terminal:
+        if reasoning and self._shows_reasoning:
             say(f"{'' if self._thinks else 'thinking: '}{reasoning}", end="")
             self._thinks = True
         if content:
@@ -151,7 +152,7 @@ class TextChat:
                 say("")
             self._thinks = False
             # Control characters in an answer could steer a terminal. A file or a pipe gets the text unchanged.
-            print_text(escape(content, keep_lines=True) if self._on_terminal else content)
+            print_text(escape(content, keep_lines=True) if self._text_on_terminal else content)
 
     def prompt_result(self, call: ToolCall) -> None:
         if self._asks:

@@ -92,14 +92,12 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _show(progress: Progress) -> None:
     if progress.words and sys.stderr.isatty():
-        _clear()
-        say(f"{progress.words} ({progress.done + 1} of {progress.total})", end="")
+        say(f"{progress.words} ({progress.done + 1} of {progress.total})", end="", over=True)
 
 
 def _clear() -> None:
     if sys.stderr.isatty():
-        # Carriage return, and the ANSI sequence EL: erase to the end of the line.
-        say("\r\x1b[K", end="")
+        say("", end="", over=True)
 
 
 @contextmanager

@@ -73,8 +73,6 @@ def _model_line(model: HubModel) -> str:
     return f"{model.repo}\n    {', '.join(facts)}"
 
 
-# Carriage return, and the ANSI sequence EL: erase to the end of the line.
-_CLEAR_LINE = "\r\x1b[K"
 _JOB = "command"
 # Seconds to wait for the child to end after a stop.
 _END_S = 10.0
@@ -167,13 +165,13 @@ class _Command:
                 note=progress.note or None,
             )
         elif self._on_terminal:
-            say(_CLEAR_LINE + _progress_line(progress, rate, left_s), end="")
+            say(_progress_line(progress, rate, left_s), end="", over=True)
         elif progress.note:
             say(progress.note)
 
     def _show_end(self, end: TransferEnd) -> int:
         if self._on_terminal and not self._as_json:
-            say(_CLEAR_LINE, end="")
+            say("", end="", over=True)
         # A download that was complete before the interrupt took effect is a success.
         if self._interrupted and not end.succeeded:
             end = TransferEnd(kind="cancelled", message=end.message)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import msgspec
 
 JSON_INDENT = 2
+# Carriage return, and the ANSI sequence EL: erase to the end of the line.
 _CLEAR_LINE = "\r\x1b[K"
 
 

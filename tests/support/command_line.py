@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -34,6 +35,13 @@ def program() -> tuple[str, ...]:
     if bundle:
         return (str(Path(bundle, "layerdeck-cli")),)
     return (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())")
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from app.cli import doctor
 from app.packs import find_all_devices
 from engine.base.confinement import TABLE
 from engine.devices.device import Rig
 from engine.machines.doctor.machine import Machine
-from engine.machines.doctor.report import Check, Step
-from tests.support.command_line import run_here
+from engine.machines.doctor.report import Check, Progress, Step
+from tests.support.command_line import Terminal, run_here
 from tests.support.previews import make_gpu
 
 GOOD = Check(name="load", device="CPU", detail="loads and answers", figures={"tokens_per_second": 12.5})
@@ -139,6 +141,13 @@ def test_a_file_that_cannot_be_written_in_the_end_costs_no_results(
     assert [check["name"] for check in answer.document["checks"]] == ["load"]
     assert "report.json" in answer.err
 
+
+def test_progress_is_one_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    doctor._show(Progress(0, 2, "Looking", ()))
+    doctor._clear()
+    assert terminal.getvalue() == "\r\x1b[KLooking (1 of 2)\r\x1b[K"
 
 
 def test_it_prints_what_each_kind_of_child_can_do(

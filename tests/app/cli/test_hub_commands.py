@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import run_cli, run_here, start_cli
+from app.cli import hub
+from engine.library.downloads.transfer import TransferEnd
+from engine.runtime.protocol.network import Download, DownloadProgress
+from tests.support.command_line import Terminal, run_cli, run_here, start_cli
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server, sha256
 from tests.support.models import write_tiny_llama
 from tests.support.transfers import KIB, some_bytes
@@ -48,6 +52,17 @@ def test_search(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["repo"], found["architecture"], found["gated"]) == ("org/tiny", "llama", False)
     assert "org/tiny" in run_here(capsys, "search", "tiny").out
     assert run_here(capsys, "search", "nothing of that name").code == 0
+
+
+def test_progress_is_one_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    command = hub._Command(Download(files=()), as_json=False)
+    command._show(DownloadProgress(stage="verify", done_bytes=KIB, size_bytes=2 * KIB, file="m.gguf"))
+    command._show_end(TransferEnd(kind="unreachable", message="The hub does not answer."))
+    clear = "\r\x1b[K"
+    shown = f"{clear}m.gguf: 1.0 KiB of 2.0 KiB checked{clear}layerdeck-cli: The hub does not answer.\n"
+    assert terminal.getvalue() == shown
 
 
 def test_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

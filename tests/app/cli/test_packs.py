@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from app.paths import pack_book_path, packs_path
 from engine.base.engine_build import engine_version
 from engine.devices.packs.signing import PackKeys
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, PackStore
-from tests.support.command_line import run_here
+from tests.support.command_line import Terminal, run_here
 from tests.support.packs import IS_NO_BACKEND, compiled, no_packs, write_pack, write_signed_pack
 
 
@@ -106,11 +105,6 @@ def test_installing_says_who_made_it_and_asks(
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert run_here(capsys, "packs", "install", archive).code == exit_codes.CRASHED
     assert (packs_path() / "tiny").exists()
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_trusted_publisher_is_not_asked_about(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

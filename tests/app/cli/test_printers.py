@@ -30,6 +30,7 @@ from engine.runtime.session.events import (
     Progress,
     Token,
 )
+from tests.support.command_line import Terminal
 
 DONE = Done(
     prompt_tokens=2,
@@ -38,11 +39,6 @@ DONE = Done(
     generation_tokens_per_second=12.34,
     stop_reason="length",
 )
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def row(need_bytes: int, grade: Grade) -> DeviceRow:
@@ -187,6 +183,15 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         printer.show(Token(text="a\n\tb\x1bé"))
         printer.show(Token(text="\x9b]0;x\x07"))
         assert output.getvalue() == expected
+
+
+def test_an_answer_cannot_steer_the_terminal_if_standard_error_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for output, expected in ((Terminal(), "a\\x1b[2J"), (io.StringIO(), "a\x1b[2J")):
+        error = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setattr(sys, "stderr", error)
+        TextChat().said("reasoning", "a\x1b[2J")
+        assert (output.getvalue(), error.getvalue()) == (expected, "")
 
 
 def test_an_endless_repetition_is_told(capsys: pytest.CaptureFixture[str]) -> None:

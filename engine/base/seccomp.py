@@ -76,7 +76,7 @@ class _Machine(NamedTuple):
 _MACHINES = {
     "x86_64": _Machine(0xC000003E, {
         "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "socketpair": 53, "clone": 56,
-        "execve": 59, "kill": 62, "fcntl": 72, "ptrace": 101, "prlimit64": 302,
+        "execve": 59, "kill": 62, "fcntl": 72, "ioctl": 16, "ptrace": 101, "prlimit64": 302,
         "rt_sigqueueinfo": 129, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "swapon": 167,
         "reboot": 169, "init_module": 175, "delete_module": 176, "tkill": 200, "tgkill": 234, "kexec_load": 246,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "accept4": 288, "rt_tgsigqueueinfo": 297,
@@ -86,7 +86,7 @@ _MACHINES = {
         "sched_setaffinity": 203, "ioprio_set": 251, "migrate_pages": 256, "move_pages": 279, "sched_setattr": 314,
     }),
     "aarch64": _Machine(0xC00000B7, {
-        "fcntl": 25, "socketpair": 199, "clone": 220, "prlimit64": 261,
+        "fcntl": 25, "ioctl": 29, "socketpair": 199, "clone": 220, "prlimit64": 261,
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
         "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
         "rt_sigqueueinfo": 138, "reboot": 142, "socket": 198, "listen": 201, "accept": 202, "sendto": 206,
@@ -138,6 +138,8 @@ _OWNING = (8, 10, 15)
 
 With them, a process can make the kernel send any signal to another process when a file is ready.
 """
+_SOCKET_OWNING = (0x8901, 0x8902)
+"""Commands of `ioctl` that are refused: FIOSETOWN and SIOCSPGRP, which are F_SETOWN for sockets."""
 _SENDING = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
 """Index of the flags among the arguments of each call that sends."""
 _FAST_OPEN = 0x20000000
@@ -224,6 +226,7 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
     program += _when(_BOUND[calls.binding], call(_BINDING))
     program += _when(_REFUSE, call(*_SCHEDULING))
     program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
+    program += _when(_REFUSE, call("ioctl"), _argument(1, *_SOCKET_OWNING))
     for name, place in _SENDING.items():
         program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))
     if not calls.listens:

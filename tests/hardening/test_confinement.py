@@ -103,7 +103,7 @@ def test_what_the_environment_names_for_a_driver_is_within_reach(
 
 
 RIGHTS = """
-import ctypes, fcntl, json, os, resource, signal, socket, subprocess, sys, threading
+import ctypes, fcntl, json, os, resource, signal, socket, struct, subprocess, sys, threading
 from pathlib import Path
 from engine.base.confinement import IMAGE, LOAD, confine
 
@@ -171,7 +171,7 @@ ALL = (ctypes.c_ubyte * 128)(*[255] * 128)
 USUAL = 2 << 13 | 4
 
 pipe = os.pipe()
-socket.socketpair()
+ends = socket.socketpair()
 in_thread()
 usual = os.getpriority(os.PRIO_PROCESS, 0)
 os.setpriority(os.PRIO_PROCESS, 0, usual)
@@ -185,6 +185,8 @@ print(json.dumps({
     "datagram of a pair": can(send_from_pair),
     "limit the parent": can(lambda: resource.prlimit(parent, resource.RLIMIT_CORE)),
     "let a file signal the parent": can(lambda: fcntl.fcntl(pipe[0], fcntl.F_SETOWN, parent)),
+    "let a socket signal the parent": can(lambda: fcntl.ioctl(ends[0], 0x8901, struct.pack("i", parent))),
+    "let a socket signal the group": can(lambda: fcntl.ioctl(ends[0], 0x8902, struct.pack("i", -os.getpgrp()))),
     "slow down the parent": can(lambda: os.setpriority(os.PRIO_PROCESS, parent, usual)),
     "slow down the group": can(lambda: os.setpriority(os.PRIO_PGRP, 0, usual)),
     "slow down the parent's disk": can(lambda: call("ioprio_set", 1, parent, USUAL)),

@@ -5,7 +5,9 @@ The handlers are installed before the other modules are imported: an import take
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -53,10 +55,27 @@ def _numbers() -> list[signal.Signals]:
     return [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
+def _open_streams() -> None:
+    """Open the null device in place of each standard stream that is closed (`2>&-` of a shell).
+
+    Python's stream is None then, and the first file that is opened, or a child's pipe, would get its descriptor.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free descriptor, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8"))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments`, and return its exit code. None: the arguments of the process are used."""
     try:
         raise_on_interrupt()
+        _open_streams()
         from app.cli.dispatch import run
 
         return run(arguments)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from app.cli import inspect
 from app.cli.exit_codes import exit_code
-from tests.support.command_line import run_here
+from tests.support.command_line import ROOT, program, run_here
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,25 @@ def test_a_bug_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert answer.error == {"kind": "internal", "message": "A bug in Layerdeck: RuntimeError('odd')"}
     assert "Traceback" in answer.err
     assert run_here(capsys, "inspect", "x.gguf").out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "code"),
+    [
+        (("inspect", "missing"), "2>&-", 4),
+        (("packs",), ">&-", 0),
+        (("packs", "install", "missing"), "<&- >&- 2>&-", 2),
+        (("import", "-"), "<&-", 2),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="it needs a POSIX shell")
+def test_a_closed_standard_stream_is_no_bug(words: tuple[str, ...], closed: str, code: int) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *program(), *words],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done
+    assert b"Traceback" not in done.stderr
 
 
 def test_an_interrupt_of_a_command_that_has_no_ending(

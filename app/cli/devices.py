@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
-from app.cli.output import error_of, print_document, print_line, print_text, report_error, say
+from app.cli.output import check_text, error_of, print_document, print_line, print_text, report_error, say
 from app.packs import find_all_devices, pack_installer, pack_keys
 from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
@@ -106,6 +106,7 @@ def _run_keys(options: Namespace) -> int:
     if options.packs_command == "distrust":
         keys.distrust(options.key)
     elif options.key is not None:
+        check_text(options.name, "The name")
         keys.trust(options.key, options.name)
     own, publishers = keys.own(), keys.publishers()
     if options.json:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
 from app.cli.follow import INTERRUPT_POLL_S
-from app.cli.output import print_compact, print_document, print_line, say
+from app.cli.output import check_text, print_compact, print_document, print_line, say
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
 from engine.library.downloads.connections import RateMeter
@@ -31,6 +31,8 @@ from engine.runtime.protocol.network import Download, DownloadProgress
 
 def run_search(options: Namespace) -> int:
     """Print the GGUF repositories of the hub that match the words of the command; return the exit code."""
+    for text, what in ((options.author, "The author"), *((tag, "A tag") for tag in options.tag)):
+        check_text(text or "", what)
     hub = find_hub()
     query = SearchQuery(
         text=" ".join(options.text),

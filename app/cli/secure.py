@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from app.cli import exit_codes
-from app.cli.output import print_document, print_line
+from app.cli.output import check_text, print_document, print_line
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
@@ -30,7 +30,7 @@ _ROLES = {"client": "may use this computer", "server": "may be used by this comp
 
 def run_pair(options: Namespace) -> int:
     """Pair with the computer that shows the code, save the pairing, and return the exit code."""
-    name = options.name or platform.node() or "unnamed"
+    name = _own_name(options)
     try:
         pairing = pair_with(options.endpoint, options.code, read_identity(identity_path()), name)
     except ValueError as error:
@@ -42,6 +42,12 @@ def run_pair(options: Namespace) -> int:
     else:
         print_line(f"Paired with {pairing.words} at {pairing.endpoint}. `devices --peer` lists its devices.")
     return exit_codes.OK
+
+
+def _own_name(options: Namespace) -> str:
+    """Return the name under which other computers list this one: that of --name, else the host name."""
+    check_text(options.name or "", "The name")
+    return options.name or platform.node() or "unnamed"
 
 
 def run_peers(options: Namespace) -> int:
@@ -83,7 +89,7 @@ def run_secure(options: Namespace, ended: threading.Event) -> None:
     address = SecureAddress(
         options.host,
         DEFAULT_PORT if options.port is None else options.port,
-        options.name or platform.node() or "unnamed",
+        _own_name(options),
         read_identity(identity_path()),
         PairingStore(pairings_path()),
         OpenCode(),

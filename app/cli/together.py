@@ -31,7 +31,7 @@ from engine.planning.fit.together import (
     plan_together,
     together_sentence,
 )
-from engine.planning.layout.layout_file import layout_document, write_layout
+from engine.planning.layout.layout_file import free_name, layout_document, write_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.settings.context_settings import ContextSettings
@@ -73,10 +73,12 @@ def _write_layouts(folder: Path, found: Together) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(f"--out: the folder {folder} cannot be created ({error.strerror}); name another.") from None
+    names: list[str] = []
     for each in found.placed:
         plan = each.plan
-        file = plan.edit.as_file(plan.model.name)
-        write_layout(folder / f"{each.name.replace('/', '_')}.layout.json", file)
+        # Two names may differ in the replaced character only.
+        names.append(free_name(each.name.replace("/", "_"), names))
+        write_layout(folder / f"{names[-1]}.layout.json", plan.edit.as_file(plan.model.name))
 
 
 def _document(found: Together, names: Sequence[str]) -> dict[str, object]:

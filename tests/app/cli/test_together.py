@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.cli import together
 from engine.planning.layout.layout_file import read_layout
 from tests.support.command_line import run_here
 from tests.support.models import write_header_only
@@ -43,6 +44,16 @@ def test_each_model_gets_a_layout_and_devices_their_sum(tmp_path: Path, capsys: 
     assert card["need_bytes"] <= card["available_bytes"]
     assert host["id"] == "CPU"
     assert read_layout(tmp_path / "out" / "chat.layout.json", n_layers=32).layout.devices == ("CUDA0",)
+
+
+def test_models_whose_names_are_alike_get_a_file_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "distinct_names", lambda _models: ["team/chat", "team_chat"])
+    out = tmp_path / "out"
+    answer = run_here(capsys, "plan-together", *models(tmp_path), "--rig", rig(tmp_path, 16), "--out", out)
+    assert answer.code == 0
+    assert {path.name for path in out.iterdir()} == {"team_chat.layout.json", "team_chat 2.layout.json"}
 
 
 def test_who_gives_way_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from engine.base.errors import PackError
+from engine.base.files import locked
 from engine.base.json_file import read_kept, write_kept
 from engine.base.texts import show
 from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_archive_manifest, read_manifest, unpack
@@ -270,6 +271,8 @@ def _listed(pack: Pack, book: PackBook, engine: str) -> ListedPack:
 
 
 _UNFINISHED = ".installing-"
+_REPLACED = "replaced"
+"""Folders in which an installation unpacks a pack, and in them the folder with the pack that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +354,7 @@ class PackStore:
     def install(self, archive: Path, engine: str) -> Pack:
         """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
 
-        After an error nothing has changed.
+        After an error or an interrupt the old pack is in its place. Installations of several processes take turns.
 
         Raises:
             PackError: the archive is not a pack, is damaged, is for another engine or computer, or has a wrong
@@ -359,27 +362,30 @@ class PackStore:
         """
         try:
             self.user.mkdir(parents=True, exist_ok=True)
-            # Inside of the folder of packs, since a rename cannot cross file systems.
-            with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.user) as scratch:
-                unfinished, before = Path(scratch, "new"), Path(scratch, "before")
-                unfinished.mkdir()
-                manifest = unpack(archive, unfinished, engine)
-                maker = self._maker(manifest)
-                # Written from what was understood: what else the file had in it is not kept.
-                (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-                folder = self.user / manifest.name
-                # The old pack goes with the scratch folder. `lexists` also sees a broken link.
-                if os.path.lexists(folder):
-                    folder.rename(before)
-                try:
-                    unfinished.rename(folder)
-                except OSError:
-                    # The scratch folder is deleted, and the old pack with it.
-                    if os.path.lexists(before):
-                        before.rename(folder)
-                    raise
+            with locked(self.user.with_name(f"{self.user.name}-installing")):
+                _remove_unfinished(self.user)
+                return self._unpack(archive, engine)
         except OSError as error:
             raise PackError(f"{archive.name} cannot be installed: {error.strerror or error}.") from None
+
+    def _unpack(self, archive: Path, engine: str) -> Pack:
+        # Inside of the folder of packs, since a rename cannot cross file systems.
+        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.user) as scratch:
+            unfinished, replaced = Path(scratch, "new"), Path(scratch, _REPLACED)
+            unfinished.mkdir()
+            replaced.mkdir()
+            manifest = unpack(archive, unfinished, engine)
+            maker = self._maker(manifest)
+            # Written from what was understood: what else the file had in it is not kept.
+            (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+            folder = self.user / manifest.name
+            try:
+                # The old pack goes with the scratch folder. `lexists` also sees a broken link.
+                if os.path.lexists(folder):
+                    folder.rename(replaced / folder.name)
+                unfinished.rename(folder)
+            finally:
+                _restore(replaced, self.user)
         return Pack(manifest.name, folder, manifest, maker=maker)
 
     def remove(self, name: str) -> Path:
@@ -408,6 +414,23 @@ def packs_beside_program() -> tuple[Path, ...]:
     Empty if the program is not bundled.
     """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
+
+
+def _restore(replaced: Path, user: Path) -> None:
+    """Move packs from the folder `replaced` of an installation back to `user`, if there are no new ones there."""
+    for pack in replaced.iterdir() if replaced.is_dir() else ():
+        if not os.path.lexists(user / pack.name):
+            pack.rename(user / pack.name)
+
+
+def _remove_unfinished(user: Path) -> None:
+    """Remove the folders of installations that were killed, after moving back the packs that they were replacing."""
+    if os.name == "nt":
+        # Nothing is locked there, so an installation may still run.
+        return
+    for scratch in user.glob(f"{_UNFINISHED}*"):
+        _restore(scratch / _REPLACED, user)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,37 @@ def test_a_pack_takes_the_place_of_one_of_its_name_and_a_bad_one_does_not(store:
         store.install(bad, engine_version())
     assert library.read_bytes() == b"newer"
     assert [path.name for path in store.user.iterdir()] == ["vulkan"]
+
+
+class Killed(BaseException):
+    """Ends an installation between its two renames, as an interrupt does."""
+
+
+@pytest.mark.parametrize("cleans_up", [True, False], ids=["interrupted", "killed"])
+def test_an_installation_that_ends_early_loses_no_pack(
+    store: PackStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleans_up: bool
+) -> None:
+    library = install(store, tmp_path) / "libggml-vulkan.so"
+    rename = Path.rename
+
+    def until(path: Path, target: Path) -> Path:
+        moved = rename(path, target)
+        if path == library.parent:
+            if not cleans_up:
+                # What a kill leaves.
+                shutil.copytree(target.parent.parent, store.user / ".installing-killed", symlinks=True)
+                shutil.rmtree(target.parent)
+            raise Killed
+        return moved
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", until)
+        with pytest.raises(Killed):
+            install(store, tmp_path, data=b"newer")
+    assert library.exists() == cleans_up
+    install(store, tmp_path, "other")
+    assert library.read_bytes() == b"library"
+    assert sorted(path.name for path in store.user.iterdir()) == ["other", "vulkan"]
 
 
 def test_the_users_pack_comes_before_one_beside_the_program_which_stays(store: PackStore, tmp_path: Path) -> None:

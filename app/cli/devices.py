@@ -16,6 +16,7 @@ from engine.base.errors import ArgumentError, EngineError
 from engine.base.texts import show
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.hiding_variables import find_hiding
+from engine.devices.packs.manifest import Manifest
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.devices.rig_file import encode_rig
 from engine.machines.bench.thread_counts import with_threads
@@ -69,9 +70,10 @@ def run_packs(options: Namespace) -> int:
     keeper = pack_installer()
     if options.packs_command in ("trust", "distrust"):
         return _run_keys(options)
-    if options.packs_command == "install" and not _agreed(keeper, options):
+    agreed = _agreed(keeper, options) if options.packs_command == "install" else None
+    if options.packs_command == "install" and agreed is None:
         return exit_codes.INTERRUPTED
-    checked = _change(keeper, options)
+    checked = _change(keeper, options, agreed)
     listed = keeper.listed()
     if options.json:
         packs = [each.document() for each in listed]
@@ -82,22 +84,22 @@ def run_packs(options: Namespace) -> int:
     return exit_codes.exit_code("crashed") if broken else exit_codes.OK
 
 
-def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
-    """Print who signed the pack that is to be installed, and return whether to install it.
+def _agreed(keeper: PackInstaller, options: Namespace) -> Manifest | None:
+    """Print who signed the pack that is to be installed, and return its manifest; None: do not install it.
 
     If this publisher is not trusted, the user is asked, unless --yes is given.
 
     Raises:
         ArgumentError: if standard input is not a terminal, so that nobody can be asked.
     """
-    maker = keeper.store.maker_of(options.file)
+    manifest, maker = keeper.store.read_archive(options.file)
     say(f"{options.file.name}: {maker.words}")
     if maker.is_trusted or options.yes:
-        return True
+        return manifest
     if not sys.stdin.isatty():
         raise ArgumentError("A pack is a program that runs with your rights. Add --yes to install it all the same.")
     say("A pack is a program that runs with your rights. Install it? [y/N] ", end="")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return manifest if sys.stdin.readline().strip().lower() in ("y", "yes") else None
 
 
 def _run_keys(options: Namespace) -> int:
@@ -122,12 +124,15 @@ def _run_keys(options: Namespace) -> int:
     return exit_codes.OK
 
 
-def _change(keeper: PackInstaller, options: Namespace) -> set[str]:
-    """Install, remove, enable, disable or check packs as `options` say; return the names of the checked packs."""
+def _change(keeper: PackInstaller, options: Namespace, agreed: Manifest | None) -> set[str]:
+    """Install, remove, enable, disable or check packs as `options` say; return the names of the checked packs.
+
+    `agreed`: manifest of the pack to install.
+    """
     match options.packs_command:
         case "install":
             say(f"Installing and checking {options.file.name}")
-            return {keeper.install(options.file).name}
+            return {keeper.install(options.file, agreed).name}
         case "remove":
             keeper.remove(options.name)
         case "on" | "off":

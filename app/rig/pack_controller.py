@@ -18,6 +18,7 @@ from app.rig.device_search import DeviceSearch
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.devices.packs.manifest import Manifest
 from engine.devices.packs.signing import Maker
 from engine.devices.packs.store import ListedPack
 from engine.machines.rigs.pack_installer import PackInstaller
@@ -71,6 +72,8 @@ class PackController(QObject):
         self._notices = notices
         self._cancel = CancelToken()
         self._used: frozenset[str] | None = None
+        self._read: dict[Path, Manifest] = {}
+        """Manifests that `inspect` has read, by the path of the file."""
         self.packs = Packs()
 
     def check_new(self) -> None:
@@ -87,20 +90,28 @@ class PackController(QObject):
         If the user trusts that publisher, the pack is installed; else `asked` is emitted.
         """
 
-        def told(maker: Maker) -> None:
+        def told(found: tuple[Manifest, Maker]) -> None:
+            manifest, maker = found
+            self._read[path] = manifest
             if maker.is_trusted:
                 self.install(path)
             else:
                 self.asked.emit(Unvouched(path, maker.words))
 
         what = tr("Checking the signature of {name}", name=path.name)
-        self._background.run(what, lambda: pack_installer().store.maker_of(path), told, self._notices.tell, quiet=True)
+        self._background.run(
+            what, lambda: pack_installer().store.read_archive(path), told, self._notices.tell, quiet=True
+        )
 
     def install(self, path: Path) -> None:
-        """Install the engine pack in the file `path`, and check it, in the background."""
+        """Install the engine pack in the file `path`, and check it, in the background.
+
+        If `inspect` has read the file, another pack in it is refused.
+        """
+        agreed = self._read.pop(path, None)
 
         def work(keeper: PackInstaller) -> str:
-            verdict = keeper.install(path)
+            verdict = keeper.install(path, agreed)
             return verdict.name if verdict.ok and verdict.devices else ""
 
         self._do(tr("Installing {name} and checking it", name=path.name), work)

@@ -142,7 +142,7 @@ def test_a_pack_that_is_built_here_is_signed_here(tmp_path: Path, monkeypatch: p
         tmp_path / "dist",
         partial(sign_manifest, sys.executable),
     )
-    assert PackStore(tmp_path / "packs", keys=pack_keys()).maker_of(written).kind == "here"
+    assert PackStore(tmp_path / "packs", keys=pack_keys()).read_archive(written)[1].kind == "here"
 
 
 def test_what_a_library_needs() -> None:

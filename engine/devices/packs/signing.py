@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from engine.base.errors import PackError
-from engine.base.files import read_at_most, write_private
+from engine.base.files import locked, read_at_most, write_private
 from engine.base.json_file import read_kept, write_kept
 from engine.base.texts import show
 from engine.devices.packs.manifest import Manifest
@@ -108,7 +109,7 @@ class PackKeys:
         return _public(self._read())
 
     def publishers(self) -> tuple[Publisher, ...]:
-        """Return the trusted publishers."""
+        """Return the trusted publishers; empty if the file is missing, damaged or of another version."""
         ring = read_kept(self.ring, _Ring, _MAX_FILE_BYTES)
         return () if ring is None or ring.version != 1 else ring.publishers
 
@@ -119,22 +120,26 @@ class PackKeys:
             PackError: `key` is not a key, or cannot be stored.
         """
         key = checked_key(key)
-        others = tuple(each for each in self.publishers() if each.key != key)
-        if len(others) >= MAX_PUBLISHERS:
-            raise PackError(f"{MAX_PUBLISHERS} keys are trusted already. Remove one with `packs distrust KEY` first.")
-        self._keep((*others, Publisher(key, name.strip()[:_MAX_NAME])))
+        with self._alone() as known:
+            others = tuple(each for each in known if each.key != key)
+            if len(others) >= MAX_PUBLISHERS:
+                raise PackError(
+                    f"{MAX_PUBLISHERS} keys are trusted already. Remove one with `packs distrust KEY` first."
+                )
+            self._keep((*others, Publisher(key, name.strip()[:_MAX_NAME])))
 
     def distrust(self, key: str) -> None:
         """Remove a key from the trusted keys.
 
         Raises:
-            PackError: the key is not among them.
+            PackError: the key is not among them, or they cannot be stored.
         """
         key = checked_key(key)
-        others = tuple(each for each in self.publishers() if each.key != key)
-        if len(others) == len(self.publishers()):
-            raise PackError(f"{key} is not trusted, so nothing changed.")
-        self._keep(others)
+        with self._alone() as known:
+            others = tuple(each for each in known if each.key != key)
+            if len(others) == len(known):
+                raise PackError(f"{key} is not trusted, so nothing changed.")
+            self._keep(others)
 
     def maker(self, manifest: Manifest) -> Maker:
         """Return who signed the pack with this manifest.
@@ -201,6 +206,26 @@ class PackKeys:
         return PackError(
             f"The key of this computer in {self.private} cannot be used ({reason}). Remove the file to get a new key."
         )
+
+    @contextmanager
+    def _alone(self) -> Iterator[tuple[Publisher, ...]]:
+        """Lock the file of publishers against changes by other processes, and yield the publishers in it.
+
+        Raises:
+            PackError: the file cannot be locked; or it cannot be read or is of another version, and would be lost.
+        """
+        try:
+            self.ring.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.ring):
+                ring = read_kept(self.ring, _Ring, _MAX_FILE_BYTES)
+                if self.ring.exists() and (ring is None or ring.version != 1):
+                    raise PackError(
+                        f"The trusted keys in {self.ring} cannot be changed: the file is damaged or of another version "
+                        "of Layerdeck. Remove it to begin anew."
+                    )
+                yield () if ring is None else ring.publishers
+        except OSError as error:
+            raise PackError(f"The trusted keys in {self.ring} cannot be changed: {error.strerror or error}.") from None
 
     def _keep(self, publishers: Iterable[Publisher]) -> None:
         def fail(reason: str, *, place: str = "", source: str = "") -> PackError:

@@ -329,13 +329,14 @@ class PackStore:
             raise PackError(f"There is no engine pack {show(name, 40)}; there are: {there}.")
         return found
 
-    def maker_of(self, archive: Path) -> Maker:
-        """Return who signed the pack in an archive.
+    def read_archive(self, archive: Path) -> tuple[Manifest, Maker]:
+        """Return the manifest of the pack in an archive, and who signed it.
 
         Raises:
             PackError: if the archive is not a pack, or its signature is wrong.
         """
-        return self._maker(read_archive_manifest(archive))
+        manifest = read_archive_manifest(archive)
+        return manifest, self._maker(manifest)
 
     def _maker(self, manifest: Manifest) -> Maker:
         keys = self.keys or PackKeys(self.user / ".no-key", self.user / ".no-keys")
@@ -351,24 +352,26 @@ class PackStore:
             return Pack(folder.name, folder, None, error.summary(), ours)
         return Pack(folder.name, folder, manifest, "", ours, maker)
 
-    def install(self, archive: Path, engine: str) -> Pack:
+    def install(self, archive: Path, engine: str, agreed: Manifest | None = None) -> Pack:
         """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
 
         After an error or an interrupt the old pack is in its place. Installations of several processes take turns.
 
+        `agreed`: the manifest of the pack that the user agreed to install; None: any pack is installed.
+
         Raises:
             PackError: the archive is not a pack, is damaged, is for another engine or computer, or has a wrong
-                signature; or the folder cannot be written.
+                signature; it is not the `agreed` one; or the folder cannot be written.
         """
         try:
             self.user.mkdir(parents=True, exist_ok=True)
             with locked(self.user.with_name(f"{self.user.name}-installing")):
                 _remove_unfinished(self.user)
-                return self._unpack(archive, engine)
+                return self._unpack(archive, engine, agreed)
         except OSError as error:
             raise PackError(f"{archive.name} cannot be installed: {error.strerror or error}.") from None
 
-    def _unpack(self, archive: Path, engine: str) -> Pack:
+    def _unpack(self, archive: Path, engine: str, agreed: Manifest | None) -> Pack:
         # Inside of the folder of packs, since a rename cannot cross file systems.
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=self.user) as scratch:
             unfinished, replaced = Path(scratch, "new"), Path(scratch, _REPLACED)
@@ -376,6 +379,9 @@ class PackStore:
             replaced.mkdir()
             manifest = unpack(archive, unfinished, engine)
             maker = self._maker(manifest)
+            # The question may have stood for minutes, in which the file was replaced.
+            if agreed not in (None, manifest):
+                raise PackError(f"{archive.name} was replaced by another pack meanwhile. Install it again.")
             # Written from what was understood: what else the file had in it is not kept.
             (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
             folder = self.user / manifest.name

@@ -12,9 +12,10 @@ import msgspec
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_build, engine_version
-from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledError
+from engine.base.errors import EngineError, PackError, WorkerCrashedError, WorkerStalledError
+from engine.base.files import locked
 from engine.devices.device import Device, Rig
-from engine.devices.packs.manifest import MANIFEST, find_damage
+from engine.devices.packs.manifest import MANIFEST, Manifest, find_damage
 from engine.devices.packs.store import (
     PACKS_VARIABLE,
     ListedPack,
@@ -63,26 +64,29 @@ class PackInstaller:
         """Return all installed packs with their states."""
         return list_packs(self.store, read_book(self.book), engine_build())
 
-    def install(self, archive: Path) -> Verdict:
+    def install(self, archive: Path, agreed: Manifest | None = None) -> Verdict:
         """Install the pack of an archive file, switch it on, check it, and return the result of the check.
+
+        `agreed`: the manifest of the pack that the user agreed to install; None: any pack is installed.
 
         Raises:
             EngineError: if the pack cannot be installed or the result cannot be written, or after the cancel.
         """
         # Switched on before the check: a pack of the same name may have been switched off once.
-        pack = self.store.install(archive, engine_version())
-        self._write(read_book(self.book).switched(pack.name, on=True))
+        pack = self.store.install(archive, engine_version(), agreed)
+        self._change(lambda book: book.switched(pack.name, on=True))
         return self.check(pack)
 
     def remove(self, name: str) -> None:
         """Remove the pack with this name, and the results of its checks. Raises `PackError` if that fails."""
         folder = self.store.remove(name)
         # Switched on, so that the book forgets it: installed again later, it is on.
-        self._write(read_book(self.book).without(folder).switched(name, on=True))
+        self._change(lambda book: book.without(folder).switched(name, on=True))
 
     def switch(self, name: str, *, on: bool) -> None:
         """Switch the pack with this name on or off. Raises `PackError` if there is none."""
-        self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
+        pack = self.store.pack(name)
+        self._change(lambda book: book.switched(pack.name, on=on))
 
     def check_new(self) -> tuple[Verdict, ...]:
         """Check the packs that are switched on and have no result yet, and return the new results.
@@ -112,11 +116,17 @@ class PackInstaller:
             EngineError: after the cancel, or if the result cannot be written.
         """
         verdict = self._judged(pack)
-        self._write(read_book(self.book).with_verdict(verdict))
+        self._change(lambda book: book.with_verdict(verdict))
         return verdict
 
-    def _write(self, book: PackBook) -> None:
-        write_book(self.book, book)
+    def _change(self, change: Callable[[PackBook], PackBook]) -> None:
+        # Locked: the window and a command may change it at the same time.
+        try:
+            self.book.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.book):
+                write_book(self.book, change(read_book(self.book)))
+        except OSError as error:
+            raise PackError(f"{self.book} cannot be written: {error.strerror or error}.") from None
 
     def _judged(self, pack: Pack) -> Verdict:
         manifest = pack.manifest

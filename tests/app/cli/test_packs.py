@@ -102,6 +102,15 @@ def test_installing_says_who_made_it_and_asks(
     answer = run_here(capsys, "packs", "install", archive)
     assert (answer.code, "Install it? [y/N]" in answer.err) == (exit_codes.INTERRUPTED, True)
     assert not (packs_path() / "tiny").exists()
+
+    class Slow(Terminal):
+        def readline(self, _size: int | None = -1, /) -> str:
+            write_pack(archive, "tiny", b"another")
+            return "y\n"
+
+    monkeypatch.setattr("sys.stdin", Slow())
+    answer = run_here(capsys, "packs", "install", archive)
+    assert (answer.code, "replaced by another pack" in answer.err) == (exit_codes.ARGUMENT, True)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert run_here(capsys, "packs", "install", archive).code == exit_codes.CRASHED
     assert (packs_path() / "tiny").exists()

@@ -66,6 +66,16 @@ def test_a_pack_takes_the_place_of_one_of_its_name_and_a_bad_one_does_not(store:
     assert [path.name for path in store.user.iterdir()] == ["vulkan"]
 
 
+def test_a_pack_that_is_not_the_agreed_one_is_not_installed(store: PackStore, tmp_path: Path) -> None:
+    agreed, _maker = store.read_archive(write_pack(tmp_path / "a.tar.gz", "vulkan", b"library"))
+    replaced = write_pack(tmp_path / "a.tar.gz", "vulkan", b"another")
+    with pytest.raises(PackError, match="replaced by another pack"):
+        store.install(replaced, engine_version(), agreed)
+    assert list(store.user.iterdir()) == []
+    again = write_pack(tmp_path / "a.tar.gz", "vulkan", b"library")
+    assert store.install(again, engine_version(), agreed).manifest == agreed
+
+
 class Killed(BaseException):
     """Ends an installation between its two renames, as an interrupt does."""
 

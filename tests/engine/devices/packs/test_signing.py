@@ -12,6 +12,8 @@ import pytest
 
 from engine.base.engine_build import engine_version
 from engine.base.errors import PackError
+from engine.base.files import open_lock
+from engine.devices.packs import signing
 from engine.devices.packs.manifest import MANIFEST, Manifest
 from engine.devices.packs.signing import PREFIX, PackKeys, _signed_bytes, checked_key
 from engine.devices.packs.store import PackBook, PackStore, Verdict, file_states, list_packs
@@ -35,7 +37,7 @@ def store(tmp_path: Path, keys: PackKeys) -> PackStore:
 
 def test_a_pack_that_is_built_here_is_known_again(store: PackStore, keys: PackKeys, tmp_path: Path) -> None:
     archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", keys)
-    assert store.maker_of(archive).kind == "here"
+    assert store.read_archive(archive)[1].kind == "here"
     assert store.install(archive, engine_version()).maker.words == "It was built on this computer."
     assert [pack.maker.kind for pack in store.packs()] == ["here"], "the written manifest has the signature too"
 
@@ -59,13 +61,13 @@ def test_a_publisher_is_trusted_from_the_moment_its_key_is_added(
 ) -> None:
     archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", publisher)
     key = publisher.own()
-    assert store.maker_of(archive).words == f"It is signed with a key that you do not trust: {key}."
+    assert store.read_archive(archive)[1].words == f"It is signed with a key that you do not trust: {key}."
     keys.trust(key, "Ada")
-    assert (store.maker_of(archive).is_trusted, store.maker_of(archive).name) == (True, "Ada")
+    assert (store.read_archive(archive)[1].is_trusted, store.read_archive(archive)[1].name) == (True, "Ada")
     keys.trust(f" {key}\n", "Bea")
     assert [each.name for each in keys.publishers()] == ["Bea"]
     keys.distrust(key)
-    assert not store.maker_of(archive).is_trusted
+    assert not store.read_archive(archive)[1].is_trusted
     with pytest.raises(PackError, match="is not trusted"):
         keys.distrust(key)
 
@@ -86,7 +88,7 @@ def test_a_pack_that_was_changed_after_it_was_signed_is_refused(
     store: PackStore, publisher: PackKeys, tmp_path: Path, changed: dict[str, object]
 ) -> None:
     archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", publisher, b"library", changed)
-    for refuse in (lambda: store.maker_of(archive), lambda: store.install(archive, engine_version())):
+    for refuse in (lambda: store.read_archive(archive)[1], lambda: store.install(archive, engine_version())):
         with pytest.raises(PackError, match="signature is wrong"):
             refuse()
     assert store.packs() == ()
@@ -105,9 +107,31 @@ def test_a_key_that_reads_as_two_keys_is_refused(
     forged = msgspec.structs.replace(manifest, key=form.format(**encoded))
     signature = base64.b64encode(stranger._read().sign(_signed_bytes(forged))).decode()
     archive = write_pack(tmp_path / "a.tar.gz", "vulkan", key=forged.key, signature=signature)
-    for refuse in (lambda: store.maker_of(archive), lambda: store.install(archive, engine_version())):
+    for refuse in (lambda: store.read_archive(archive)[1], lambda: store.install(archive, engine_version())):
         with pytest.raises(PackError, match=r"signature is wrong|is not the key of a publisher"):
             refuse()
+
+
+@pytest.mark.parametrize("content", [b'{"version": 2, "publishers": []}', b"{"])
+def test_publishers_of_another_version_are_not_overwritten(keys: PackKeys, content: bytes) -> None:
+    keys.ring.parent.mkdir()
+    keys.ring.write_bytes(content)
+    for change in (keys.trust, keys.distrust):
+        with pytest.raises(PackError, match="cannot be changed"):
+            change(f"{PREFIX}{'A' * 43}=")
+    assert keys.ring.read_bytes() == content
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked on Windows")
+def test_publishers_are_read_and_written_under_one_lock(keys: PackKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int | None] = []
+
+    def read(path: Path, *_rest: object) -> None:
+        seen.append(open_lock(path, wait=False))
+
+    monkeypatch.setattr(signing, "read_kept", read)
+    keys.trust(f"{PREFIX}{'A' * 43}=")
+    assert seen == [None], "another process gets the lock in between"
 
 
 def test_an_unsigned_pack_says_so_for_as_long_as_it_is_on(store: PackStore, keys: PackKeys, tmp_path: Path) -> None:

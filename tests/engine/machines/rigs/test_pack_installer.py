@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from engine.base.engine_build import engine_build, engine_version
 from engine.base.errors import EngineError, WorkerCrashedError
+from engine.base.files import open_lock
 from engine.devices.device import Rig
-from engine.devices.packs.store import PACKS_VARIABLE, PackBook, PackStore, file_states, read_book, write_book
+from engine.devices.packs.store import PACKS_VARIABLE, Pack, PackBook, PackStore, file_states, read_book, write_book
 from engine.devices.packs.store import Verdict as PackVerdict
 from engine.machines.rigs import pack_installer
 from engine.machines.rigs.discovery import discover, host_device
@@ -55,6 +57,22 @@ def test_a_library_that_does_not_work_is_not_used(
     assert keeper.check_new() == ()
     monkeypatch.setenv(PACKS_VARIABLE, str(keeper.book))
     assert isinstance(discover(), Rig)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="nothing is locked on Windows")
+def test_the_results_are_read_and_written_under_one_lock(
+    keeper: PackInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int | None] = []
+
+    def read(path: Path) -> PackBook:
+        seen.append(open_lock(path, wait=False))
+        return PackBook()
+
+    monkeypatch.setattr(pack_installer, "read_book", read)
+    pack = Pack("x", keeper.store.user / "x", None, "It is broken.")
+    assert not keeper.check(pack).ok
+    assert seen == [None], "another process gets the lock in between"
 
 
 def test_what_was_changed_behind_our_back_is_checked_anew_and_refused(keeper: PackInstaller, tmp_path: Path) -> None:

@@ -104,11 +104,15 @@ class Sampler:
         self._has_failed = False
 
     def start(self) -> None:
-        """Start the thread; the first samples are read at once. A second call has no effect."""
-        if self._thread is not None:
+        """Start the thread; the first samples are read at once. A second call has no effect.
+
+        If an earlier thread still hangs in a reading, the new one waits for its end.
+        """
+        if self._thread is not None and not self._stopping.is_set():
             return
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._stopping = threading.Event()
+        arguments = (self._stopping, self._thread)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="telemetry", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
@@ -124,20 +128,23 @@ class Sampler:
         self._thread = None
         return True
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event, before: threading.Thread | None) -> None:
+        # A source is read by one thread.
+        if before is not None:
+            before.join()
         due_s = time.monotonic()
-        while not self._stopping.is_set():
-            self._take()
+        while not stopping.is_set():
+            self._take(stopping)
             # A late reading shifts the pace rather than being followed by a burst.
             due_s = max(due_s + self._interval_s, time.monotonic())
-            self._stopping.wait(due_s - time.monotonic())
+            stopping.wait(due_s - time.monotonic())
         self._source.close()
 
-    def _take(self) -> None:
+    def _take(self, stopping: threading.Event) -> None:
         # The thread's outermost edge: graphs that stop would hide the reason.
         try:
             samples = self._source.read()
-            if not self._stopping.is_set():
+            if not stopping.is_set():
                 self._on_samples(samples)
         except Exception:
             if not self._has_failed:

@@ -269,6 +269,21 @@ def test_it_can_start_again() -> None:
     assert sampler.stop()
 
 
+def test_it_can_start_again_while_a_reading_of_the_stopped_thread_hangs() -> None:
+    source, received = Source(), queue.Queue[tuple[Sample, ...]]()
+    source.hold = threading.Event()
+    sampler = Sampler(source, received.put, interval_s=3600)
+    sampler.start()
+    assert source.is_reading.wait(DEADLINE_S)
+    assert not sampler.stop(timeout_s=0.0)
+
+    sampler.start()
+    source.hold.set()
+
+    assert received.get(timeout=DEADLINE_S)[0].used_bytes == 2
+    assert sampler.stop(DEADLINE_S)
+
+
 def test_all_descendants_are_found_whichever_thread_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True); sys.stdin.read()"
     started: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()

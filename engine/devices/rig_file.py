@@ -28,6 +28,7 @@ from engine.devices.device import (
     find_id_fault,
     is_on_this_machine,
     make_host,
+    remote_margin_bytes,
 )
 from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
 
@@ -181,7 +182,6 @@ def _parse_device(item: JsonObject) -> Device:
         endpoint=_parse_endpoint(item, backend),
         endpoint_device=item.maybe("endpoint_device", lambda key: item.integer(key, 0, MAX_ENDPOINT_DEVICE), 0),
         cap_bytes=item.nullable("cap_bytes", item.size, None),
-        margin_bytes=item.nullable("margin_bytes", item.size, 0),
         buffers=BufferFacts(
             alignment_bytes=_parse_alignment(item, "alignment_bytes"),
             host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
@@ -197,6 +197,8 @@ def _parse_device(item: JsonObject) -> Device:
         remote=_parse_remote(item, backend),
         unified=unified,
     )
+    margin_bytes = item.nullable("margin_bytes", item.size, None)
+    device = replace(device, margin_bytes=remote_margin_bytes(device) if margin_bytes is None else margin_bytes)
     # The workers of this machine's NUMA nodes share its memory.
     if unified and device.is_rpc and (device.fingerprint is not None or not is_on_this_machine(device)):
         item.refuse(

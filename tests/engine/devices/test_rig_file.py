@@ -84,6 +84,15 @@ def test_sizes_are_whole_bytes_or_names_of_sizes() -> None:
     assert (device.free_bytes, device.cap_bytes, device.margin_bytes) == (None, None, 0)
 
 
+def test_a_worker_on_another_computer_has_the_margin_of_the_contract() -> None:
+    here = {**RPC, "id": "RPC1", "endpoint": "127.0.0.1:50052"}
+    chosen = {**RPC, "id": "RPC2", "endpoint_device": 1, "margin_bytes": 0}
+    there = {**RPC, "total_bytes": "8GiB"}
+    assert [device.margin_bytes for device in parse(there, here, chosen).devices] == [256 * MIB, 0, 0]
+    (small,) = parse({**there, "total_bytes": "1000MiB", "margin_bytes": None}).devices
+    assert small.margin_bytes == 50 * MIB
+
+
 def test_an_accelerator_without_memory_is_no_fault() -> None:
     (device,) = parse({"id": "BLAS", "backend": "BLAS", "kind": "accel", "total_bytes": 0}).devices
     assert device.total_bytes == 0

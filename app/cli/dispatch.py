@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 
 from app.cli import exit_codes
 from app.cli.arguments import make_parser
-from app.cli.output import OutputError, prepare_streams, print_document, report_error, say, silence_stdout
+from app.cli.output import (
+    OutputError,
+    prepare_streams,
+    print_compact,
+    print_document,
+    report_error,
+    say,
+    silence_stdout,
+)
 from app.surroundings import settle_places
 from engine.base.errors import EngineError
 
@@ -164,9 +172,36 @@ def _run_to_exit_code(words: list[str], *, as_json: bool) -> int:
 
 
 def _run(words: list[str]) -> int:
-    options = make_parser(words).parse_args(words)
-    _quieten_logs()
-    return _run_command(options)
+    try:
+        options = make_parser(words).parse_args(words)
+        _quieten_logs()
+        run_command = _import_command(options.command)
+    except KeyboardInterrupt:
+        # Imports take up to a second. From here on the command itself tells that it was interrupted.
+        if "--json" in words and (last := _cancelled(words)) is not None:
+            print_compact(last)
+        raise
+    # The tunnels close first, while the log is still open.
+    with _log(options.command), _collections(options.command), CommandTunnels() as options.tunnels:
+        return run_command(options)
+
+
+def _cancelled(words: list[str]) -> object | None:
+    """Return what a command prints with `--json` if it was interrupted before it began; None: nothing."""
+    match next((word for word in words if not word.startswith("-")), ""):
+        case "load":
+            return {"event": "cancelled", "stage": "header"}
+        case "chat" if not any(word.startswith(("--list", "--search")) for word in words):
+            return {"event": "cancelled", "stage": "header"}
+        case "download":
+            return {"event": "cancelled", "stage": "fetch"}
+        case "embed":
+            return {"error": {"kind": "cancelled", "message": "Cancelled before the texts were embedded."}}
+        case "doctor":
+            from engine.machines.doctor.report import Report, document
+
+            return document(Report(is_whole=False))
+    return None
 
 
 def _quieten_logs() -> None:
@@ -177,9 +212,8 @@ def _quieten_logs() -> None:
     logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
 
 
-def _run_command(options: Namespace) -> int:
-    """Call `run_NAME` in the module of the parsed command, and return its exit code."""
-    name = options.command
+def _import_command(name: str) -> Callable[[Namespace], int]:
+    """Import the module of a command, and return its function `run_NAME`."""
     if name not in WITHOUT_CHILDREN:
         from app.packs import use_packs
 
@@ -187,9 +221,7 @@ def _run_command(options: Namespace) -> int:
         use_packs()
     module = import_module(f"app.cli.{_FAMILY.get(name, name)}")
     run_command: Callable[[Namespace], int] = getattr(module, f"run_{name.replace('-', '_')}")
-    # The tunnels close first, while the log is still open.
-    with _log(name), _collections(name), CommandTunnels() as options.tunnels:
-        return run_command(options)
+    return run_command
 
 
 def _log(command: str) -> AbstractContextManager[None]:

@@ -33,19 +33,11 @@ def run_doctor(options: Namespace) -> int:
     """
 
     check_out(options.out)
-
-    def find() -> Rig:
-        return find_machine(options.rpc, options.tunnels.lent_devices(options.peer))
-
-    # One machine that does not answer is no reason to leave this one's devices aside.
-    rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))
-    rig = read_calibration(calibration_path()).apply(rig)
-    cancel = CancelToken()
-    packs = pack_installer().listed()
-    with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
-        steps = machine.engine_steps() if options.engine else machine.steps()
-        # The report is meant to be sent to others.
-        report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))
+    try:
+        report = _examined(options)
+    except KeyboardInterrupt:
+        # Devices are searched before the examination, and there the signal raises.
+        report = Report(is_whole=False)
     _clear()
     problem = None if options.out is None else error_of(lambda: write_report(options.out, report))
     _tell(report, options)
@@ -58,6 +50,23 @@ def run_doctor(options: Namespace) -> int:
     if not report.is_whole:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if report.is_sound else exit_codes.exit_code("crashed")
+
+
+def _examined(options: Namespace) -> Report:
+    """Examine this computer, and return the results without names of persons and computers."""
+
+    def find() -> Rig:
+        return find_machine(options.rpc, options.tunnels.lent_devices(options.peer))
+
+    # One machine that does not answer is no reason to leave this one's devices aside.
+    rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))
+    rig = read_calibration(calibration_path()).apply(rig)
+    cancel = CancelToken()
+    packs = pack_installer().listed()
+    with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
+        steps = machine.engine_steps() if options.engine else machine.steps()
+        # The report is meant to be sent to others.
+        return without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))
 
 
 def _machines(options: Namespace) -> list[str]:

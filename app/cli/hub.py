@@ -83,7 +83,13 @@ _END_S = 10.0
 def run_download(options: Namespace) -> int:
     """Download a model with its projector, print events, and return the exit code."""
     hub = find_hub()
-    job = _job_of(options, hub)
+    try:
+        job = _job_of(options, hub)
+    except KeyboardInterrupt:
+        # The child, which handles interrupts, has not started yet: the signal raises.
+        if options.json:
+            _print(event="cancelled", stage="fetch")
+        return exit_codes.INTERRUPTED
     # The token is for the hub only: no other server gets it.
     token = hub.token if job.endpoint else None
     order = Download(files=job.files, refs=job.refs, token=token, restart=options.restart)

@@ -87,6 +87,18 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, caps
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_an_interrupt_of_the_search_for_devices_leaves_an_empty_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(*_rest: object) -> Rig:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the search went on")
+
+    monkeypatch.setattr(doctor, "find_machine", find)
+    answer = run_here(capsys, "doctor", "--json")
+    assert (answer.code, answer.document["is_whole"], answer.document["checks"]) == (130, False, [])
+
+
 def test_a_worker_that_does_not_answer_is_told_and_the_rest_examined(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 
 import pytest
 
-from app.cli import inspect
+from app.cli import dispatch, inspect
 from app.cli.exit_codes import exit_code
 from tests.support.command_line import ROOT, program, run_here
 from tests.support.patience import DEADLINE_S
@@ -64,6 +65,47 @@ def test_a_closed_standard_stream_is_no_bug(words: tuple[str, ...], closed: str,
     )  # fmt: skip
     assert done.returncode == code, done
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (("load", "x.gguf"), {"event": "cancelled", "stage": "header"}),
+        (("chat", "x.gguf"), {"event": "cancelled", "stage": "header"}),
+        (("download", "a/b"), {"event": "cancelled", "stage": "fetch"}),
+        (
+            ("embed", "x.gguf", "text"),
+            {"error": {"kind": "cancelled", "message": "Cancelled before the texts were embedded."}},
+        ),
+        (("chat", "--list"), None),
+        (("plan", "x.gguf"), None),
+    ],
+)
+def test_an_interrupt_during_the_imports_has_the_same_last_line(
+    words: tuple[str, ...],
+    last: dict[str, object] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dispatch, "import_module", interrupted)
+    answer = run_here(capsys, *words, "--json")
+    assert (answer.code, json.loads(answer.out or "null"), answer.err) == (130, last, "")
+    people = run_here(capsys, *words)
+    assert (people.code, people.out) == (130, "")
+
+
+def test_an_interrupt_of_the_imports_of_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dispatch, "import_module", interrupted)
+    answer = run_here(capsys, "doctor", "--json")
+    assert (answer.code, answer.document["is_whole"], answer.document["checks"]) == (130, False, [])
 
 
 def test_an_interrupt_of_a_command_that_has_no_ending(

@@ -65,6 +65,18 @@ def test_progress_is_one_line_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert terminal.getvalue() == shown
 
 
+def test_an_interrupt_before_the_download_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_rest: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hub, "list_repo", interrupted)
+    answer = run_here(capsys, "download", "org/tiny", "--json")
+    assert (answer.code, answer.events) == (130, [{"event": "cancelled", "stage": "fetch"}])
+    assert run_here(capsys, "download", "org/tiny").code == 130
+
+
 def test_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rig = tmp_path / "rig.json"
     rig.write_text(json.dumps(RIG))

@@ -104,11 +104,11 @@ def test_installing_says_who_made_it_and_asks(
     assert not (packs_path() / "tiny").exists()
 
     class Slow(Terminal):
-        def readline(self, _size: int | None = -1, /) -> str:
+        def isatty(self) -> bool:
             write_pack(archive, "tiny", b"another")
-            return "y\n"
+            return True
 
-    monkeypatch.setattr("sys.stdin", Slow())
+    monkeypatch.setattr("sys.stdin", Slow("y\n"))
     answer = run_here(capsys, "packs", "install", archive)
     assert (answer.code, "replaced by another pack" in answer.err) == (exit_codes.ARGUMENT, True)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))

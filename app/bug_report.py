@@ -7,6 +7,7 @@ import platform
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,7 @@ import PySide6
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import QApplication, QLabel, QPlainTextEdit, QWidget
+from shiboken6 import isValid
 
 from engine.base.language import tr
 from widgets.common.dialog import Dialog
@@ -49,12 +51,14 @@ class BugReporter(QObject):
     """Installs exception hooks for all threads, and shows each unexpected exception in a dialog of the GUI thread.
 
     If the dialog is open, the reports of further exceptions are appended to its text.
+    `window`: the main window, parent of the dialog; None before it exists.
     """
 
     _reported = Signal(str)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self.window: QWidget | None = None
         self._dialog: BugDialog | None = None
         # Exceptions come from any thread; dialogs belong to the GUI thread.
         self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
@@ -68,8 +72,11 @@ class BugReporter(QObject):
         """Log `error`, write it to standard error, and show it in a dialog. May be called in any thread."""
         text = describe_bug(error)
         _log.error("%s", text)
-        sys.stderr.write(f"{text}\n")
         self._reported.emit(text)
+        # Standard error may be missing or closed, and an exception in a hook is shown nowhere else.
+        if sys.stderr is not None:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"{text}\n")
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # Ctrl+C in the middle of a slot is no bug.
@@ -84,18 +91,30 @@ class BugReporter(QObject):
 
     def _on_reported(self, text: str) -> None:
         # A bug in a paint event would otherwise open a dialog for each frame.
-        if self._dialog is not None and self._dialog.isVisible():
+        # A dialog that was closed, or whose parent was, is deleted: any call of it would be the next bug.
+        if self._dialog is not None and isValid(self._dialog) and self._dialog.isVisible():
             self._dialog.add(text)
             return
-        self._dialog = BugDialog(text, QApplication.activeWindow())
+        self._dialog = BugDialog(text, self._parent_widget())
         self._dialog.show()
+
+    def _parent_widget(self) -> QWidget | None:
+        """Return the parent of the dialog: a modal dialog, which blocks other windows, or the visible main window.
+
+        A dialog with a parent does not keep the program running when the main window closes. Before the main window is
+        shown it has none: if the window cannot be made, the program ends when the dialog is closed.
+        """
+        modal = QApplication.activeModalWidget()
+        if modal is not None:
+            return modal
+        return self.window if self.window is not None and self.window.isVisible() else None
 
 
 class BugDialog(Dialog):
     """A dialog with the report of a bug; reports of further bugs are appended to it."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(tr("Something went wrong"), parent)
+        super().__init__(tr("Something went wrong"), parent, once=True)
         self.resize(720, 420)
         label = QLabel(
             tr("This is a bug in Layerdeck. Your layout and chat are still there. The report below says what happened.")

@@ -150,6 +150,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = Settings()
     theme = Theme(application, options.theme or settings.theme, settings.zoom_percent)
     opening = Opening(settings, theme, StartOptions(options.files, options.rig))
+    reporter.window = opening.picture.main
     signals = QuitOnSignals(application)
     opening.opened.connect(lambda _: collector.begin())
     opening.opened.connect(partial(_keep_mark, application))
@@ -209,6 +210,8 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
             window.open_files(files)
 
     opening.opened.connect(serve)
+    # Not only at the end of the process: files that arrive at a closed window are lost.
+    opening.picture.main.closing.connect(first.close)
     application.aboutToQuit.connect(first.close)
 
 

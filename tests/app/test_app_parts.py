@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.background import Background, Task, Worker
-from app.bug_report import BugDialog, describe_bug, scrub
+from app.bug_report import BugDialog, BugReporter, describe_bug, scrub
 from app.notices import Notice
 from app.settings import MAX_RECENT, Settings
 from app.window.devices.rig_dialogs import LineDialog, parse_caps
@@ -19,6 +19,7 @@ from engine.base.errors import ArgumentError, EngineError
 from engine.base.units import GIB, MIB
 from engine.devices.endpoint import parse_endpoint
 from tests.support.patience import DEADLINE_S
+from widgets.common.dialog import Dialog
 from widgets.library.recent_models import RecentModel
 
 
@@ -72,6 +73,45 @@ def test_the_bug_dialog_copies_what_it_shows(qtbot: QtBot) -> None:
     dialog._on_copy()
     assert QApplication.clipboard().text() == dialog.text()
     assert "second report" in dialog.text()
+
+
+@pytest.fixture
+def reporter(qtbot: QtBot, caplog: pytest.LogCaptureFixture) -> BugReporter:
+    """A reporter with a visible main window. With `caplog` the bugs may be logged."""
+    result = BugReporter()
+    result.window = QWidget()
+    qtbot.addWidget(result.window)
+    result.window.show()
+    return result
+
+
+def test_a_bug_is_shown_after_the_dialog_of_the_last_one_was_deleted(qtbot: QtBot, reporter: BugReporter) -> None:
+    question = Dialog("a question", reporter.window, once=True)
+    question.setModal(True)
+    question.show()
+    reporter.report(ValueError("first bug"))
+    qtbot.waitUntil(lambda: bool(question.findChildren(BugDialog)))
+    with qtbot.waitSignal(question.destroyed):
+        question.close()
+    reporter.report(ValueError("second bug"))
+    assert reporter.window is not None
+    qtbot.waitUntil(lambda: bool(reporter.window and reporter.window.findChildren(BugDialog)))
+    assert "second bug" in reporter.window.findChildren(BugDialog)[0].text()
+
+
+def test_a_bug_report_belongs_to_the_main_window_even_if_no_window_is_active(
+    qtbot: QtBot, reporter: BugReporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)  # as without a console on Windows
+    other = QWidget()
+    qtbot.addWidget(other)
+    other.show()
+    other.activateWindow()
+    reporter.report(ValueError("a bug"))
+    assert reporter.window is not None
+    # A dialog without a parent would keep the process running after the main window has closed.
+    qtbot.waitUntil(lambda: bool(reporter.window and reporter.window.findChildren(BugDialog)))
+
 
 
 def test_background_work_answers_in_the_gui_thread(qtbot: QtBot) -> None:

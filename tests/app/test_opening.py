@@ -155,5 +155,5 @@ def test_files_of_a_start_that_comes_before_the_window_is_whole_are_opened_in_it
         opening.show()
     qtbot.waitUntil(lambda: any("early.gguf" in notice.text for notice in told))
     opening.picture.main.close()
-    first.close()
+    assert not first.is_listening, "files of later starts would be lost"
     first.setParent(None)

@@ -135,7 +135,9 @@ class EntryDetails(QScrollArea):
         self.side_label.setText("\n".join(sides))
         self._side_heading.setVisible(bool(sides))
         self.side_label.setVisible(bool(sides))
-        # A scan in the background must not replace a note while it is being typed.
+        # A scan in the background must not replace a text while it is being typed.
+        if is_other or not self.tags_edit.hasFocus():
+            self._set_tags(model)
         if is_other or not self.notes_edit.hasFocus():
             self._set_notes(model)
         if is_other:
@@ -151,9 +153,11 @@ class EntryDetails(QScrollArea):
         """Emit `notes_changed` for typed notes that were not reported yet."""
         self._save_notes()
 
-    def _set_notes(self, model: Listed) -> None:
-        if self.tags_edit.text() != ", ".join(model.notes.tags) and not self.tags_edit.hasFocus():
+    def _set_tags(self, model: Listed) -> None:
+        if self.tags_edit.text() != ", ".join(model.notes.tags):
             self.tags_edit.setText(", ".join(model.notes.tags))
+
+    def _set_notes(self, model: Listed) -> None:
         if self.notes_edit.toPlainText() != model.notes.text:
             self.notes_edit.setPlainText(model.notes.text)
 

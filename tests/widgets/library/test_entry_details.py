@@ -86,6 +86,23 @@ def test_notes_being_typed_are_told_before_another_model_is_shown(details: Entry
     assert details.notes_edit.toPlainText() == ""
 
 
+def test_tags_being_typed_stay_with_their_model(details: EntryDetails) -> None:
+    said: list[NotesChange] = []
+    details.notes_changed.connect(said.append)
+    details.activateWindow()
+    details.tags_edit.setFocus()
+    details.tags_edit.setText("mine")
+    details.show_model(model("ada", "Q4_K_M", "Q8_0", fit=TOO_LARGE))
+    assert details.tags_edit.text() == "mine"
+    QTest.keyClick(details.tags_edit, Qt.Key.Key_Return)
+    # The list shows another model if this one no longer has the tag of the filter.
+    details.show_model(model("bob", notes=Notes(tags=("small",))))
+    assert details.tags_edit.hasFocus()
+    assert details.tags_edit.text() == "small"
+    details.save_notes()
+    assert {(change.model.entry.title, change.tags) for change in said} == {("ada", ("mine",))}
+
+
 def test_a_model_that_is_gone_can_only_be_forgotten(details: EntryDetails) -> None:
     gone: list[tuple[Path, ...]] = []
     removed: list[RemovalRequest] = []

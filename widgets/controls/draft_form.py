@@ -14,6 +14,7 @@ from engine.planning.settings.table import DRAFTED_TOKENS, MOST_DRAFTED
 from widgets.common.boxes import v_box
 from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label, plain_tool_tip
+from widgets.controls.setting_controls import show_number
 from widgets.controls.values import DraftChoice, ProposedDraft
 
 _NONE, _NGRAM, _MTP, _FILE = "none", "ngram", "mtp", "file"
@@ -102,9 +103,7 @@ class DraftForm(QWidget):
         self.device_box.setVisible(bool(draft.path))
         for widget in (self.tokens_label, self.tokens_box):
             widget.setVisible(draft.kind != _NONE)
-        blocked = self.tokens_box.blockSignals(True)
-        self.tokens_box.setValue(draft.n_tokens)
-        self.tokens_box.blockSignals(blocked)
+        show_number(self.tokens_box, draft.n_tokens)
 
     def _on_kind(self) -> None:
         key = self.kind_box.currentData()

@@ -7,7 +7,7 @@ from typing import cast
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QStandardItemModel, QValidator
-from PySide6.QtWidgets import QSpinBox, QToolButton, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QSpinBox, QToolButton, QWidget
 
 from engine.base.units import SEPARATOR, format_count, parse_count
 from engine.planning.plan.decisions.decision import Decision
@@ -29,6 +29,16 @@ def show_number(box: QSpinBox, number: int) -> int:
     if box.value() != min(max(number, box.minimum()), box.maximum()):
         blocked = box.blockSignals(True)
         box.setValue(number)
+        box.blockSignals(blocked)
+    return box.value()
+
+
+def show_real(box: QDoubleSpinBox, number: float) -> float:
+    """Show `number` as `show_number` does, and return it with the decimals and in the range of the box."""
+    wanted = round(min(max(number, box.minimum()), box.maximum()), box.decimals())
+    if round(box.value(), box.decimals()) != wanted:
+        blocked = box.blockSignals(True)
+        box.setValue(wanted)
         box.blockSignals(blocked)
     return box.value()
 
@@ -199,10 +209,8 @@ class RealControl(SettingControl):
         return self._asked if self.box.value() == self._shown else self.box.value()
 
     def show_value(self, value: Value, decided: Decision | None) -> None:
-        blocked = self.box.blockSignals(True)
-        self.box.setValue(value if isinstance(value, int | float) else self.box.minimum())
-        self.box.blockSignals(blocked)
-        self._asked, self._shown = value, self.box.value()
+        number = value if isinstance(value, int | float) else self.box.minimum()
+        self._asked, self._shown = value, show_real(self.box, number)
 
 
 class LengthControl(SettingControl):

@@ -30,7 +30,7 @@ from widgets.common.inputs import ComboBox, DoubleSpinBox
 from widgets.common.roles import plain_label, plain_tool_tip
 from widgets.controls.decided import DecidedRows, decided_text
 from widgets.controls.draft_form import DraftForm
-from widgets.controls.setting_controls import SettingControl, make_control
+from widgets.controls.setting_controls import SettingControl, make_control, show_real
 from widgets.controls.values import AdapterName, SideFileNames
 
 WIDTH_PX = 880
@@ -215,6 +215,9 @@ class SideFileForm(QWidget):
         # Clearing and filling emit `currentIndexChanged`, but not `activated`, so nothing is reported.
         self.device_box.clear()
         self.device_box.addItems([AUTO, *devices])
+        # A device that has gone away is still the chosen one.
+        if names.device and names.device not in devices:
+            self.device_box.addItem(names.device)
         self.device_box.setCurrentText(names.device or AUTO)
         self._none_label.setText("" if names.adapters else tr("none"))
         # Rows stay while the files do: a new scale comes from a box that has the keyboard focus, and must keep it.
@@ -271,10 +274,7 @@ class AdapterRow(QWidget):
         self.name_label.setText(name)
         self.name_label.setToolTip(plain_tool_tip(adapter.path))
         self.scale_box.setAccessibleName(tr("Scale of {name}", name=name))
-        # `valueChanged` is emitted for `setValue` too, and would be reported as an edit.
-        blocked = self.scale_box.blockSignals(True)
-        self.scale_box.setValue(adapter.scale)
-        self.scale_box.blockSignals(blocked)
+        show_real(self.scale_box, adapter.scale)
 
 
 def _line(label: str, *widgets: QWidget) -> QHBoxLayout:

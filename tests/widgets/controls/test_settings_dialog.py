@@ -19,7 +19,7 @@ from engine.planning.settings.kinds import Real
 from engine.planning.settings.table import KEYS, SETTINGS
 from widgets.controls.setting_controls import ChoiceControl, LengthControl, NumberControl, RealControl, make_control
 from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
-from widgets.controls.values import AdapterName, SideFileNames
+from widgets.controls.values import AdapterName, DraftChoice, SideFileNames
 
 DECISIONS = (
     Decision("n_ctx", 32768, "What 24 GiB on devices suggest; more can be chosen."),
@@ -139,6 +139,28 @@ def test_cache_types_that_cannot_be_had_are_grey_and_say_why(dialog: SettingsDia
     assert enabled["q5_0"]  # It is set, and stays to be seen.
     tip = model.item(combo(dialog, "type_v").findText("q8_0")).data(Qt.ItemDataRole.ToolTipRole)
     assert "16 wide" in tip
+
+
+def test_numbers_being_typed_stay_while_forecasts_come(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    names = SideFileNames(
+        adapters=(AdapterName("/a/x.gguf", 0.5),), draft=DraftChoice("model", "/a/d.gguf", 4, "CUDA0")
+    )
+    dialog.set_side_files(names, ("CUDA0",))
+    control = dialog.controls["rope_freq_base"]
+    assert isinstance(control, RealControl)
+    dialog.show()
+    for box in (control.box, dialog.side_files.adapter_rows[0].scale_box, dialog.side_files.draft.tokens_box):
+        box.setFocus()
+        box.selectAll()
+        QTest.keyClicks(box, "7")
+        dialog.set_settings(ContextSettings(), DECISIONS)
+        dialog.set_side_files(names, ("CUDA0",))
+        assert box.text() == "7"
+
+
+def test_a_device_of_the_projector_that_has_gone_away_is_shown(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    dialog.set_side_files(SideFileNames("/a/mmproj.gguf", "attic-CUDA0"), ("CUDA0", "CPU"))
+    assert dialog.side_files.device_box.currentText() == "attic-CUDA0"
 
 
 def test_files_beside_the_model(qtbot: QtBot, dialog: SettingsDialog) -> None:

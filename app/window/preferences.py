@@ -95,6 +95,8 @@ class PreferencesDialog(Dialog):
         for seconds, _, words in KEEP_ALIVES:
             self.idle_time_box.addItem(words, seconds)
         self.idle_time_box.activated.connect(lambda index: set_idle_time(KEEP_ALIVES[index][0]))
+        # The action has changed the preference by then: it was connected first.
+        actions["ask_unload"].triggered.connect(self._show_idle)
         self._show_idle()
         self.switches = {name: self._switch(name) for _, names in _SWITCHES for name in names}
         self._lay_out()

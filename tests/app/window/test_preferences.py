@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from app.run_marks import VERSION, EndedRun, RunMark, RunMarks
@@ -46,6 +47,17 @@ def test_a_field_of_the_page_is_an_entry_of_the_menus(window: WindowParts) -> No
         window.actions[name].trigger()
         assert not box.isChecked()
     assert window.actions["preferences"].shortcut().toString() == "Ctrl+,"
+    dialog.close()
+
+
+def test_the_button_to_be_asked_again_changes_the_box_beside_it(window: WindowParts) -> None:
+    window.desk.settings.without_room = LoadAnswer.UNLOAD
+    dialog = page(window)
+    assert dialog.idle_models_box.currentText() == "Unload models"
+    button = next(each for each in dialog.findChildren(QPushButton) if each.text().startswith("Ask before"))
+    button.click()
+    assert window.desk.settings.without_room is None
+    assert dialog.idle_models_box.currentText() == "Ask"
     dialog.close()
 
 

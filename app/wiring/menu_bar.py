@@ -80,6 +80,11 @@ def make_actions(
         main.docks["chat"].raise_()
         views.current.chat.open_find()
 
+    def reset_panels() -> None:
+        # First: library and chat alone hide panels, and would show their places from before again.
+        arranger.arrange(Arrangement.BOTH)
+        main.reset_docks()
+
     # `preferences` is made below, since its fields are bound to the finished actions.
     def show_preferences() -> None:
         preferences.show()
@@ -176,7 +181,7 @@ def make_actions(
                 notices,
                 desk.auto_layouts,
                 arranger.arrange,
-                main.reset_docks,
+                reset_panels,
                 show_library=library.toggle,
                 show_palette=palette.show,
                 show_on_top=main.device_strip.show_on_top,

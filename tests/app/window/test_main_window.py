@@ -118,6 +118,19 @@ def test_panels_come_back_where_they_were(window: WindowParts) -> None:
     assert all(dock.isVisible() for dock in window.main.docks.values())
 
 
+@pytest.mark.parametrize("covered_by", ["arrange_chat", "library"])
+def test_panels_come_back_from_pages_that_cover_them(window: WindowParts, covered_by: str) -> None:
+    main = window.main
+    main.docks["models"].hide()
+    window.actions[covered_by].trigger()
+    window.actions["reset_docks"].trigger()
+    assert not window.library_presenter.page.is_shown
+    assert main.editor.isVisible()
+    assert all(dock.isVisible() for dock in main.docks.values())
+    window.actions["arrange_both"].trigger()
+    assert all(dock.isVisible() for dock in main.docks.values())
+
+
 def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, qapp: QApplication) -> None:
     main = window.main
     window.actions["arrange_chat"].trigger()

@@ -212,10 +212,11 @@ def format_difference(difference_bytes: int) -> str:
 
 
 def _forecast_words(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) -> str:
-    expected = {row.id: row.need_bytes for row in forecast}
-    differences = [(row.id, row.need_bytes - expected[row.id]) for row in rows if row.id in expected]
-    if not differences:
+    if not forecast:
         return tr("No forecast was made.")
+    expected, measured = ({row.id: row.need_bytes for row in each} for each in (forecast, rows))
+    # A device may be in one of them only: forecast and not used, or used without a forecast.
+    differences = [(each, measured.get(each, 0) - expected.get(each, 0)) for each in {**measured, **expected}]
     # The worst device and not the sum: errors of two devices would cancel each other.
     device, worst_bytes = max(differences, key=lambda pair: abs(pair[1]))
     if worst_bytes == 0:

@@ -58,6 +58,14 @@ def test_an_exact_forecast_is_worth_saying() -> None:
     assert loaded_outcome(loaded()).sentence.endswith("The forecast was exact.")
 
 
+def test_a_device_that_only_the_forecast_has_or_only_the_load_uses_counts() -> None:
+    both, host = loaded(), loaded().devices[2:]
+    unused = Loaded(devices=host, forecast=both.forecast)
+    assert loaded_outcome(unused).sentence.endswith("The forecast was off by at most 3.60 GiB (RPC0).")
+    unexpected = Loaded(devices=both.devices, forecast=host)
+    assert loaded_outcome(unexpected).sentence.endswith("The forecast was off by at most 3.60 GiB (RPC0).")
+
+
 def test_a_load_without_forecast_says_so() -> None:
     event = Loaded(devices=loaded().devices, forecast=())
 

@@ -107,7 +107,9 @@ class LoadQuestionBar(QFrame):
             (self.proposal_button, question.proposal_text, question.proposal_tool_tip),
             (self.beside_button, question.beside_text, ""),
         ):
-            button.setText(text)
+            # The text may have the name of a model, in which "&" is no mnemonic.
+            button.setText(text.replace("&", "&&"))
+            button.setAccessibleName(text)
             button.setToolTip(plain_tool_tip(tool_tip))
             button.setVisible(bool(text))
         self.remember_box.setChecked(keeps_choice and self.remember_box.isChecked())

@@ -93,10 +93,11 @@ class TogetherDialog(Dialog):
 
     def choose(self, paths: Sequence[Path]) -> None:
         """Select the models at `paths`; models that the dialog does not offer are ignored."""
+        # Not `findData`, which compares Python objects by identity.
+        rows = {self.model_box.itemData(row): row for row in range(self.model_box.count())}
         for path in paths:
-            row = self.model_box.findData(path)
-            if row >= 0:
-                self._add(row)
+            if path in rows:
+                self._add(rows[path])
         self._changed()
 
     def show_plan(

@@ -140,6 +140,13 @@ def test_what_cannot_be_is_not_offered(bar: LoadQuestionBar) -> None:
     assert not bar.isVisible()
 
 
+def test_a_name_with_an_ampersand_makes_no_shortcut(bar: LoadQuestionBar) -> None:
+    bar.set_question(replace(QUESTION, unload_text="Unload R&D-7B"))
+    assert bar.unload_button.shortcut().isEmpty()
+    assert bar.unload_button.text() == "Unload R&&D-7B"
+    assert bar.unload_button.accessibleName() == "Unload R&D-7B"
+
+
 def test_a_question_told_anew_keeps_the_tick_and_the_next_one_does_not(bar: LoadQuestionBar) -> None:
     bar.set_question(QUESTION)
     bar.remember_box.setChecked(True)

@@ -17,7 +17,7 @@ def test_models_are_chosen_in_the_order_of_their_importance(qtbot: QtBot) -> Non
     qtbot.addWidget(dialog)
     chosen: list[tuple[Path, ...]] = []
     dialog.chosen_changed.connect(chosen.append)
-    dialog.choose((CHAT, Path("unknown.gguf")))
+    dialog.choose((Path("chat.gguf"), Path("unknown.gguf")))
     assert not dialog.up_button.isEnabled()
     dialog.add_model_button.click()  # It is chosen already.
     dialog.model_box.setCurrentIndex(1)

@@ -10,18 +10,22 @@ import pytest
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import some
 from widgets.markdown import highlight
+from widgets.markdown.blocks import Run
 from widgets.markdown.highlight import LANGUAGES, MAX_COLOURED_CHARACTERS
 
 _TRIES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-from widgets.markdown.highlight import MAX_COLOURED_CHARACTERS as n, highlight
+from widgets.markdown import highlight as module
+from widgets.markdown.highlight import MAX_COLOURED_CHARACTERS as n, MAX_SEGMENT_CHARACTERS, highlight
+module.MAX_SEGMENT_S = 1e9
+lines = MAX_SEGMENT_CHARACTERS // (n + 1)
 words = ["a", " ", "(", "{", "[", '"', "'", "<", "/", "#", "$", "1", "@", "%", "`", "-", "|", "*", "_", ",", ";", "a=",
          "a.", "/*", "<a ", "a:", '"a' + chr(92), "&a", chr(9) + " ", "a->", "a, ", "a a ", chr(92)]
 for word in words:
     line = (word * n)[:n]
-    assert ["".join(run.text for run in runs) for runs in highlight([line] * 4, sys.argv[1])] == [line] * 4, word
+    assert ["".join(run.text for run in runs) for runs in highlight([line] * lines, sys.argv[1])] == [line] * lines, word
 """
 
 
@@ -36,6 +40,35 @@ def test_no_language_holds_up_the_window(language: str) -> None:
 @pytest.mark.parametrize("language", ["autoit", "c-objdump", "no such", "\ud800", "x" * 100_000])
 def test_a_language_that_nobody_has_tried_has_one_colour(language: str) -> None:
     assert [run.token for runs in highlight.highlight([" " * 300, "if (x)"], language) for run in runs] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("language", "lines"),
+    [
+        ("markdown", ["```c", "int i;", "```", ""]),
+        ("rst", [".. code:: c", "", "   int i;", "", "a"]),
+        ("http", ["POST /a HTTP/1.1", "Content-Type: text/x-csrc", "", "int i;"]),
+        ("postgresql", ["DO $$ int i; $$ LANGUAGE c;"]),
+    ],
+)
+def test_a_text_chooses_no_language_inside_another_one(language: str, lines: list[str]) -> None:
+    runs = [run for runs in highlight.highlight(lines, language) for run in runs]
+    assert "int i;" in "".join(run.text for run in runs)
+    assert [run.text for run in runs if run.text.strip() in ("int", "i")] == []
+
+
+def test_segments_are_bounded_in_lines_and_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments: list[str] = []
+
+    def colour(text: str, _language: str) -> tuple[tuple[Run, ...], ...]:
+        segments.append(text)
+        return tuple((Run(line),) for line in text.split("\n"))
+
+    monkeypatch.setattr(highlight, "_highlight_segment", colour)
+    lines = ["a"] * 200 + ["b" * MAX_COLOURED_CHARACTERS] * 100
+    assert ["".join(run.text for run in runs) for runs in highlight.highlight(lines, "java")] == lines
+    assert max(map(len, segments)) <= highlight.MAX_SEGMENT_CHARACTERS
+    assert max(text.count("\n") + 1 for text in segments) == highlight.SEGMENT_LINES
 
 
 def test_long_lines_and_slow_segments_have_one_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,33 +14,38 @@ from pygments.util import ClassNotFound
 from widgets.markdown.blocks import Run
 
 SEGMENT_LINES = 80
-"""Number of lines in a segment. The lines of a segment are highlighted together and only once, so the end of long
-streamed code costs as little as its beginning. A token that spans two segments may get a wrong colour.
+"""Maximum number of lines of a segment. The lines of a segment are highlighted together and only once, so the end of
+long streamed code costs as little as its beginning. A token that spans two segments may get a wrong colour.
+"""
+MAX_SEGMENT_CHARACTERS = 4_000
+"""Maximum length of a segment in characters. Some rules of lexers go on over line ends, and their time grows with the
+square of the segment's length: 80 lines of 400 characters of Java took 50 s, 4,000 characters take 0.4 s.
 """
 MAX_CODE_CHARACTERS = 200_000
 """Maximum length of highlighted code in characters. Longer code has no colours."""
 MAX_LINE_CHARACTERS = 2_000
 """Maximum length of a line of code in characters. A longer line is cut into several lines."""
 MAX_COLOURED_CHARACTERS = 400
-"""Maximum length of a highlighted line in characters. A segment (`SEGMENT_LINES` lines) with a longer line has no
-colours: lexers are regular expressions with backtracking. Their time may grow with the square of a line's length or
-faster, and nothing can interrupt them.
+"""Maximum length of a highlighted line in characters. A segment with a longer line has no colours: lexers are regular
+expressions with backtracking. Their time may grow with the square of a line's length or faster, and nothing can
+interrupt them.
 """
-MAX_SEGMENT_S = 0.5
-"""Maximum processor time in seconds for highlighting a segment (`SEGMENT_LINES` lines).
+MAX_SEGMENT_S = 0.2
+"""Maximum processor time in seconds for highlighting a segment; usual code takes 0.02 s.
 If one segment takes longer, code in its language is not highlighted any more.
 """
 LANGUAGES = frozenset({
     "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",
-    "diff", "docker", "elixir", "erlang", "fortran", "glsl", "go", "graphql", "groovy", "haskell", "html", "http",
+    "diff", "docker", "elixir", "erlang", "fortran", "glsl", "go", "graphql", "groovy", "haskell", "html",
     "ini", "java", "javascript", "json", "json5", "julia", "kotlin", "latex", "less", "lua", "make", "markdown",
-    "matlab", "mysql", "nginx", "nix", "objective-c", "ocaml", "pascal", "perl", "php", "postgresql", "powershell",
+    "matlab", "mysql", "nginx", "nix", "objective-c", "ocaml", "pascal", "perl", "php", "powershell",
     "prolog", "properties", "protobuf", "pycon", "python", "r", "rst", "ruby", "rust", "scala", "scheme", "scss",
     "sql", "swift", "systemverilog", "tcl", "terraform", "toml", "tsx", "typescript", "verilog", "vhdl", "vim",
     "xml", "yaml", "zig",
 })  # fmt: skip
 """Names of the languages that are highlighted. The model chooses both the text and its language, and some lexers take
-minutes for some texts. `tests/hardening` runs the lexers of these languages on such texts.
+minutes for some texts. `tests/hardening` runs the lexers of these languages on such texts. "http" and "postgresql" are
+left out, since their lexers use any other lexer that the text names.
 """
 
 _KINDS: tuple[tuple[_TokenType, str], ...] = (
@@ -68,12 +73,25 @@ def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
     Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time.
     """
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
-    for start in range(0, len(lines), SEGMENT_LINES):
-        segment = lines[start : start + SEGMENT_LINES]
+    for segment in _segments(lines):
         if coloured and language not in _slow and max(map(len, segment)) <= MAX_COLOURED_CHARACTERS:
             yield from _highlight_segment("\n".join(segment), language)
         else:
             yield from ((Run(line, code=True),) if line else () for line in segment)
+
+
+def _segments(lines: Sequence[str]) -> Iterator[list[str]]:
+    # From the beginning: lines that are added at the end of streamed code change only the last segment.
+    segment: list[str] = []
+    length = 0
+    for line in lines:
+        length += len(line) + 1
+        if segment and (len(segment) == SEGMENT_LINES or length > MAX_SEGMENT_CHARACTERS):
+            yield segment
+            segment, length = [], len(line) + 1
+        segment.append(line)
+    if segment:
+        yield segment
 
 
 _slow: set[str] = set()
@@ -83,7 +101,8 @@ _slow: set[str] = set()
 @lru_cache(maxsize=64)
 def _lexer(language: str) -> Lexer | None:
     try:
-        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
+        # Without `handlecodeblocks` the lexers of Markdown and reStructuredText do not use lexers that the text names.
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False, handlecodeblocks=False)
     except ClassNotFound:
         return None
     return lexer if LANGUAGES.intersection(lexer.aliases) else None

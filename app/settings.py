@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
-from PySide6.QtCore import QByteArray, QEvent, QSettings, QTimer
+from PySide6.QtCore import QByteArray, QEvent, QSettings
 
 from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
@@ -19,6 +19,7 @@ from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
+from widgets.common.delayed_call import DelayedCall
 from widgets.controls.values import AdapterName
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
@@ -118,6 +119,7 @@ class _IniStore(QSettings):
         self.tell: Callable[[str, bool], None] = lambda _sentence, _is_bad: None
         self._file = file
         self._fails = False
+        self._retry = DelayedCall(self, self._look, RETRY_MS)
 
     def event(self, event: QEvent) -> bool:
         """Handle an event of Qt. After the event in which QSettings writes, check whether the write succeeded."""
@@ -133,7 +135,7 @@ class _IniStore(QSettings):
         other.sync()
         before, self._fails = self._fails, other.status() is QSettings.Status.AccessError
         if self._fails:
-            QTimer.singleShot(RETRY_MS, self, self._look)
+            self._retry.start()
         if self._fails and not before:
             self.tell(
                 tr(
@@ -292,11 +294,13 @@ class Settings:
 
     def add_recent_model(self, model: RecentModel) -> None:
         """Put `model` first in the list of recent models."""
+        self.sync()
         kept = [model, *(other for other in self.recent_models if other.path != model.path)][:MAX_RECENT]
         self._keep_recent(kept)
 
     def forget_recent_model(self, path: Path) -> None:
         """Remove the model at `path` from the list of recent models."""
+        self.sync()
         self._keep_recent([other for other in self.recent_models if other.path != path])
 
     def forget_recent_models(self) -> None:
@@ -318,6 +322,7 @@ class Settings:
 
     def keep_parked(self, model: Path, *, parked: bool) -> None:
         """Store whether the model with the file `model` is parked (unloaded until its next question)."""
+        self.sync()
         kept = [path for path in self.parked_models if path != model]
         wanted = [model, *kept][:MAX_RECENT] if parked else kept
         if wanted != list(self.parked_models):
@@ -329,6 +334,7 @@ class Settings:
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
         """Store the projector, adapters and draft that were chosen for the model file `model`."""
+        self.sync()
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
         if files != KeptSideFiles():
@@ -371,5 +377,8 @@ class Settings:
         self.store.setValue("window/state", state)
 
     def sync(self) -> None:
-        """Write all changes to the INI file now."""
+        """Write all changes to the INI file now, and read the changes that other windows have written.
+
+        Call it before a list or dictionary is changed and written as a whole.
+        """
         self.store.sync()

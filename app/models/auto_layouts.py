@@ -155,6 +155,9 @@ class AutoLayouts(QObject):
 
     def _set_pins(self, pins: Pins) -> None:
         path = self._path
+        # Another window may have changed the pins of other models.
+        self._settings.sync()
+        self._pins = self._settings.kept("pins", KeptPins) or KeptPins()
         # Removed and added at the end: `_latest` keeps the last ones.
         layers = {key: value for key, value in self._pins.layers.items() if key != path}
         outputs = {key: value for key, value in self._pins.outputs.items() if key != path}

@@ -26,7 +26,8 @@ class LimitStore:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
-        self._kept = (None if settings is None else settings.kept("device_limits", KeptLimits)) or KeptLimits()
+        self._kept = KeptLimits()
+        self._read()
 
     def apply(self, device: Device) -> Device:
         """Return `device` with its stored cap and margin; unchanged if none are stored."""
@@ -35,9 +36,16 @@ class LimitStore:
 
     def keep(self, device: Device) -> None:
         """Store the cap and margin of `device`; the oldest entries above `MAX_DEVICES` are dropped."""
+        self._read()
         kept = {key: limits for key, limits in self._kept.devices.items() if key != device_key(device)}
         kept[device_key(device)] = (device.cap_bytes, device.margin_bytes)
         # The newest is at the end; the oldest are dropped, so that ports of past workers do not pile up.
         self._kept = KeptLimits(dict(list(kept.items())[-MAX_DEVICES:]))
         if self._settings is not None:
             self._settings.keep("device_limits", self._kept)
+
+    def _read(self) -> None:
+        """Read the stored limits, which another window may have changed."""
+        if self._settings is not None:
+            self._settings.sync()
+            self._kept = self._settings.kept("device_limits", KeptLimits) or KeptLimits()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.background import Background, Task, Worker
 from app.bug_report import BugDialog, BugReporter, describe_bug, scrub
 from app.notices import Notice
-from app.settings import MAX_RECENT, Settings
+from app.settings import MAX_RECENT, KeptSideFiles, Settings, _IniStore
 from app.window.devices.rig_dialogs import LineDialog, parse_caps
 from app.window.status_line import StatusLine
 from engine.base.errors import ArgumentError, EngineError
@@ -21,6 +24,9 @@ from engine.devices.endpoint import parse_endpoint
 from tests.support.patience import DEADLINE_S
 from widgets.common.dialog import Dialog
 from widgets.library.recent_models import RecentModel
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_settings_survive_a_restart(tmp_path: Path) -> None:
@@ -53,6 +59,46 @@ def test_a_spoilt_settings_file_is_as_none(tmp_path: Path, content: bytes) -> No
     assert not settings.remote_warning_given
     assert settings.window_state() is None
     assert settings.recent_models == ()
+
+
+_OTHER_WINDOW = """
+import sys
+from pathlib import Path
+from app.settings import KeptSideFiles, Settings
+from widgets.library.recent_models import RecentModel
+settings, model = Settings(Path(sys.argv[1])), Path("/models/other.gguf")
+settings.add_recent_model(RecentModel(model, "other", ""))
+settings.keep_side_files(model, KeptSideFiles(projector="/models/mmproj.gguf"))
+settings.keep_parked(model, parked=True)
+settings.sync()
+"""
+
+
+def test_two_open_windows_keep_each_others_lists(tmp_path: Path) -> None:
+    path, ours, other = tmp_path / "settings.ini", Path("/models/ours.gguf"), Path("/models/other.gguf")
+    settings = Settings(path)
+    settings.add_recent_model(RecentModel(ours, "ours", ""))
+    settings.sync()
+    # In a process of its own: within one, all objects for a file share their values.
+    subprocess.run([sys.executable, "-c", _OTHER_WINDOW, str(path)], cwd=ROOT, timeout=DEADLINE_S, check=True)
+    settings.keep_parked(ours, parked=True)
+    settings.keep_side_files(ours, KeptSideFiles(projector="/models/b.gguf"))
+    settings.add_recent_model(RecentModel(ours, "ours", ""))
+    assert [each.path for each in settings.recent_models] == [ours, other]
+    assert settings.parked_models == (ours, other)
+    assert settings.side_files(other).projector == "/models/mmproj.gguf"
+    assert settings.side_files(ours).projector == "/models/b.gguf"
+
+
+def test_settings_that_cannot_be_stored_are_tried_again_by_one_timer(tmp_path: Path, qapp: QApplication) -> None:
+    told: list[str] = []
+    store = _IniStore(tmp_path)  # A folder cannot be written as a file.
+    store.tell = lambda sentence, _is_bad: told.append(sentence)
+    for host in ("first", "second"):
+        store.setValue("serve/host", host)
+        qapp.processEvents()
+    assert len(told) == 1
+    assert [timer.isActive() for timer in store.findChildren(QTimer)] == [True]
 
 
 def test_a_report_does_not_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.models.auto_layouts import KeptPins
 from app.paths import speeds_path
 from app.rig.device_list import list_of_file
 from app.wiring import WindowParts
@@ -97,6 +98,17 @@ def test_a_second_press_lets_go(open_window: OpenWindow, qtbot: QtBot, tmp_path:
     layouts.toggle_pin(PinToggle(None))
     layouts.toggle_pin(PinToggle(None))
     assert layouts.pins.output is None
+
+
+def test_pins_that_another_window_has_set_stay(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    model = show_model(window, qtbot, tmp_path)
+    theirs = (("CUDA1", 0, 1),)
+    window.desk.settings.keep("pins", KeptPins({"/other.gguf": theirs}))
+    window.desk.auto_layouts.toggle_pin(PinToggle((4, 5)))
+    kept = window.desk.settings.kept("pins", KeptPins)
+    assert kept is not None
+    assert kept.layers == {"/other.gguf": theirs, str(model.paths[0]): (("CUDA0", 4, 5),)}
 
 
 def test_options_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:

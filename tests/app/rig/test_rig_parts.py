@@ -344,6 +344,15 @@ def test_limits_of_a_rig_file_are_not_kept(parts: RigParts, tmp_path: Path) -> N
     assert (kept().cap_bytes, kept().margin_bytes) == (GIB, 2 * GIB)
 
 
+def test_limits_that_another_window_has_set_stay(tmp_path: Path) -> None:
+    settings, second = Settings(tmp_path / "settings.ini"), replace(CARD, id="CUDA1", pci_bus_id="0000:09:00.0")
+    ours, theirs = LimitStore(settings), LimitStore(settings)
+    theirs.keep(replace(second, cap_bytes=GIB))
+    ours.keep(replace(CARD, cap_bytes=2 * GIB))
+    kept = LimitStore(settings)
+    assert [kept.apply(card).cap_bytes for card in (CARD, second)] == [2 * GIB, GIB]
+
+
 def test_without_a_local_card_there_is_nothing_to_test(parts: RigParts, told: list[Notice]) -> None:
     parts.search.test_repeats()
     assert "no local GPU" in told[0].text

@@ -135,10 +135,14 @@ class RunMarks:
             if path == self._path or (mark is not None and is_alive(mark.process)):
                 continue
             faults = path.with_suffix(_FAULTS)
+            seen_s, words = _changed_s(path), _read_faults(faults)
+            try:
+                path.unlink()
+            except FileNotFoundError:  # Another window that starts at the same moment has taken it.
+                continue
+            faults.unlink(missing_ok=True)
             if mark is not None and mark.version == VERSION:
-                ended.append(EndedRun(mark, _changed_s(path), _read_faults(faults)))
-            for file in (path, faults):
-                file.unlink(missing_ok=True)
+                ended.append(EndedRun(mark, seen_s, words))
         return tuple(sorted(ended, key=lambda run: -run.seen_s))
 
     def has_others(self) -> bool:

@@ -25,6 +25,7 @@ from engine.planning.plan.edit import Edit
 from widgets.common.delayed_call import DelayedCall
 
 REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
+OPENING = tr("Your models are being opened again. Conversations are restored as last saved.")
 OPENED = tr("Your models were opened again. Conversations were restored as last saved.")
 NOT_OPENED = tr(
     "Your models were not opened again, because Layerdeck crashed the last time it opened them. They are in the list "
@@ -33,6 +34,20 @@ NOT_OPENED = tr(
 # Changes in quick succession, as when a model opens, are written once.
 _KEEP_AFTER_MS = 1000
 _log = logging.getLogger("layerdeck.recovery")
+
+
+def models_to_reopen(ended: Sequence[EndedRun]) -> tuple[OpenedModel, ...]:
+    """Return the models of crashed windows that are opened again, those of the newest window last.
+
+    `ended`: the crashed windows, the newest first. Not twice in a row: models that such a window had opened again are
+    left out, since one of them may be the cause.
+    """
+    known = {each.path for run in ended if run.mark.restored for each in run.mark.models}
+    models: tuple[OpenedModel, ...] = ()
+    for run in ended:
+        models = (*(each for each in run.mark.models if each.path not in known), *models)
+        known |= {each.path for each in run.mark.models}
+    return models
 
 
 class Recovery(QObject):
@@ -55,6 +70,7 @@ class Recovery(QObject):
         self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
         self._background, self._notices = background, notices
         self._restores = False
+        self._n_reopened = 0
         # A worker writes marks in the order of the changes.
         self._writer = Worker("run mark")
         self._timer = DelayedCall(self, self._keep, _KEEP_AFTER_MS)
@@ -87,29 +103,35 @@ class Recovery(QObject):
         self._background.run("Looking at the last run", look, show, self._notices.tell, quiet=True)
 
     def _on_ended(self, ended: tuple[EndedRun, ...]) -> None:
-        last = ended[0]
-        # Not twice in a row: one of the models may be the cause.
-        again = bool(last.mark.models) and not last.mark.restored
-        if again:
+        models = models_to_reopen(ended)
+        had_models = any(run.mark.models for run in ended)
+        self._show_box("\n\n".join(run.report for run in ended))
+        self._tell(OPENING if models else NOT_OPENED if had_models else "")
+        if models:
             self._restores = True
-            self._reopen(last.mark.models, frozenset())
-        self._tell(last.report, OPENED if again else NOT_OPENED if last.mark.models else "")
+            left_out = {each.path for run in ended for each in run.mark.models} - {each.path for each in models}
+            self._reopen(models, frozenset(), len(models) + len(left_out))
 
-    def _tell(self, report: str, what: str) -> None:
+    def _tell(self, event: str) -> None:
+        if self.box is not None:
+            self.box.setInformativeText(
+                tr(
+                    "{event} You can save a report with technical details. The report contains none of your texts and "
+                    "is not sent anywhere.",
+                    event=event,
+                ).strip()
+            )
+
+    def _show_box(self, report: str) -> None:
         box = self.box = QMessageBox(self._window)
         box.setIcon(QMessageBox.Icon.Information)
         box.setWindowTitle(tr("Layerdeck did not close properly"))
         box.setText(tr("Layerdeck crashed or was killed last time."))
-        box.setInformativeText(
-            tr(
-                "{event} You can save a report with technical details. The report contains none of your texts and is "
-                "not sent anywhere.",
-                event=what,
-            ).strip()
-        )
         box.setDetailedText(report)
         save = box.addButton(tr("Save Report…"), QMessageBox.ButtonRole.ActionRole)
         box.addButton(QMessageBox.StandardButton.Close)
+        # Every button of a message box closes it. After this one a file dialog may be cancelled.
+        save.clicked.disconnect()
         save.clicked.connect(partial(self._save, report))
         box.setModal(False)
         box.show()
@@ -126,22 +148,30 @@ class Recovery(QObject):
 
     # ------------------------------------------------------------------ opening again
 
-    def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path]) -> None:
-        """Open the models of a crashed window, one after another, with their layouts. Unreadable files are skipped.
+    def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path], n_models: int) -> None:
+        """Open the models of crashed windows, one after another, with their layouts. Unreadable files are skipped.
 
         `reopened`: files that were opened already; a file that was open twice is then opened as a copy.
+        `n_models`: number of models that the crashed windows had open.
         """
         if not models:
+            some = tr(
+                "{count} of {total} models were opened again. Conversations were restored as last saved.",
+                count=self._n_reopened,
+                total=n_models,
+            )
+            self._tell(OPENED if self._n_reopened == n_models else some)
             return
         model, *rest = models
         path = Path(model.path)
 
         def apply() -> None:
+            self._n_reopened += 1
             if model.layout:
                 self._layouts.use("what was open", model.layout)
 
         def go_on() -> None:
-            self._reopen(rest, reopened | {path})
+            self._reopen(rest, reopened | {path}, n_models)
 
         if path in reopened:
             self._opener.open_copy(path, opened=apply, then=go_on)

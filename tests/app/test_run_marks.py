@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.run_marks import OpenedModel, RunMarks
+from app import run_marks
+from app.run_marks import EndedRun, OpenedModel, RunMark, RunMarks
 
 CRASHING = """
 import ctypes, os, signal, sys
@@ -70,6 +71,24 @@ def test_who_runs_and_who_closed_is_left_alone(tmp_path: Path) -> None:
     assert RunMarks(tmp_path).take_ended() == ()
     assert len(list(tmp_path.glob("*.json"))) == 1
     finish(running)
+
+
+def test_of_two_windows_that_start_at_the_same_moment_one_takes_a_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(start(tmp_path, "SIGKILL"))
+    read = run_marks.read_kept
+    taken: list[EndedRun] = []
+
+    def read_while_another_starts(path: Path, kind: type[RunMark], most_bytes: int) -> RunMark | None:
+        mark = read(path, kind, most_bytes)
+        monkeypatch.setattr(run_marks, "read_kept", read)
+        taken.extend(RunMarks(tmp_path).take_ended())
+        return mark
+
+    monkeypatch.setattr(run_marks, "read_kept", read_while_another_starts)
+    assert RunMarks(tmp_path).take_ended() == ()
+    assert len(taken) == 1
 
 
 def test_another_process_with_the_same_number_is_another_one(tmp_path: Path) -> None:

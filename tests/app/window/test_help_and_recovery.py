@@ -16,11 +16,11 @@ from pytestqt.qtbot import QtBot
 from app.demo import Demo
 from app.paths import runs_path
 from app.rig.lab import Lab
-from app.run_marks import OpenedModel, RunMark, RunMarks
+from app.run_marks import EndedRun, OpenedModel, RunMark, RunMarks
 from app.window.about_dialog import AboutDialog
 from app.window.handbook import HandbookWindow, page_about
 from app.window.library.welcome_presenter import WelcomePresenter
-from app.window.recovery import Recovery
+from app.window.recovery import OPENED, Recovery, models_to_reopen
 from app.wiring import WindowParts, make_window
 from engine.base.errors import EngineError
 from engine.devices.rig_file import encode_rig
@@ -182,7 +182,7 @@ def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Pat
     assert window.desk.document.edit.context.n_ctx == 512
     box = recovery.box
     assert box is not None
-    assert "opened again" in box.informativeText()
+    qtbot.waitUntil(lambda: box.informativeText().startswith(OPENED))
     assert "1 model" in box.detailedText()
     assert str(folder) not in box.detailedText()
     assert nameless(box) == []
@@ -208,9 +208,30 @@ def test_a_file_that_does_not_open_leaves_the_others_to_be_opened(
     document, models = window.desk.document, window.desk.models
     qtbot.waitUntil(lambda: document.edit is not None and document.edit.layout == layout)
     assert [model.file.paths[0].name for model in models.all if model.file is not None] == ["other.gguf", "m.gguf"]
-    assert recovery.box is not None
-    recovery.box.close()
+    box = recovery.box
+    assert box is not None
+    qtbot.waitUntil(lambda: box.informativeText().startswith("2 of 3 models were opened again."))
+    box.close()
     marks.end()
+
+
+def ended(seen_s: int, *names: str, restored: bool = False) -> EndedRun:
+    models = tuple(OpenedModel(f"/{name}.gguf", layout=str(seen_s)) for name in names)
+    return EndedRun(RunMark(1, "1:1.00", models, restored), seen_s, f"fault at {seen_s}")
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ((ended(3, "a", "b"),), ["a3", "b3"]),
+        # A file that was open twice in one window stays so; of several windows the newest has the layout.
+        ((ended(3, "a", "a"), ended(2, "b", "a", "c")), ["b2", "c2", "a3", "a3"]),
+        ((ended(3, "a", restored=True),), []),
+        ((ended(3, "b"), ended(2, "a", restored=True), ended(1, "a", "c")), ["c1", "b3"]),
+    ],
+)
+def test_models_of_all_windows_are_opened_again(runs: tuple[EndedRun, ...], expected: list[str]) -> None:
+    assert [f"{Path(each.path).stem}{each.layout}" for each in models_to_reopen(runs)] == expected
 
 
 @pytest.mark.usefixtures("faults_stay")
@@ -230,9 +251,12 @@ def test_the_report_is_written_where_people_say(
 ) -> None:
     leave_mark(folder, restored=True)
     marks, recovery = follow(window, qtbot)
-    monkeypatch.setattr("app.window.dialogs.ask_save", lambda *_words: folder / "report.txt")
     assert recovery.box is not None
     save = next(each for each in recovery.box.buttons() if each.text().startswith("Save"))
+    monkeypatch.setattr("app.window.dialogs.ask_save", lambda *_words: None)
+    save.click()
+    assert recovery.box.isVisible(), "the report is nowhere else"
+    monkeypatch.setattr("app.window.dialogs.ask_save", lambda *_words: folder / "report.txt")
     with qtbot.waitSignal(window.desk.notices.given):
         save.click()
     assert "Layerdeck" in (folder / "report.txt").read_text(encoding="utf-8")

@@ -164,9 +164,12 @@ def visible(text: str) -> str:
 
     Such characters are control characters, direction marks and widthless spaces.
     """
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _HIDDEN.sub(_escape, text)
+    return _HIDDEN.sub(_escape, with_line_feeds(text))
+
+
+def with_line_feeds(text: str) -> str:
+    r"""Return `text` with "\n" as the only line end."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _escape(match: re.Match[str]) -> str:

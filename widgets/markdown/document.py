@@ -38,7 +38,10 @@ class CodePlace:
 
     @property
     def text(self) -> str:
-        """The source of the code. Lines that were cut because of their length are joined."""
+        """The code as shown: hidden characters are escaped, and lines beyond the limits of a message are missing.
+
+        Lines that were cut because of their length are joined.
+        """
         parts = [("" if line.joins or number == 0 else "\n") + line.text for number, line in enumerate(self.lines)]
         return "".join(parts)
 

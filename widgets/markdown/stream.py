@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.base.language import tr
-from widgets.markdown.blocks import Block, Line, Room, Run, visible
+from widgets.markdown.blocks import Block, Line, Room, Run, visible, with_line_feeds
 from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks
 
@@ -95,3 +95,31 @@ def parse_whole(text: str) -> tuple[Block, ...]:
     stream.append(text)
     parsed = stream.parse()
     return (*parsed.finished, *parsed.open_end)
+
+
+def code_sources(text: str) -> list[str]:
+    """Return the source of each code block of a complete text, in order: without limits and escaped characters."""
+    text = with_line_feeds(text)
+    lines = text.split("\n")
+    sources = []
+    # Parsed with escaped characters, as the blocks are: so both have the same code blocks.
+    for token in parse_tokens(visible(text)) or ():
+        if token.type in ("fence", "code_block") and token.map is not None:
+            first = token.map[0] + (token.type == "fence")
+            shown = token.content.removesuffix("\n").split("\n")
+            sources.append("\n".join(map(_unescaped, shown, lines[first : first + len(shown)])))
+    return sources
+
+
+def _unescaped(shown: str, line: str) -> str:
+    """Return the end of `line` that is `shown` with escaped characters. The beginning is the indent of lists and quotes.
+
+    If there is no such end, as with a tab that is partly indent, return `shown`.
+    """
+    if visible(line) == line:
+        return shown
+    start, length = len(line), 0
+    while start and length < len(shown):
+        start -= 1
+        length += len(visible(line[start]))
+    return line[start:] if visible(line[start:]) == shown else shown

@@ -21,15 +21,18 @@ from PySide6.QtGui import (
     QWheelEvent,
 )
 from PySide6.QtWidgets import QFrame, QMenu, QTextEdit, QWidget
+from shiboken6 import isValid
 
 from engine.base.language import tr
 from widgets.common.boxes import h_box
 from widgets.common.delayed_call import DelayedCall
 from widgets.common.roles import plain_label, tool_button
+from widgets.markdown.blocks import visible
 from widgets.markdown.document import CodePlace, Decorations
-from widgets.markdown.live import LiveMarkdown
+from widgets.markdown.live import AT_ONCE_CHARACTERS, LiveMarkdown
 from widgets.markdown.matches import find_matches
 from widgets.markdown.parse import is_safe_link
+from widgets.markdown.stream import code_sources
 from widgets.markdown.styles import CODE_FOOT_PX, CODE_HEAD_PX, CODE_INSET_PX, EDGE, INDENT_PX, QUOTE_PX
 from widgets.markdown.typesetter import Typesetter
 
@@ -170,14 +173,31 @@ class MarkdownView(QTextEdit):
 
     def _make_head(self, number: int) -> CodeHead:
         head = CodeHead(self.viewport())
-        head.copy_requested.connect(lambda: QGuiApplication.clipboard().setText(self._painted.code[number].text))
+        head.copy_requested.connect(lambda: self._with_source(number, QGuiApplication.clipboard().setText))
         head.save_requested.connect(lambda: self._save(number))
         head.show()
         return head
 
     def _save(self, number: int) -> None:
-        place = self._painted.code[number]
-        self.save_requested.emit(place.text, place.language)
+        language = self._painted.code[number].language
+        self._with_source(number, lambda source: self.save_requested.emit(source, language))
+
+    def _with_source(self, number: int, use: Callable[[str], object]) -> None:
+        """Call `use` with the source of a code block, which is shown with limits and escaped characters.
+
+        The code blocks of a long message are found in another thread, and `use` is called later in this one.
+        """
+        shown, text = self._painted.code[number].text, self.text
+
+        def find() -> str:
+            source = next(islice(code_sources(text), number, None), shown)
+            # The shown code is the beginning of the source, unless more text has made another block of it.
+            return source if visible(source).startswith(shown) else shown
+
+        if len(text) <= AT_ONCE_CHARACTERS:
+            use(find())
+        else:
+            self._typesetter.parse(find, lambda source: use(source) if isValid(self) else None)
 
     def _code_rect(self, place: CodePlace) -> QRectF:
         document = self.document()

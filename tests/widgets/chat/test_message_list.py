@@ -15,6 +15,7 @@ from tests.widgets.chat.conftest import exchange, long_conversation
 from widgets.chat.bubble import Bubble
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import MessageAction, ShownMessage
+from widgets.markdown.blocks import MAX_PIECES
 
 
 def bubble_of(pane: ChatPane, message: str) -> Bubble:
@@ -249,6 +250,19 @@ def test_code_is_copied_and_saved_by_its_buttons(qtbot: QtBot, pane: ChatPane) -
     with qtbot.waitSignal(pane.save_requested) as saved:
         QTest.mouseClick(head.save_button, Qt.MouseButton.LeftButton)
     assert saved.args == ["print(1)\n\nprint(2)", "python"]
+
+
+@pytest.mark.parametrize("n_lines", [1, MAX_PIECES + 5])
+def test_the_buttons_of_code_take_what_is_not_shown(qtbot: QtBot, pane: ChatPane, n_lines: int) -> None:
+    code = "\n".join(["s = 'a\u200bb'"] * n_lines)
+    pane.show_messages([ShownMessage("a", "assistant", "Demo", f"```python\n{code}\n```\n")])
+    view = bubble_of(pane, "a").view
+    qtbot.waitUntil(lambda: bool(view.code_heads))
+    with qtbot.waitSignal(pane.save_requested) as saved:
+        view.code_heads[0].save_button.click()
+    assert saved.args == [code, "python"]
+    view.code_heads[0].copy_button.click()
+    qtbot.waitUntil(lambda: QGuiApplication.clipboard().text() == code)
 
 
 def test_the_wheel_over_a_message_moves_the_list(pane: ChatPane) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widgets.markdown.blocks import Block, Line, Run, Table
-from widgets.markdown.stream import MAX_SHOWN_CHARACTERS, MarkdownStream, parse_whole
+from widgets.markdown.blocks import MAX_PIECES, Block, Line, Run, Table, visible
+from widgets.markdown.stream import MAX_SHOWN_CHARACTERS, MarkdownStream, code_sources, parse_whole
 
 PARTS = (
     *(
@@ -95,6 +95,35 @@ def test_nothing_is_hidden_and_links_are_of_a_few_kinds(text: str) -> None:
     for run in runs_of(parse_whole(text)):
         assert not re.search("[\x00-\x08\x0e-\x1f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffc\ufdd0\ud800]", run.text)
         assert not run.link or re.match("(https?|mailto):", run.link, re.IGNORECASE)
+
+
+def shown_code(text: str) -> list[str]:
+    """Return the code blocks of a text as they are shown."""
+    code: list[str] = []
+    for line in parse_whole(text):
+        if isinstance(line, Line) and line.kind == "code":
+            code = [*code, line.text] if line.begins else [*code[:-1], f"{code[-1]}\n{line.text}"]
+    return code
+
+
+@given(texts)
+def test_each_shown_code_block_has_its_source(text: str) -> None:
+    assert [visible(source) for source in code_sources(text)] == shown_code(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("```py\ns = 'a\u200bb'  # \u00ad \\u200b\n```\n\n~~~\n\x07\r\n~~~", ["s = 'a\u200bb'  # \u00ad \\u200b", "\x07"]),
+        ("1. a\n\n   ```\n   b\u200e\n\n     c\n   ```\n> ```\n> \u202ed", ["b\u200e\n\n  c", "\u202ed"]),
+        ("```\n" + "x\n" * (MAX_PIECES + 5), ["\n".join("x" * (MAX_PIECES + 5))]),
+        ("```\n" + "y" * (MAX_SHOWN_CHARACTERS + 5), ["y" * (MAX_SHOWN_CHARACTERS + 5)]),
+    ],
+    ids=["escapes", "indents", "lines", "characters"],
+)
+def test_the_source_of_code_has_what_is_not_shown(text: str, sources: list[str]) -> None:
+    assert code_sources(text) == sources
+    assert shown_code(text) != sources
 
 
 def words(text: str) -> list[str]:

@@ -63,15 +63,23 @@ class Examiner(QObject):
         self._background = background
         self._notices = notices
         self._examining = background.latest()
+        self._is_cancelled = False
+        self._starts_again = False
+        """Whether another examination starts when the cancelled one, which still runs, has ended."""
 
     @property
     def is_running(self) -> bool:
         return self._examining.is_running
 
     def start(self) -> None:
-        """Start an examination, unless one runs. `progressed` and then `finished` or `failed` are emitted."""
+        """Start an examination, unless one runs. `progressed` and then `finished` or `failed` are emitted.
+
+        If a cancelled one still runs, the new one starts after its end, and of the cancelled one nothing is emitted.
+        """
         if self.is_running:
+            self._starts_again = self._is_cancelled
             return
+        self._is_cancelled = self._starts_again = False
         # Taken in the GUI thread; the examination runs in another one while the list may change.
         devices, held = self._live.devices, frozenset(self._held())
 
@@ -86,13 +94,23 @@ class Examiner(QObject):
 
         def show(found: tuple[Report, Learnt]) -> None:
             self.learnt.emit(found[1])
-            self.finished.emit(found[0])
+            if self._starts_again:
+                self.start()
+            else:
+                self.finished.emit(found[0])
             self._search.judge_again()
 
         def fail(error: EngineError) -> None:
-            self.failed.emit(error.summary())
+            if self._starts_again:
+                self.start()
+            else:
+                self.failed.emit(error.summary())
 
-        self._examining.run(tr("Checking this computer"), work, show, fail, self.progressed.emit)
+        def tell(progress: Progress) -> None:
+            if not self._starts_again:
+                self.progressed.emit(progress)
+
+        self._examining.run(tr("Checking this computer"), work, show, fail, tell)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
         """Return the devices to examine: the local ones and the host of this computer, and the listed workers.
@@ -107,6 +125,7 @@ class Examiner(QObject):
 
     def cancel(self) -> None:
         """Cancel the running examination; its report has the results until then."""
+        self._is_cancelled, self._starts_again = True, False
         self._examining.stop()
 
     def save(self, path: Path, report: Report) -> None:
@@ -124,4 +143,5 @@ class Examiner(QObject):
 
     def close(self) -> None:
         """Cancel the running examination, and wait a bounded time for its child processes."""
+        self._starts_again = False
         self._examining.close(_END_S)

@@ -22,7 +22,7 @@ from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.window.devices.doctor_dialog import DoctorDialog, DoctorPresenter
 from engine.machines.doctor.machine import Machine
-from engine.machines.doctor.report import Check, Step
+from engine.machines.doctor.report import Check, Report, Step
 from tests.support.patience import DEADLINE_S
 
 FIRST = Check(name="device", device="CPU", detail="a processor")
@@ -130,3 +130,21 @@ def test_closing_the_dialog_ends_the_check(qtbot: QtBot, window: QWidget, examin
     click(dialog, "close")
     gate.is_open.set()
     qtbot.waitUntil(lambda: not examiner.is_running)
+
+
+def test_opened_again_the_dialog_begins_a_new_check_after_the_cancelled_one(
+    qtbot: QtBot, window: QWidget, examiner: Examiner, gate: Gate
+) -> None:
+    presenter = DoctorPresenter(examiner, window)
+    first = presenter.open()
+    qtbot.waitUntil(lambda: bool(rows(first)))
+    click(first, "close")
+    second = presenter.open()
+    assert second is not first
+    finished: list[Report] = []
+    examiner.finished.connect(finished.append)
+    gate.is_open.set()
+    qtbot.waitUntil(second.again_button.isVisible)
+    assert second.text == "1 of 3 checks failed: CPU weights."
+    assert len(finished) == 1
+    click(second, "close")

@@ -12,6 +12,7 @@ from PySide6.QtGui import (
     QColor,
     QContextMenuEvent,
     QGuiApplication,
+    QKeyEvent,
     QMouseEvent,
     QPainter,
     QPaintEvent,
@@ -267,6 +268,23 @@ class MarkdownView(QTextEdit):
         pressed, self._pressed_link = self._pressed_link, ""
         if pressed and pressed == self.link_at(event.position()) and not self.textCursor().hasSelection():
             self.link_opened.emit(pressed)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Open the link at the text cursor if Return is pressed: arrow keys move the cursor through the message."""
+        link = self._link_at_cursor() if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) else ""
+        if link:
+            self.link_opened.emit(link)
+        else:
+            super().keyPressEvent(event)
+
+    def _link_at_cursor(self) -> str:
+        # A cursor has the format of the character before it.
+        cursor = self.textCursor()
+        cursor.clearSelection()
+        addresses = [cursor.charFormat().anchorHref()]
+        if cursor.movePosition(QTextCursor.MoveOperation.NextCharacter):
+            addresses.append(cursor.charFormat().anchorHref())
+        return next(filter(is_safe_link, reversed(addresses)), "")
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Ignore the wheel, so that the list around the message scrolls."""

@@ -242,6 +242,20 @@ def test_links_open_on_a_click_and_only_those_that_may(qtbot: QtBot, pane: ChatP
     assert found == {"", "https://docs.example/x"}
 
 
+def test_return_opens_the_link_at_the_text_cursor(qtbot: QtBot, pane: ChatPane) -> None:
+    text = "see [docs](https://docs.example/x) [bad](javascript:alert)"
+    pane.show_messages([ShownMessage("a", "assistant", "Demo", text)])
+    view = bubble_of(pane, "a").view
+    opened: list[tuple[int, str]] = []
+    view.link_opened.connect(lambda link: opened.append((view.textCursor().position(), link)))
+    view.setFocus()
+    QTest.keyClick(view, Qt.Key.Key_Home)
+    for _ in view.toPlainText():
+        QTest.keyClick(view, Qt.Key.Key_Return)
+        QTest.keyClick(view, Qt.Key.Key_Right)
+    assert opened == [(place, "https://docs.example/x") for place in range(len("see "), len("see docs") + 1)]
+
+
 def test_code_is_copied_and_saved_by_its_buttons(qtbot: QtBot, pane: ChatPane) -> None:
     pane.show_messages([ShownMessage("a", "assistant", "Demo", "```python\nprint(1)\n\nprint(2)\n```\n")])
     (head,) = bubble_of(pane, "a").view.code_heads

@@ -25,7 +25,6 @@ from tests.support.patience import DEADLINE_S
 from widgets.common.dialog import Dialog
 from widgets.library.recent_models import RecentModel
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -157,7 +156,6 @@ def test_a_bug_report_belongs_to_the_main_window_even_if_no_window_is_active(
     assert reporter.window is not None
     # A dialog without a parent would keep the process running after the main window has closed.
     qtbot.waitUntil(lambda: bool(reporter.window and reporter.window.findChildren(BugDialog)))
-
 
 
 def test_background_work_answers_in_the_gui_thread(qtbot: QtBot) -> None:

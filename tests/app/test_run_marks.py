@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app import run_marks
 from app.run_marks import EndedRun, OpenedModel, RunMark, RunMarks
+from engine.base.json_file import read_kept
 
 CRASHING = """
 import ctypes, os, signal, sys
@@ -77,16 +77,15 @@ def test_of_two_windows_that_start_at_the_same_moment_one_takes_a_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(start(tmp_path, "SIGKILL"))
-    read = run_marks.read_kept
     taken: list[EndedRun] = []
 
     def read_while_another_starts(path: Path, kind: type[RunMark], most_bytes: int) -> RunMark | None:
-        mark = read(path, kind, most_bytes)
-        monkeypatch.setattr(run_marks, "read_kept", read)
+        mark = read_kept(path, kind, most_bytes)
+        monkeypatch.setattr("app.run_marks.read_kept", read_kept)
         taken.extend(RunMarks(tmp_path).take_ended())
         return mark
 
-    monkeypatch.setattr(run_marks, "read_kept", read_while_another_starts)
+    monkeypatch.setattr("app.run_marks.read_kept", read_while_another_starts)
     assert RunMarks(tmp_path).take_ended() == ()
     assert len(taken) == 1
 

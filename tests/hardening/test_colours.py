@@ -25,7 +25,8 @@ words = ["a", " ", "(", "{", "[", '"', "'", "<", "/", "#", "$", "1", "@", "%", "
          "a.", "/*", "<a ", "a:", '"a' + chr(92), "&a", chr(9) + " ", "a->", "a, ", "a a ", chr(92)]
 for word in words:
     line = (word * n)[:n]
-    assert ["".join(run.text for run in runs) for runs in highlight([line] * lines, sys.argv[1])] == [line] * lines, word
+    code = [line] * lines
+    assert ["".join(run.text for run in runs) for runs in highlight(code, sys.argv[1])] == code, word
 """
 
 

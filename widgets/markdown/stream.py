@@ -112,7 +112,7 @@ def code_sources(text: str) -> list[str]:
 
 
 def _unescaped(shown: str, line: str) -> str:
-    """Return the end of `line` that is `shown` with escaped characters. The beginning is the indent of lists and quotes.
+    """Return the end of `line` that is `shown` with escaped characters. The rest is the indent of lists and quotes.
 
     If there is no such end, as with a tab that is partly indent, return `shown`.
     """

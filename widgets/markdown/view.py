@@ -183,7 +183,7 @@ class MarkdownView(QTextEdit):
         language = self._painted.code[number].language
         self._with_source(number, lambda source: self.save_requested.emit(source, language))
 
-    def _with_source(self, number: int, use: Callable[[str], object]) -> None:
+    def _with_source(self, number: int, use: Callable[[str], None]) -> None:
         """Call `use` with the source of a code block, which is shown with limits and escaped characters.
 
         The code blocks of a long message are found in another thread, and `use` is called later in this one.
@@ -195,10 +195,14 @@ class MarkdownView(QTextEdit):
             # The shown code is the beginning of the source, unless more text has made another block of it.
             return source if visible(source).startswith(shown) else shown
 
+        def show(source: str) -> None:
+            if isValid(self):
+                use(source)
+
         if len(text) <= AT_ONCE_CHARACTERS:
             use(find())
         else:
-            self._typesetter.parse(find, lambda source: use(source) if isValid(self) else None)
+            self._typesetter.parse(find, show)
 
     def _code_rect(self, place: CodePlace) -> QRectF:
         document = self.document()

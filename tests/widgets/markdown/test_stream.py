@@ -114,7 +114,10 @@ def test_each_shown_code_block_has_its_source(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sources"),
     [
-        ("```py\ns = 'a\u200bb'  # \u00ad \\u200b\n```\n\n~~~\n\x07\r\n~~~", ["s = 'a\u200bb'  # \u00ad \\u200b", "\x07"]),
+        (
+            "```py\ns = 'a\u200bb'  # \u00ad \\u200b\n```\n\n~~~\n\x07\r\n~~~",
+            ["s = 'a\u200bb'  # \u00ad \\u200b", "\x07"],
+        ),
         ("1. a\n\n   ```\n   b\u200e\n\n     c\n   ```\n> ```\n> \u202ed", ["b\u200e\n\n  c", "\u202ed"]),
         ("```\n" + "x\n" * (MAX_PIECES + 5), ["\n".join("x" * (MAX_PIECES + 5))]),
         ("```\n" + "y" * (MAX_SHOWN_CHARACTERS + 5), ["y" * (MAX_SHOWN_CHARACTERS + 5)]),

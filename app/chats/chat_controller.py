@@ -50,7 +50,7 @@ class ChatController(QObject):
         self._notices = notices
         self._show_model = show_model
         self._last_deleted: Chat | None = None
-        self._opening: object = None
+        self._opening: tuple[str, object] | None = None
         """Identity of the newest request to open a conversation; None if another command has replaced it."""
         # Read before the first signal: `_tell_current` overwrites the setting.
         self._last_shown = settings.last_chat
@@ -73,10 +73,11 @@ class ChatController(QObject):
     def open(self, chat: str, message: str = "") -> None:
         """Show a stored conversation. If `message` is not empty, its branch is shown and the view scrolls to it.
 
-        Reading takes time: a later `open`, `new` or `delete` replaces a request whose conversation is not shown yet.
+        Reading takes time: a later `open`, `new`, or `delete` of the same conversation replaces a request whose
+        conversation is not shown yet.
         """
         self.leaving.emit()
-        self._opening = opening = object()
+        self._opening = opening = (chat, object())
         model = self._user_of(chat) or self._models.current
         if model is not self._models.current:
             # One conversation is never written to from two places: its model is shown, or gives it up.
@@ -140,7 +141,8 @@ class ChatController(QObject):
         known = self._archive.chat(chat)
         if known is None:
             return
-        self._opening = None
+        if self._opening is not None and self._opening[0] == chat:
+            self._opening = None
         self._last_deleted = known
         for model in self._models.all:
             if model.conversation.chat.id == chat:

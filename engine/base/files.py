@@ -182,7 +182,8 @@ def sync_folder(folder: Path) -> None:
 def lock_file(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file exclusively; return False if another process holds the lock. Closing the descriptor unlocks it.
 
-    `wait`: block until no other process holds the lock. On Windows nothing is locked, and the result is True.
+    `wait`: block until no other process holds the lock. On Windows, and on a file system without locks, nothing is
+    locked, and the result is True.
     """
     if sys.platform == "win32":
         return True
@@ -193,6 +194,9 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
     return True
 
 

@@ -48,6 +48,15 @@ class _DeviceRow:
         cap_bytes = choice.caps.get(device.id)
         self.cap_line.setText("" if cap_bytes is None else format_bytes(cap_bytes))
         self.user = plain_label("", "dim")
+        self.parts: tuple[QWidget, ...] = (self.box, self.name, self.cap_line, self.user)
+        self.is_here = True
+
+    def show(self, is_here: bool) -> None:
+        """Show or hide the row. `is_here`: whether this computer has the device now."""
+        if is_here != self.is_here:
+            self.is_here = is_here
+            for part in self.parts:
+                part.setVisible(is_here)
 
     def cap_bytes(self) -> int | None:
         """Return the entered memory limit in bytes, None for no limit.
@@ -71,6 +80,7 @@ class LendDialog(StatusDialog):
         self.name_line = QLineEdit(lender.choice.name)
         self.announce_box = QCheckBox(tr("Show this computer in the local network"))
         self.code_label = plain_label("", wrap=True)
+        self.introduction: QLabel = plain_label("", "dim", wrap=True)
         self._add_rows()
         self._build()
         self.lend_button = self.add_button(tr("&Lend"), self._on_lend)
@@ -91,17 +101,23 @@ class LendDialog(StatusDialog):
         self.show_state(self._lender.state)
 
     def _add_rows(self) -> None:
-        """Add a row for each local device of the device list that has none."""
+        """Add a row for each local device of the device list that has none; hide rows of devices that are gone."""
         live, shown = self._live, {row.device.id for row in self.rows}
+        here = set()
         for device in live.devices.rig.all_devices:
             # Planning may show cards that are not here.
             is_here = not (device.is_rpc or device.kind == "accel" or device.id in live.missing_devices)
+            if is_here:
+                here.add(device.id)
             if is_here and device.id not in shown:
                 row = _DeviceRow(device, self._lender.choice)
                 self.rows += (row,)
-                parts: tuple[QWidget, ...] = (row.box, row.name, row.cap_line, row.user)
-                for column, part in enumerate(parts):
+                for column, part in enumerate(row.parts):
                     self._grid.addWidget(part, len(self.rows), column)
+        for row in self.rows:
+            row.show(row.device.id in here)
+        words = f"{INTRODUCTION} {OF_FILE}" if live.devices.from_file else INTRODUCTION
+        self.introduction.setText(words)
 
     def show_state(self, state: LendState) -> None:
         """Show whether devices are lent, and who uses them."""
@@ -122,15 +138,16 @@ class LendDialog(StatusDialog):
             row.user.setText(lent if client is None else tr("used by {user}", user=client))
 
     def _on_lend(self) -> None:
-        chosen = [row.device.id for row in self.rows if row.box.isChecked()]
+        rows = [row for row in self.rows if row.is_here]
+        chosen = [row.device.id for row in rows if row.box.isChecked()]
         if not chosen:
             self._refuse(tr("No device is chosen; choose at least one."), self.rows[0].box)
             return
         # What is stored of devices without a row stays: they may come back.
-        shown, before = {row.device.id for row in self.rows}, self._lender.choice
+        shown, before = {row.device.id for row in rows}, self._lender.choice
         without = [name for name in before.without if name not in shown]
         caps = {name: size_bytes for name, size_bytes in before.caps.items() if name not in shown}
-        for row in self.rows:
+        for row in rows:
             try:
                 cap_bytes = row.cap_bytes()
             except ValueError as error:
@@ -144,7 +161,7 @@ class LendDialog(StatusDialog):
                 return
             if cap_bytes is not None:
                 caps[row.device.id] = cap_bytes
-        without += [row.device.id for row in self.rows if not row.box.isChecked()]
+        without += [row.device.id for row in rows if not row.box.isChecked()]
         self._lender.start(
             LendChoice(
                 host=str(self.address_box.currentData()),
@@ -186,9 +203,7 @@ class LendDialog(StatusDialog):
         form.addRow(tr("Port"), self.port_box)
         form.addRow(tr("Name for other computers"), self.name_line)
         form.addRow("", self.announce_box)
-        words = f"{INTRODUCTION} {OF_FILE}" if self._live.devices.from_file else INTRODUCTION
-        introduction: QLabel = plain_label(words, "dim", wrap=True)
-        self.lay_out(introduction, grid, form, self.status_label, self.code_label, None)
+        self.lay_out(self.introduction, grid, form, self.status_label, self.code_label, None)
         self.resize(640, 420)
 
 

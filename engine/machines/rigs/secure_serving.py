@@ -41,6 +41,7 @@ HOST_MARGIN_BYTES = 256 * MIB
 """Default margin of a lent CPU: memory kept free for the lender's own programs."""
 _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
+_READING_TIMEOUT_S = 2.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
 """Seconds after a worker's start. If the worker ends earlier, its end counts towards `MAX_QUICK_ENDS`."""
@@ -241,8 +242,12 @@ class _Worker:
 
     def wait_for_end(self) -> None:
         self._child.wait_for_end(_END_TIMEOUT_S)
-        with self._reading:
-            self._readings.close()
+        # A driver may hang in a reading, and lending must be able to end all the same.
+        if self._reading.acquire(timeout=_END_TIMEOUT_S):
+            try:
+                self._readings.close()
+            finally:
+                self._reading.release()
 
     def reach(self) -> socket.socket:
         """Connect to the worker from the only source port that it accepts (`key`), and return the socket.
@@ -283,11 +288,16 @@ class _Worker:
         )
 
     def _read_free_bytes(self) -> int | None:
-        """Return the free memory of the device in bytes; None if the system does not report it."""
+        """Return the free memory of the device in bytes; None if the system does not report it, or not in time."""
         if self.lending.device.is_host:
             return read_host_memory().free_bytes
-        with self._reading:  # A reader is for one thread.
+        # A reader is for one thread.
+        if not self._reading.acquire(timeout=_READING_TIMEOUT_S):
+            return None
+        try:
             (sample,) = self._readings.read()
+        finally:
+            self._reading.release()
         if sample.used_bytes is None or sample.total_bytes is None:
             return None
         return max(0, sample.total_bytes - sample.used_bytes)

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -190,7 +191,8 @@ async def answer_pairing(
     try:
         await keep(pairing)
     except PlacedError:
-        await stream.send_message(Verdict(b"", NOT_KEPT))
+        with suppress(OSError):  # The client may have gone. The lender is told in any case.
+            await stream.send_message(Verdict(b"", NOT_KEPT))
         raise
     await stream.send_message(Verdict(_proof(_SERVER, *shared)))
     return pairing

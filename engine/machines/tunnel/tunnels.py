@@ -272,6 +272,8 @@ class Tunnels:
         while not self._closing.wait(_LOOK_S):
             with self._lock:
                 fingerprints = {fingerprint for _, fingerprint in self._tunnels}
+            if not fingerprints:
+                continue
             # Also another process may delete a pairing, so only the file tells.
             forgotten = self._book.forgotten("server", fingerprints)
             with self._lock:

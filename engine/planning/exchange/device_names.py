@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.endpoint import parse_endpoint, parse_lent_endpoint
@@ -104,8 +105,11 @@ def _missing_id(endpoint: str, number: int) -> str:
 
     It is not llama.cpp's name `RPC<k>`: the rig may have another device with that id.
     """
-    # A device id has at most 64 characters, and the number at most 3.
-    return f"{_NO_ID_CHARACTERS.sub('-', endpoint)[:60]}-{number}"
+    name = _NO_ID_CHARACTERS.sub("-", endpoint)
+    # A device id has at most 64 characters, and the number at most 3. A digest tells long endpoints apart.
+    if len(name) > 60:
+        name = f"{sha256(endpoint.encode()).hexdigest()[:8]}-{name[-51:]}"
+    return f"{name}-{number}"
 
 
 def with_plain_servers(rig: Rig) -> Rig:

@@ -42,7 +42,9 @@ _PROGRAM = re.compile(r"(?:llama-[a-z0-9-]+|llama|server|main)(?:\.exe)?", re.AS
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
 _NUMBER = re.compile(r"-(?:\d|\.\d)")
 _CONTINUED = re.compile(r"[\\^`]\r?\n")
-_WINDOWS_PATH = re.compile(r"(?:^|\s)[\"']?[A-Za-z]:\\\w", re.ASCII)
+_WINDOWS_PATH = re.compile(r"(?:^|[\s=])[\"']?(?:[A-Za-z]:|\.{1,2})\\\w", re.ASCII)
+_QUOTE = "\0"
+"""Stands for an escaped quotation mark while a command of Windows is split into words."""
 _ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 _DENSE = r"\.ffn_(up|down|gate)\."
 """`LLM_FFN_DENSE_REGEX` of llama.cpp: the weights of `--n-cpu-ffn`."""
@@ -78,13 +80,17 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
 
 def _words(text: str) -> list[str]:
     lines = (line for line in _CONTINUED.sub(" ", text).splitlines() if not line.lstrip().startswith("#"))
-    lexer = shlex.shlex("\n".join(lines), posix=True, punctuation_chars=False)
+    plain = "\n".join(lines)
+    if is_windows := _WINDOWS_PATH.search(plain) is not None:
+        # The only thing that a backslash escapes in a command of Windows (`CommandLineToArgvW`).
+        plain = plain.replace('\\"', _QUOTE)
+    lexer = shlex.shlex(plain, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
-    if _WINDOWS_PATH.search(text):
-        # For cmd and PowerShell a backslash is part of a path.
+    if is_windows:
+        # A backslash is part of a path.
         lexer.escape = ""
     try:
-        words = list(lexer)
+        words = [word.replace(_QUOTE, '"') for word in lexer]
     except ValueError:
         raise LayoutError(
             tr("the command has a quotation mark that is not closed, or a backslash at its end")
@@ -120,7 +126,12 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
                 break
             has_options = True
         # The value of an option, such as an alias, may be a program's name too.
-        elif _program_name(word) and before not in _VALUES and before not in _OTHERS_WITH_VALUE:
+        elif before in _VALUES or before in _OTHERS_WITH_VALUE:
+            continue
+        # After `llama-server` a word such as `/data/llama` is not the program.
+        elif (name := _program_name(word)) and (
+            found is None or name.startswith("llama-") or not _program_name(words[found]).startswith("llama-")
+        ):
             found = index
     if found is None:
         return SERVER, words[start:]
@@ -195,7 +206,7 @@ class _Reader:
             options.notes.append(
                 tr("Without --parallel llama-server answers {count} requests at a time.", count=_SERVER_SLOTS)
             )
-        if options.context.get("n_ctx", AUTO_CONTEXT) == AUTO_CONTEXT:
+        if "n_ctx" not in options.context:
             options.notes.append(
                 tr("The context length is auto (as much as fits), because the command does not set it (-c).")
             )

@@ -153,7 +153,7 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     if load.n_gpu_layers is None and not load.shares and load.devices is None and not changes_mode:
         return layout
     whole = replace(load, overrides=(), n_gpu_layers=MAX_NUMBER if load.n_gpu_layers is None else load.n_gpu_layers)
-    if "split_mode" in load.said or layout.split_mode not in ("tensor", "row"):
+    if changes_mode or layout.split_mode not in ("tensor", "row"):
         return replace(arrange_here(whole, model, rig), overrides=layout.overrides)
     ids = (device.id for device in rig.devices if device.kind != "accel")
     kept = tuple(dict(layout.tensor_split).get(device_id, 0.0) for device_id in ids) if load.devices is None else ()

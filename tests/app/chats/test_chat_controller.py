@@ -65,6 +65,12 @@ def test_the_newest_command_wins_over_conversations_that_are_still_read(
     controller.delete(second)
     deliver(1)
     assert conversation.is_empty, "a deleted conversation is not shown"
+    (third,) = keep(bench, "third")
+    controller.open(first)
+    controller.delete(third)
+    deliver(1)
+    assert conversation.chat.id == first, "another one was deleted"
+    conversation.begin()
     # Text that is typed while a conversation is read is stored with the one before.
     before, typed = conversation.chat.id, "typed meanwhile"
     controller.open(first)

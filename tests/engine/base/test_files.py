@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.files import read_at_most, replacing, write_private, write_whole
+from engine.base.files import locked, read_at_most, replacing, write_private, write_whole
 
 if sys.platform != "win32":
     import resource  # Windows has none.
@@ -187,3 +187,14 @@ def test_a_private_file_is_written_where_there_are_no_hard_links(
     write_private(tmp_path / "key", b"secret")
     write_private(tmp_path / "key", b"another")
     assert [entry.read_bytes() for entry in tmp_path.iterdir()] == [b"secret"]
+
+
+def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "a.json"), locked(tmp_path / "a.json"):
+        pass

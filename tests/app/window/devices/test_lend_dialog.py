@@ -198,6 +198,15 @@ def test_a_device_without_a_row_is_not_lent_and_its_choice_is_kept(
     click(dialog, "lend")
     qtbot.waitUntil(lambda: len(asked) == 2)
     assert asked[1] == {"only": ("CUDA1",), "caps": (("CUDA1", GIB),)}
+    qtbot.waitUntil(dialog.lend_button.isEnabled)
+    # A card is gone.
+    dialog.rows[1].box.setChecked(True)
+    live.set_devices(DeviceList(Rig(cards[:1], host)))
+    assert dialog.rows[2].box.isHidden()
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: len(asked) == 3)
+    assert asked[2] == {"only": ("CUDA0",), "caps": ()}
+    assert Lender(settings).choice.caps == {"CUDA1": GIB, "CPU": MIB}
 
 
 def test_it_is_lent_again_right_after_a_stop(
@@ -218,4 +227,8 @@ def test_cards_that_are_not_here_are_not_offered(lender: Lender, window: QWidget
     live = LiveRig(window)
     here = live.devices.rig
     live.set_devices(list_of_file(with_cards(here, ["RTX 3090"]), here))
-    assert [row.device.id for row in LendPresenter(lender, live, window).open().rows] == ["CPU"]
+    dialog = LendPresenter(lender, live, window).open()
+    assert [row.device.id for row in dialog.rows] == ["CPU"]
+    assert "A rig file is open" in dialog.introduction.text()
+    live.set_devices(DeviceList(here))
+    assert "A rig file is open" not in dialog.introduction.text()

@@ -94,6 +94,8 @@ def test_servers_are_matched_by_endpoint_and_never_by_name(model: ModelFile) -> 
     # Without shares its memory, which is unknown, counts as the mean of the others.
     assert (f"{gone}-0", 3) in placed("--rpc 10.0.0.9:50052")[0]
     assert placed("--rpc 10.0.0.5:50052 -dev RPC0") == ([("RPC0", 7)], "")
+    long = "a-very-long-name-" * 4
+    assert [count for _, count in placed(f"--rpc {long}:50052,{long}:50053 -dev RPC0,RPC1 -ts 1,3")[0]] == [2, 5]
 
 
 def test_split_modes_with_shares(model: ModelFile) -> None:
@@ -202,6 +204,11 @@ def test_lines_comments_and_containers(model: ModelFile) -> None:
         ("docker pull image && docker run image -m x.gguf -ngl 5 -b 99", "llama-server", "x.gguf"),
         (r"C:\llama\llama-cli.exe -m C:\m\x.gguf -ngl 5 -b 99", "llama-cli", r"C:\m\x.gguf"),
         (r"llama-server -m a\ b.gguf -ngl 5 -b 99", "llama-server", "a b.gguf"),
+        (r"llama-server --model=C:\m\x.gguf -ngl 5 -b 99", "llama-server", r"C:\m\x.gguf"),
+        (r".\llama-server.exe -m m\x.gguf -ngl 5 -b 99", "llama-server", r"m\x.gguf"),
+        (r'llama-cli -m "C:\m\x.gguf" -p "a 5\" disk" -ngl 5 -b 99', "llama-cli", r"C:\m\x.gguf"),
+        (r'llama-cli -m C:\x.gguf -sys "say \"-ngl 1 -b 2\"" -ngl 5 -b 99', "llama-cli", r"C:\x.gguf"),
+        ("llama-cli /data/llama -m x.gguf -ngl 5 -b 99", "llama-cli", "x.gguf"),
     ],
 )
 def test_the_program_is_found_among_folders_aliases_and_commands(text: str, program: str, path: str) -> None:

@@ -263,7 +263,8 @@ def discard_part(target: Path) -> None:
     descriptor = None
     try:
         # Windows locks nothing, and deletes no open file.
-        if sys.platform != "win32" and path.exists():
+        # A link, or a file that may not be written, is nobody's download: `PartFile` opens with the same flags.
+        if sys.platform != "win32" and path.exists() and not path.is_symlink() and os.access(path, os.W_OK):
             descriptor = os.open(path, _OPEN_FLAGS)
             _lock_whole(descriptor, path, target)
         # In this order: once the bytes have no name, another process may begin a journal of its own.

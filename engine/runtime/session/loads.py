@@ -439,7 +439,7 @@ def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Ca
         case Step.REPLACING:
             _start(transition)
         case _:
-            pass  # The model loaded before was lost (`LoadRun.lost`). The new load needs no child yet, and goes on.
+            pass  # The model loaded before was lost (`State.lost`). The new load needs no child yet, and goes on.
 
 
 def _can_do_without_tensor_api(transition: Transition, outcome: ProcessOutcome) -> bool:
@@ -485,15 +485,17 @@ def _finish(transition: Transition, ending: LoadEnding, explained: inputs.Explai
     _note(transition, outcome_words(ending), loaded=transition.load.is_real)
     proposals = () if explained is None else explained.proposals
     # A failed load says that no model is loaded; a cancelled one leaves the model loaded before.
-    lost = transition.load.lost if isinstance(ending, Cancelled) else None
+    lost = transition.state.lost if isinstance(ending, Cancelled) else None
+    # Before a load that waits it would be taken for the ending of that load, which tells it in turn.
+    told = None if transition.state.waiting is not None else lost
     transition.change(
         load=None,
+        lost=None if told is lost else lost,
         last=LoadResult(transition.load.attempts, ending, proposals),
         has_failed=transition.state.child is None and (lost is not None or not isinstance(ending, Cancelled)),
     )
     # Requests that waited for the proposals get this ending (`machine._end_waiting`).
     if not transition.state.requests:
         transition.report(ending)
-    # A load that waits has an ending of its own, for which this would be taken.
-    if lost is not None and transition.state.waiting is None:
-        transition.report(lost)
+    if told is not None:
+        transition.report(told)

@@ -188,7 +188,7 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
     if transition.state.load is not None:
         stage = transition.load.progress.stage
         if loaded is not None and not child.ending:
-            transition.change_load(lost=_crash(transition, outcome, child.plan))
+            transition.change(lost=_crash(transition, outcome, child.plan))
         loads.take_child_end(transition, outcome, partial(_diagnose, transition, outcome, stage, child.plan))
     elif loaded is not None and not child.ending and _has_exhausted(transition, outcome, loaded):
         pass

@@ -165,7 +165,6 @@ class LoadRun:
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
     `ending`: result of the load, kept until the child has ended or the proposals are found.
     `cancelled`: whether the load was cancelled and is ending.
-    `lost`: how the model loaded before was lost while this load had not replaced it yet; None if it was not.
     `of_answer`: whether this is only a search for proposals, after an answer ran out of memory. Nothing is loaded then.
     """
 
@@ -184,7 +183,6 @@ class LoadRun:
     attempts: tuple[LoadAttempt, ...] = ()
     ending: LoadEnding | None = None
     cancelled: bool = False
-    lost: Failed | Crashed | None = None
     of_answer: bool = False
 
 
@@ -276,6 +274,7 @@ class State:
     `waiting`: load that was ordered while another load or a request was running; it begins when nothing runs any more.
     `stop_timer`: number of the running stop timer; None if none runs.
     `loss`: a lost child, while the cause of its loss is searched for; else None.
+    `lost`: how the loaded model was lost during loads that had not replaced it yet; told if the last one is cancelled.
     `exhausted`: the last model, if it ran out of memory in an answer. A load of the same edit that may try other
     layouts begins with a step back.
     `last`: result of the last load.
@@ -296,6 +295,7 @@ class State:
     requests: tuple[RequestRun, ...] = ()
     stop_timer: int | None = None
     loss: Loss | None = None
+    lost: Failed | Crashed | None = None
     exhausted: Exhausted | None = None
     last: LoadResult | None = None
     has_failed: bool = False

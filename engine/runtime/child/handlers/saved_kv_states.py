@@ -98,6 +98,7 @@ class SaveTask(StandaloneTask):
         self._path, self._tokens, self._states, self._header = Path(request.path), tokens, states, header
         self._written_bytes = 0
         self._fault = ""
+        self._given_up = False
         self._moved_s = time.monotonic()
         self._thread = threading.Thread(target=self._write, name="save a sequence", daemon=True)
         self._thread.start()
@@ -107,6 +108,7 @@ class SaveTask(StandaloneTask):
         if self._thread.is_alive():
             if time.monotonic() - self._moved_s > SILENT_S:
                 _hung.append(self._thread)
+                self._given_up = True
                 raise _no_answer(self._path)
             return None
         if self._fault:
@@ -126,6 +128,9 @@ class SaveTask(StandaloneTask):
             self._fault = str(error)
 
     def _move(self) -> None:
+        if self._given_up:
+            # The save was reported as failed, so that no file of it may appear later.
+            raise SequenceFileError(f"{self._path.name} was given up.")
         self._moved_s = time.monotonic()
 
 

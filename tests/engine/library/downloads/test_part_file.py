@@ -235,6 +235,10 @@ def test_what_another_process_downloads_is_not_discarded(tmp_path: Path) -> None
     discard_part(tmp_path / "m.gguf")
     discard_part(tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "other").write_bytes(b"kept")
+    (tmp_path / "m.gguf.part").symlink_to(tmp_path / "other")
+    discard_part(tmp_path / "m.gguf")
+    assert [each.name for each in tmp_path.iterdir()] == ["other"]
 
 
 @pytest.mark.parametrize("ends_before_rename", [True, False])

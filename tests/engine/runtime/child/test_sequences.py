@@ -331,7 +331,14 @@ def test_a_state_is_written_in_pieces_which_show_progress(tmp_path: Path, monkey
 
 def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(saved_kv_states, "write_sequence", lambda *_: answers.wait())
+    written = []
+
+    def write(*parts: Any) -> None:
+        answers.wait()
+        parts[-1]()
+        written.append(parts)
+
+    monkeypatch.setattr(saved_kv_states, "write_sequence", write)
     monkeypatch.setattr(saved_kv_states, "SILENT_S", 0.0)
     slots = cast("Slots", SimpleNamespace(all=(), holding=lambda _of: SimpleNamespace(taken=False, exact=None)))
     request = SaveSequence(id=1, path=str(tmp_path / "s"), of=0)
@@ -347,6 +354,7 @@ def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: 
         for thread in saved_kv_states._hung:
             thread.join()
         saved_kv_states._hung.clear()
+    assert not written, "a save that was reported as failed goes on"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a running process")

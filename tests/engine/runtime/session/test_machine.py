@@ -184,6 +184,18 @@ def test_a_model_lost_while_a_new_layout_is_checked_is_told_after_a_cancel() -> 
     assert story.snapshot.phase is Phase.FAILED
 
 
+def test_a_loss_is_told_after_the_last_of_several_loads_was_cancelled() -> None:
+    story = Story().loaded()
+    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.ended(KILLED)
+    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    assert [type(each) for each in story.endings] == [Cancelled]
+    story.put(inputs.StopAll())
+    assert [type(each) for each in story.endings] == [Cancelled, Cancelled, Crashed]
+    assert story.snapshot.phase is Phase.FAILED
+    assert story.state.lost is None
+
+
 def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
     story = Story()
     first, second, third = make_order(), make_order(), make_order()

@@ -226,11 +226,13 @@ class World:
             assert isinstance(event, inputs.Load | inputs.Ask)
             assert self.state is before
             return False
-        self.lost_before = None if before.load is None else before.load.lost
+        self.lost_before = before.lost
         for effect in done:
             self._perform(effect)
         if before.load is not None and self.state.last is not before.last and self.state.last is not None:
-            assert self.lost_before is None or not isinstance(self.state.last.ending, Cancelled), "a loss is told"
+            told = self.lost_before is None or self.state.lost is self.lost_before
+            assert told or not isinstance(self.state.last.ending, Cancelled), "a loss is told"
+        assert self.state.lost is None or self.state.load is not None, "a loss is told after the last load"
         if not isinstance(event, inputs.Load):
             self._check()
         return True

@@ -100,8 +100,8 @@ def _imported(request: ImportFile) -> FileImported:
 def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation, ...]:
     """Store the conversations, and return them as they are stored.
 
-    They are marked as deleted until all are stored. So an import that fails or is killed leaves nothing in the list,
-    and can be repeated.
+    They are marked as deleted until all are stored, and the mark is removed in one transaction. So an import that fails
+    or is killed leaves nothing in the list, and can be repeated.
     """
     # Imported after `_limits`, which sets the folder for SQLite's temporary files.
     from engine.chat.store import ChatStore
@@ -114,9 +114,7 @@ def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation,
             begun += [store.save(conversation), store.apply(conversation.id, MessageTree(), each.tree)]
         for future in begun:
             future.result()
-        shown = [store.save(each.conversation, before) for each, before in zip(found, hidden, strict=True)]
-        for future in shown:
-            future.result()
+        store.save_all([(each.conversation, before) for each, before in zip(found, hidden, strict=True)]).result()
         return tuple(filter(None, (store.conversation(each.id) for each in hidden)))
 
 

@@ -172,24 +172,21 @@ class ChatStore:
 
         `before`: the state that is stored now; only fields that differ are written. None: the conversation is new.
         """
-        fields = tuple(
-            field
-            for field in schema.CONVERSATION_FIELDS
-            if before is None or getattr(before, field) != getattr(conversation, field)
-        )
-        values = [schema.conversation_value(field, getattr(conversation, field)) for field in fields]
-        if before is None:
-            places = ", ".join("?" * len(fields))
-            statement = f"INSERT INTO conversation ({', '.join(fields)}) VALUES ({places})"
-            return self._writer.do(lambda connection: _execute(connection, statement, values))
-        if not fields:
-            return self._writer.do(lambda _connection: None)
-        places = ", ".join(f"{field} = ?" for field in fields)
-        return self._writer.do(
-            lambda connection: _execute(
-                connection, f"UPDATE conversation SET {places} WHERE id = ?", [*values, conversation.id]
-            )
-        )
+        statement, values = _saving(conversation, before)
+        return self._writer.do(lambda connection: _execute(connection, statement, values))
+
+    def save_all(self, changes: Sequence[tuple[Conversation, Conversation]]) -> Future[None]:
+        """Store changed conversations, without their messages, in one transaction: all of them or none.
+
+        `changes`: each conversation, and its state that is stored now.
+        """
+        statements = [_saving(conversation, before) for conversation, before in changes]
+
+        def job(connection: sqlite3.Connection) -> None:
+            for statement, values in statements:
+                _execute(connection, statement, values)
+
+        return self._writer.do(job)
 
     def apply(self, conversation: str, before: MessageTree, after: MessageTree) -> Future[None]:
         """Store the change of a conversation's messages from the tree `before` to the tree `after`.
@@ -404,6 +401,22 @@ class ChatStore:
             raise damage_met(self.path, error) or ChatError(
                 tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
             ) from None
+
+
+def _saving(conversation: Conversation, before: Conversation | None) -> tuple[str, list[object]]:
+    """Return the statement of `ChatStore.save` and its values. The statement is empty if no field differs."""
+    fields = tuple(
+        field
+        for field in schema.CONVERSATION_FIELDS
+        if before is None or getattr(before, field) != getattr(conversation, field)
+    )
+    values = [schema.conversation_value(field, getattr(conversation, field)) for field in fields]
+    if before is None:
+        return f"INSERT INTO conversation ({', '.join(fields)}) VALUES ({', '.join('?' * len(fields))})", values
+    if not fields:
+        return "", []
+    places = ", ".join(f"{field} = ?" for field in fields)
+    return f"UPDATE conversation SET {places} WHERE id = ?", [*values, conversation.id]
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:

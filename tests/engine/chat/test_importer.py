@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -113,6 +114,23 @@ def test_an_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
                 with pytest.raises((ChatError, OverflowError)):
                     importer._take_in(database, found)
                 assert store.conversations() == ()
+
+
+def test_an_import_that_fails_in_its_last_step_leaves_nothing(tmp_path: Path) -> None:
+    """The conversations came into the list in several transactions, so that some stayed there."""
+    path, database = tmp_path / "two.json", tmp_path / "chats.sqlite3"
+    path.write_bytes(as_json([(Conversation(id=ident), MessageTree()) for ident in ("a", "b")]))
+    found = imports.read_conversations(path)
+    with closing(ChatStore(database, makes_copies=False)) as store:
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute(
+                "CREATE TRIGGER fault BEFORE UPDATE ON conversation"
+                f" WHEN new.id = '{found[-1].conversation.id}' AND new.deleted_ms IS NULL"
+                " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+            )
+        with pytest.raises(ChatError, match="not this one"):
+            importer._take_in(database, found)
+        assert store.conversations() == ()
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,14 @@ def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation,
             begun += [store.save(conversation), store.apply(conversation.id, MessageTree(), each.tree)]
         for future in begun:
             future.result()
-        store.save_all([(each.conversation, before) for each, before in zip(found, hidden, strict=True)]).result()
-        return tuple(filter(None, (store.conversation(each.id) for each in hidden)))
+        shown = [each.conversation for each in found]
+        try:
+            store.save_all(tuple(zip(shown, hidden, strict=True))).result()
+            return tuple(filter(None, (store.conversation(each.id) for each in hidden)))
+        except ChatError:
+            # The change may wait in memory, and closing the store writes it. This one is written after it.
+            store.save_all(tuple(zip(hidden, shown, strict=True)))
+            raise
 
 
 if __name__ == "__main__":

@@ -6,14 +6,17 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from engine.base.errors import ChatError
-from engine.chat import importer, imports
+from engine.base.errors import ChatError, LockedError
+from engine.chat import database, importer, imports, writer
+from engine.chat import store as store_module
 from engine.chat.conversation import Conversation
 from engine.chat.exports import as_json
 from engine.chat.importer import import_file
@@ -23,6 +26,7 @@ from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree, tree_of
 from engine.runtime.process import decoders
 from tests.support.kept_conversation import CHAT, DATA, kept_tree
+from tests.support.patience import DEADLINE_S
 
 
 def test_all_of_a_file_is_there_with_its_attachments(tmp_path: Path) -> None:
@@ -131,6 +135,35 @@ def test_an_import_that_fails_in_its_last_step_leaves_nothing(tmp_path: Path) ->
         with pytest.raises(ChatError, match="not this one"):
             importer._take_in(database, found)
         assert store.conversations() == ()
+
+
+def test_an_import_that_failed_because_of_a_lock_is_not_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step waited in memory, and closing the database wrote it."""
+    path, file = tmp_path / "chats.sqlite3", tmp_path / "one.json"
+    file.write_bytes(as_json([(Conversation(id="a"), MessageTree())]))
+    ChatStore(path, makes_copies=False).close()
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", DEADLINE_S)
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+
+        class LockedInTheLastStep(ChatStore):
+            def save_all(self, changes: Sequence[tuple[Conversation, Conversation]]) -> Future[None]:
+                if self.is_behind:
+                    return super().save_all(changes)
+                other.execute("BEGIN IMMEDIATE")
+                done = super().save_all(changes)
+                assert isinstance(done.exception(DEADLINE_S), LockedError)
+                other.execute("ROLLBACK")
+                return done
+
+        monkeypatch.setattr(store_module, "ChatStore", LockedInTheLastStep)
+        with pytest.raises(LockedError):
+            importer._take_in(path, imports.read_conversations(file))
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert store.conversations() == ()
+        assert len(store.conversations(deleted=True)) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from engine.base.errors import ChatError
 from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS, is_lock, passes
+from engine.chat import database
 from engine.chat.database import lock_error
 from engine.chat.recovery import damage_met
 
@@ -30,6 +31,8 @@ RETRY_SECONDS = 2.0
 
 On a full disk the wait is also at least ten times as long as the last attempt took.
 """
+RETRY_WAIT_SECONDS = 0.1
+"""Longest wait in seconds for another program's lock while jobs wait for its end. New jobs queue up meanwhile."""
 MAX_BEHIND = 50_000
 """Largest number of jobs that wait for room on the disk.
 
@@ -70,6 +73,8 @@ class Writer:
         self._behind: list[_QueuedJob] = []
         self._reason: Exception = ChatError("")
         self._next_try_s = 0.0
+        self._waits = True
+        """Whether the newest attempt waits for another program's lock for `database.BUSY_SECONDS`."""
         self._thread = threading.Thread(target=self._run, name="chats", daemon=True)
         self._thread.start()
 
@@ -102,7 +107,10 @@ class Writer:
         with self._lock:
             try:
                 # The jobs need the write lock. On a disk that cannot be written they are left out.
-                self._connection.execute("BEGIN IMMEDIATE" if self._behind else "BEGIN")
+                if self._behind:
+                    self._begin(waits=not is_lock(self._reason))
+                else:
+                    self._connection.execute("BEGIN")
             except FAULTS as error:
                 if is_lock(error):
                     raise lock_error() from None
@@ -164,6 +172,9 @@ class Writer:
         if self._behind and not is_last and time.monotonic() < self._next_try_s:
             self._put_off(self._behind, jobs, self._reason)
         else:
+            # No job ends while an attempt waits. So only the first attempt and the last one wait for a lock, and the
+            # last one only if the attempt before it did not wait.
+            self._waits = not (self._behind and is_lock(self._reason)) or (is_last and not self._waits)
             self._write([*self._behind, *jobs])
         for queued in batch:
             if queued.job is None:
@@ -209,7 +220,7 @@ class Writer:
             self._transaction([queued.job for queued in jobs if queued.job is not None])
         except Exception as error:
             now_s = time.monotonic()
-            # An attempt that waits for another program costs nothing.
+            # Waiting for another program puts no load on the disk.
             took_s = 0.0 if is_lock(error) else now_s - begun_s
             self._next_try_s = now_s + max(RETRY_SECONDS, 10 * took_s)
             return error
@@ -218,8 +229,7 @@ class Writer:
     def _transaction(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        # IMMEDIATE takes the write lock first: a later upgrade from a read lock could fail with SQLITE_BUSY.
-        self._connection.execute("BEGIN IMMEDIATE")
+        self._begin(waits=self._waits)
         try:
             for job in jobs:
                 job(self._connection)
@@ -228,6 +238,16 @@ class Writer:
             with suppress(*FAULTS):
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _begin(self, *, waits: bool) -> None:
+        """Begin a transaction that may write.
+
+        `waits`: whether to wait for another program's lock for `database.BUSY_SECONDS`, else `RETRY_WAIT_SECONDS`.
+        """
+        wait_s = database.BUSY_SECONDS if waits else RETRY_WAIT_SECONDS
+        self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+        # IMMEDIATE takes the write lock first: a later upgrade from a read lock could fail with SQLITE_BUSY.
+        self._connection.execute("BEGIN IMMEDIATE")
 
     def _sentence(self, error: Exception) -> Exception:
         if not isinstance(error, FAULTS):

@@ -312,6 +312,48 @@ def test_what_waits_for_the_end_of_a_lock_is_read_when_it_is_written(
         assert store.conversation("c") is not None
 
 
+def test_only_the_first_and_the_last_attempt_wait_for_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt waited for 10 s. Meanwhile all pieces of an answer stayed invisible."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    with closing(ChatStore(tmp_path / "chats.sqlite", makes_copies=False)) as store:
+        waits = _waits(store)
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LockedError):
+                store.save(Conversation(id="c")).result(DEADLINE_S)
+            wait_until(lambda: len(waits) > 2)
+            with pytest.raises(LockedError):
+                store.conversation("c")
+            store.close()
+        assert (waits[0], set(waits[1:-1]), waits[-1]) == (200, {100}, 200)
+
+
+def test_a_change_just_before_the_end_waits_for_a_lock_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "RETRY_SECONDS", DEADLINE_S)
+    with closing(ChatStore(tmp_path / "chats.sqlite", makes_copies=False)) as store:
+        waits = _waits(store)
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            store.save(Conversation(id="c"))
+            store.settled().result(DEADLINE_S)
+            store.close()
+        assert waits == [200, 100]
+
+
+def _waits(store: ChatStore) -> list[int]:
+    """Return a list to which SQLite's time limit for locks is appended, in ms, before each attempt to write."""
+    waits: list[int] = []
+
+    def trace(statement: str) -> None:
+        if statement.startswith("PRAGMA busy_timeout = "):
+            waits.append(int(statement.removeprefix("PRAGMA busy_timeout = ")))
+
+    store._writer._connection.set_trace_callback(trace)
+    return waits
+
+
 def test_two_stores_share_a_database(store: ChatStore) -> None:
     other = ChatStore(store.path)
     try:

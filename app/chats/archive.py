@@ -138,13 +138,21 @@ class ChatArchive(QObject, ChatStorage):
             try:
                 return ChatStore(self._path, self._tell_copy_failed)
             except LockedError as error:
-                self._background.deliver(partial(self._warn, error))
+                self._background.deliver(partial(self._on_locked, error))
                 if self._closing.wait(RETRY_SECONDS):
                     raise
 
     def _tell_copy_failed(self, error: ChatError) -> None:
         with suppress(RuntimeError):  # the window closed in the meantime
             self._copy_failed.emit(error)
+
+    def _on_locked(self, error: EngineError) -> None:
+        """Warn, and show the text whose storing waits. From now on `_do` shows new text at once."""
+        self._warn(error)
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, [(write, _nothing) for write, _ in self._waiting]
+            for _, then in waiting:
+                then()
 
     def _on_opened(self, opened: tuple[ChatStore, tuple[Chat, ...]]) -> None:
         self._store, chats = opened
@@ -341,10 +349,13 @@ class ChatArchive(QObject, ChatStorage):
     def _do(self, write: _Write, then: Then) -> None:
         if self._store is not None:
             self._store_write(self._store, write, then)
-        elif self._waiting is not None:
-            self._waiting.append((write, then))
-        else:
+        elif self._waiting is None:
             then()
+        elif self._warned:  # another program is writing to the database
+            self._waiting.append((write, _nothing))
+            then()
+        else:
+            self._waiting.append((write, then))
 
     def _store_write(self, store: ChatStore, write: _Write, then: Then) -> None:
         def tell(future: Future[None]) -> None:

@@ -17,8 +17,9 @@ from app.notices import Notice, Notices
 from engine.chat import copies, database, writer
 from engine.chat.answer import Append
 from engine.chat.conversation import Conversation
+from engine.chat.message import Message
 from engine.chat.store import ChatStore
-from engine.chat.tree import MessageTree
+from engine.chat.tree import MessageTree, tree_of
 from tests.support.patience import DEADLINE_S
 
 
@@ -112,6 +113,37 @@ def test_a_database_that_is_locked_at_the_start_is_opened_later(
     ]
     with closing(ChatStore(path, makes_copies=False)) as store:
         assert store.conversation("a") is not None
+
+
+def test_text_is_shown_while_the_database_is_locked_at_the_start(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer stayed invisible as long as the lock lasted, and the notice said that new messages are shown."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(archive_module, "RETRY_SECONDS", 0.01)
+    path, notices, background = tmp_path / "chats.sqlite3", Notices(), Background()
+    ChatStore(path, makes_copies=False).close()
+    archive = ChatArchive(path, background, notices)
+    question = Message(id="q", role="user", content="Why?")
+    answer = Message(id="a", role="assistant", parent="q", content="", state="writing")
+    shown: list[str] = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with qtbot.waitSignal(notices.given):
+            archive.start()
+            archive.save(Conversation(id="c", title="C"), None)
+            archive.apply("c", MessageTree(), tree_of([question, answer], "a"))
+            archive.append(Append("a", "some "), lambda: shown.append("before"))
+        qtbot.waitUntil(lambda: shown == ["before"])
+        archive.append(Append("a", "words"), lambda: shown.append("after"))
+        assert shown == ["before", "after"]
+        with qtbot.waitSignal(archive.is_open_now):
+            other.execute("COMMIT")
+    archive.close()
+    background.close()
+    assert shown == ["before", "after"]
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert store.tree("c").path[-1].content == "some words"
 
 
 def test_another_fault_is_told_after_the_first_one(

@@ -374,10 +374,10 @@ class ChatStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection for reading. Reads include changes that wait in memory because the disk is full.
+        """Provide a connection for reading. Reads include changes that wait in memory.
 
         Raises:
-            LockedError: changes wait in memory because another program is writing.
+            LockedError: changes wait in memory, and another program is writing.
             ChatError: the database cannot be read.
         """
         if self._closed:

@@ -34,7 +34,7 @@ On a full disk the wait is also at least ten times as long as the last attempt t
 RETRY_WAIT_SECONDS = 0.1
 """Longest wait in seconds for another program's lock while jobs wait for its end. New jobs queue up meanwhile."""
 MAX_BEHIND = 50_000
-"""Largest number of jobs that wait for room on the disk.
+"""Largest number of jobs that wait for room on the disk, or for the end of a lock.
 
 If more jobs wait, jobs with pieces of text are dropped, because `ChatStore.finish` later writes the complete message.
 """
@@ -58,7 +58,7 @@ class Writer:
     """The thread that has the only connection for writing to the database.
 
     The future of a job is done when the job is on disk; after an error it holds this error. A job that fails because
-    the disk is full is repeated later, before all jobs that were queued after it.
+    the disk is full or the database is locked is repeated later, before all jobs that were queued after it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -87,7 +87,7 @@ class Writer:
         return self._enqueue(job, comes_again=comes_again)
 
     def settled(self) -> Future[None]:
-        """Return a future that is done when each earlier job is on disk, waits for room on the disk, or has failed."""
+        """Return a future that is done when each earlier job is on disk, waits in memory, or has failed."""
         return self._enqueue(None, comes_again=True)
 
     @property
@@ -148,7 +148,7 @@ class Writer:
         while goes_on:
             batch: list[_QueuedJob] = []
             with suppress(queue.Empty):
-                # While jobs wait for room, the thread wakes up to try again.
+                # While jobs wait in memory, the thread wakes up to try again.
                 first = self._queue.get(timeout=RETRY_SECONDS if self._behind else None)
                 batch, goes_on = ([], False) if first is None else ([first], True)
             end_s = last_s + BATCH_SECONDS
@@ -168,7 +168,7 @@ class Writer:
 
     def _take(self, batch: list[_QueuedJob], *, is_last: bool) -> None:
         jobs = [queued for queued in batch if queued.job is not None]
-        # The disk was full a moment ago: new jobs join the waiting ones without another try.
+        # The disk was full or the database locked a moment ago: new jobs join the waiting ones without another try.
         if self._behind and not is_last and time.monotonic() < self._next_try_s:
             self._put_off(self._behind, jobs, self._reason)
         else:

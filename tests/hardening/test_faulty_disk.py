@@ -33,7 +33,7 @@ from engine.planning.layout.layout import single_device
 from engine.planning.layout.layout_file import LayoutFile, write_layout
 from engine.machines.rigs.self_test import SelfTest, keep_verdict
 from engine.planning.settings.context_settings import ContextSettings
-from engine.devices.packs.signing import PackKeys
+from engine.devices.packs.signing import PackKeys, Publisher
 from engine.devices.packs.store import PackBook, write_book
 from engine.machines.doctor.report import Report, write_report
 from engine.machines.rigs.check_results import CheckResults, write_check_results
@@ -68,7 +68,7 @@ writes = {
     "pairings.json": lambda path: PairingStore(path)._write([make_pairing("server", "attic", b"certificate")]),
     "c.state": write_state,
     "packs.json": lambda path: write_book(path, PackBook(off=("vulkan",))),
-    "publishers.json": lambda path: PackKeys(path, path).trust("ed25519:" + "A" * 43 + "=", "Ada"),
+    "publishers.json": lambda path: PackKeys(path, path)._keep((Publisher("ed25519:" + "A" * 43 + "=", "Ada"),)),
     "checks.json": lambda path: write_check_results(path, CheckResults()),
     "report.json": lambda path: write_report(path, Report()),
     "layout.json": lambda path: write_layout(path, LayoutFile("m", single_device(4, "CPU"), ContextSettings())),

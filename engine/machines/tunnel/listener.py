@@ -352,7 +352,7 @@ class Listener:
             return
         try:
             try:
-                worker = await plain_stream(await asyncio.to_thread(place.device.reach))
+                worker = await plain_stream(await _reach(place.device))
             except OSError:
                 await tell(Entrance(Admission.NO_WORKER))
                 return
@@ -413,3 +413,24 @@ class Listener:
             for caller in self._callers:
                 if caller.session in forgotten and caller.task is not None:
                     caller.task.cancel()
+
+
+async def _reach(device: LentDevice) -> socket.socket:
+    """Return a connection to the worker of `device`. Raises `OSError`."""
+    made: list[socket.socket] = []
+    is_given_up = threading.Event()
+
+    def reach() -> None:
+        made.append(device.reach())
+        if is_given_up.is_set():
+            made[0].close()
+
+    try:
+        await asyncio.to_thread(reach)
+    except asyncio.CancelledError:
+        # The thread goes on. Its connection would keep the worker in use, and nobody would close it.
+        is_given_up.set()
+        for connection in made:
+            connection.close()
+        raise
+    return made[0]

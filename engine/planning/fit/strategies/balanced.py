@@ -75,7 +75,7 @@ def balanced_layout(bench: Workbench) -> Layout:
     if not bench.holds_all(best):
         return best
     # Bisect the bytes that a filling can leave free on every device: 20 steps tell 24 GiB to 24 KiB.
-    low, high = 0, max(bench.usable.values())
+    low, high = 0, max(bench.usable.values(), default=0)
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) // 2
         layout = fill(bench, ids, headroom_bytes=middle)
@@ -93,7 +93,8 @@ def balanced_layout(bench: Workbench) -> Layout:
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
     """Return the sort key of a layout, larger is better: (least free bytes of a device, most free bytes negated)."""
     left = _headroom(bench, layout).values()
-    return min(left), -max(left)
+    # Pins may leave all devices empty.
+    return min(left, default=0), -max(left, default=0)
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:

@@ -460,6 +460,12 @@ def test_pinned_layers_stay_and_devices_that_are_off_stay_empty() -> None:
         check(result, memory_of("mixture"), rig)
 
 
+@pytest.mark.parametrize("rig", [Rig((), make_rig().host), make_rig(make_gpu("CUDA0", 24))], ids=["no card", "a card"])
+def test_layers_that_are_all_pinned_to_the_cpu_leave_nothing_to_balance(rig: Rig) -> None:
+    constraints = Constraints(pins=(Pin(CPU_ID, 0, memory_of("dense 8B").model.n_layers - 1),))
+    assert set(found("balanced", "dense 8B", rig, constraints).layout.assignment()) == {CPU_ID}
+
+
 def test_one_card_under_two_backends_is_used_once() -> None:
     card = replace(make_gpu("CUDA0", 8), pci_bus_id="0000:01:00.0")
     twin = replace(card, id="Vulkan0", backend="Vulkan")

@@ -138,7 +138,7 @@ def test_mtmd_divides_each_file_within_the_limits_of_a_step(file: MediaFile, tmp
 class Loaded:
     """What a reader wants of a loaded model: all is computed."""
 
-    batch_tokens = 8
+    decoded_tokens = 8
 
     def __init__(self, media: Media) -> None:
         self.media = media

@@ -25,7 +25,6 @@ _TYPES = {
 }  # fmt: skip
 """Values of `enum ggml_type` by KV cache type. The binding does not have names for all of them."""
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-_ROPE_SCALINGS = {"model": -1, "none": 0, "linear": 1, "yarn": 2}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 
@@ -255,7 +254,6 @@ def _context_params(plan: Plan) -> dict[str, object]:
     used = plan.settings
     return {
         **engine_fields(used),
-        "rope_scaling_type": _ROPE_SCALINGS[used.rope_scaling],
         "n_threads": used.threads,
         "n_threads_batch": used.threads_batch or used.threads,
         "type_k": _TYPES[used.type_k],

@@ -25,6 +25,7 @@ from engine.planning.settings.context_settings import (
     PIPELINE_MODES,
     ROPE_SCALINGS,
     ContextSettings,
+    RopeScaling,
 )
 from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Real, Switch, Value, WholeNumber
 
@@ -420,9 +421,16 @@ FROM_FILE: Mapping[str, Value] = {
 """Fields of `llama_context_params` with the value that means: as the model's file says."""
 
 
+_ROPE_SCALING_TYPES: Mapping[RopeScaling, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}
+"""Values of `llama_rope_scaling_type` in llama.h."""
+
+
 def engine_fields(context: ContextSettings) -> dict[str, Value]:
-    """Return the fields of `llama_context_params` that have a setting's name and value, and those of `FROM_FILE`."""
-    return {**FROM_FILE, **{setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field}}
+    """Return the fields of `llama_context_params` that have a setting's name and value, those of `FROM_FILE`, and the
+    type of RoPE scaling.
+    """
+    same = {setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field}
+    return {**FROM_FILE, **same, "rope_scaling_type": _ROPE_SCALING_TYPES[context.rope_scaling]}
 
 
 def kv_state_values(context: ContextSettings) -> dict[Setting, Value]:

@@ -59,7 +59,6 @@ SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 NUMA_STRATEGIES = {"off": 0, "distribute": 1, "isolate": 2, "numactl": 3}
 """`ggml_numa_strategy` of ggml-cpu.h. `mirror` (4) is not implemented there."""
-ROPE_SCALINGS = {"model": -1, "none": 0, "linear": 1, "yarn": 2}
 LAZY_AUTO = 1
 UNSPECIFIED = -1
 _HEADS = "MTP heads"
@@ -129,7 +128,6 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
     struct = low.llama_context_default_params()
     for key, value in engine_fields(context).items():
         setattr(struct, key, value)
-    struct.rope_scaling_type = _choice(ROPE_SCALINGS, context.rope_scaling, "RoPE scaling")
     struct.n_rs_seq = 0
     struct.n_outputs_max = 0
     struct.n_outputs_max_per_seq = 1

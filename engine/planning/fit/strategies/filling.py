@@ -19,11 +19,15 @@ _PIPELINE_TRIES = 3
 def whole_layout(bench: Workbench, device: Device) -> Layout | None:
     """Return the layout with everything on one device.
 
-    None if it does not fit or something is pinned to another device.
+    None if it does not fit or something is pinned to another device, which includes the CPU.
     """
     layout = bench.layout([device.id] * bench.n_layers)
     # The usable bytes first: weights alone often exceed them, which is quick to see, and a report decides settings.
-    fits = len(layout.devices) == 1 and not bench.is_short(bench.usable.keys(), layout) and bench.report(layout).fits
+    fits = (
+        set(layout.devices) == {device.id}
+        and not bench.is_short(bench.usable.keys(), layout)
+        and bench.report(layout).fits
+    )
     return layout if fits else None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from engine.api.server.asking import Requests, failure_of
 from engine.api.server.exchange import Exchange
 from engine.api.server.pool import LoadedModel, ModelPool
@@ -12,7 +14,7 @@ from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Rea
 from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request, prompt_characters
 from engine.base.texts import escape
-from engine.runtime.protocol.requests import AnyModelRequest, CountTokens, Tokenise
+from engine.runtime.protocol.requests import WHOLE_INTERVAL_S, CountTokens, Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, RequestEnding, RequestEvent, Token
 
 _log = logging.getLogger("layerdeck.server")
@@ -47,7 +49,7 @@ async def answer_question(
 async def send_answers(
     exchange: Exchange,
     model: LoadedModel,
-    asked: Sequence[AnyModelRequest],
+    asked: Sequence[Generate],
     readers: Sequence[Reader],
     counting: Sequence[CountTokens | Tokenise],
     writer: AnswerWriter,
@@ -68,6 +70,8 @@ async def send_answers(
     Raises:
         ApiError: an answer failed, and nothing has been sent yet.
     """
+    if not streams:
+        asked = [replace(each, text_interval_s=WHOLE_INTERVAL_S) for each in asked]
     answers = _Answers(exchange, model, asked, readers, counting, per_prompt)
     try:
         if streams:
@@ -86,7 +90,7 @@ class _Answers:
         self,
         exchange: Exchange,
         model: LoadedModel,
-        asked: Sequence[AnyModelRequest],
+        asked: Sequence[Generate],
         readers: Sequence[Reader],
         counting: Sequence[CountTokens | Tokenise],
         per_prompt: int,

@@ -14,7 +14,7 @@ from engine.base.errors import ArgumentError, CancelledError, EngineError
 from engine.base.language import tr
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.messages import Detokenised, FinalMessage, Tokenised
-from engine.runtime.protocol.requests import Detokenise, Generate, Tokenise
+from engine.runtime.protocol.requests import WHOLE_INTERVAL_S, Detokenise, Generate, Tokenise
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import (
     Answered,
@@ -138,7 +138,9 @@ class SessionSubject:
     def answer(self, prompt: str, max_tokens: int) -> Answer:
         """Return the greedy answer to a prompt without chat template, of at most `max_tokens` tokens."""
         begun_s = time.perf_counter()
-        stream = self._stream(Generate(prompt=prompt, max_tokens=max_tokens, temperature=0.0))
+        # As few messages as possible, so that they do not slow down the answer that is measured.
+        request = Generate(prompt=prompt, max_tokens=max_tokens, temperature=0.0, text_interval_s=WHOLE_INTERVAL_S)
+        stream = self._stream(request)
         pieces, first_token_s = [], None
         while True:
             event = self._next(stream)

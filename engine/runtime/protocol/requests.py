@@ -263,6 +263,12 @@ class ModelRequest(Request, frozen=True, kw_only=True):
     id: int = 0
 
 
+STREAM_INTERVAL_S = 1 / 30
+"""`text_interval_s` of answers that are shown while they grow, so that text appears at least 30 times a second."""
+WHOLE_INTERVAL_S = 1.0
+"""`text_interval_s` of answers that are used as a whole. If the child dies, the text of the last second is lost."""
+
+
 class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Generate text; answered by `Reading`s, `Piece`s and `Generated`.
 
@@ -276,6 +282,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     `thinking`: pairs of texts that enclose reasoning. If the prompt ends with the first text of a pair, that text is
     sent as the first piece, so that the receiver knows that the model is reasoning.
     `marks`: names of the control tokens that are sent as text; all others are left out.
+    `text_interval_s`: longest time in seconds for which text of the answer is held back, to send fewer messages.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -293,6 +300,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     begun: str = ""
     thinking: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
+    text_interval_s: float = STREAM_INTERVAL_S
 
 
 class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):

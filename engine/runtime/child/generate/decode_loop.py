@@ -16,6 +16,7 @@ from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.drafting import Drafting, Step
 from engine.runtime.child.generate.mtp_drafter import Computed
 from engine.runtime.child.generate.outbox import Outbox
+from engine.runtime.child.generate.prompt_budget import PromptBudget
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
@@ -25,62 +26,6 @@ from engine.runtime.child.native.log import FreeMemory
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Message, Reading
 from engine.runtime.protocol.requests import ModelRequest
-
-FIRST_TOKENS = 32
-"""Number of prompt tokens in the first batch, when the speed is unknown.
-
-It is small because a layout on the CPU may compute only one token per second.
-"""
-SECONDS_ALONE = 2.0
-"""Longest time in seconds of a batch of prompt tokens while no answer is running.
-
-A batch of several micro batches keeps several devices busy, and each micro batch reads all weights once. A stop request
-aborts the batch early, and `WorkHeartbeat` sends heartbeats while it is computed.
-"""
-LARGEST_REST = 0.25
-"""Share by which a batch of prompt tokens may exceed its usual size (`PromptBudget`) if it then completes the prompts.
-
-A separate small batch for the last tokens would cost more per token.
-"""
-SECONDS_WITH_ANSWERS = 0.15
-"""Longest time in seconds of a batch with prompt tokens while answers are generated.
-
-The next token of each answer waits for the end of the batch.
-"""
-
-
-class PromptBudget:
-    """Limits the number of prompt tokens in a batch by the measured speed of prompts.
-
-    `most`: largest number of tokens in a batch.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._tokens_per_second: float | None = None
-
-    def tokens(self, missing: int, *, with_answers: bool) -> int:
-        """Return how many tokens of prompts the next batch may have.
-
-        `missing`: number of tokens of prompts that must still be computed.
-        `with_answers`: whether answers are running.
-        """
-        if self._tokens_per_second is None:
-            return min(FIRST_TOKENS, self._most)
-        seconds = SECONDS_WITH_ANSWERS if with_answers else SECONDS_ALONE
-        # Not below FIRST_TOKENS: `note` ignores smaller batches, so the measured speed would never change again.
-        tokens = max(FIRST_TOKENS, int(self._tokens_per_second * seconds))
-        if not with_answers and missing <= tokens * (1 + LARGEST_REST):
-            tokens = missing
-        return min(self._most, tokens)
-
-    def note(self, tokens: int, seconds: float) -> None:
-        """Update the measured speed of prompts. A batch with few prompt tokens is ignored.
-
-        `tokens`, `seconds`: number of prompt tokens in a computed batch, and duration of the batch.
-        """
-        if tokens >= min(FIRST_TOKENS, self._most):
-            self._tokens_per_second = tokens / max(seconds, 1e-9)
 
 
 class _Share(NamedTuple):
@@ -368,7 +313,9 @@ class DecodeLoop:
         for task in ended:
             self._leave(task)
             task.free()
-        self._outbox.send_soon(answers, self._batch_s)
+        # Without a running task nothing is held back: the final messages of the ended ones are among `answers`.
+        interval_s = min((task.text_interval_s for task in self._running), default=0.0)
+        self._outbox.send_soon(answers, self._batch_s, interval_s)
 
     def _sample(self, share: _Share, answers: list[Message]) -> bool:
         """Sample a task's next token, and one more after each accepted draft; remove rejected drafts from the slot.

@@ -15,6 +15,7 @@ from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.load.media import MediaPart
 from engine.runtime.child.native.failures import failure
 from engine.runtime.protocol.messages import Answer, FinalMessage, Message, Reading
+from engine.runtime.protocol.requests import STREAM_INTERVAL_S
 
 
 class Task:
@@ -42,17 +43,24 @@ class SequenceTask(Task, ABC):
     `tokens`: all tokens of the prompt and the answer so far. The decode loop computes those that the slot lacks.
     `media`: computes the images and sounds among the tokens.
     `checkpoint_positions`: token positions at which a checkpoint is useful; empty if none is needed.
+    `text_interval_s`: longest time in seconds for which text of the answer is held back.
     `slot`: slot of the task; None while it waits for one.
     `draft`: draft statistics of the task; None if nothing is drafted for it.
     """
 
     def __init__(
-        self, request: int, tokens: list[int], media: MediaReader, checkpoint_positions: Sequence[int] = ()
+        self,
+        request: int,
+        tokens: list[int],
+        media: MediaReader,
+        checkpoint_positions: Sequence[int] = (),
+        text_interval_s: float = STREAM_INTERVAL_S,
     ) -> None:
         super().__init__(request)
         self.tokens = tokens
         self.media = media
         self.checkpoint_positions = checkpoint_positions
+        self.text_interval_s = text_interval_s
         self.slot: Slot | None = None
         self.draft: AnswerDraft | None = None
 

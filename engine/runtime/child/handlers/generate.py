@@ -77,7 +77,7 @@ class Generation(SequenceTask):
         replaced: Replaced = NOT_REPLACED,
         kept: int | None = None,
     ) -> None:
-        super().__init__(request.id, tokens, MediaReader(loaded, prompt), positions)
+        super().__init__(request.id, tokens, MediaReader(loaded, prompt), positions, request.text_interval_s)
         self._slots = slots
         self._vocabulary = loaded.vocabulary
         self._is_end = loaded.engine.low.llama_vocab_is_eog

@@ -8,9 +8,10 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
-from engine.runtime.protocol.requests import Generate, Tokenise
+from engine.runtime.protocol.requests import STREAM_INTERVAL_S, WHOLE_INTERVAL_S, Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.session import ModelSession
@@ -142,9 +143,11 @@ class Silent:
 
     def __init__(self) -> None:
         self.receivers: list[Any] = []
+        self.requests: list[Any] = []
 
-    def ask(self, _request: object, receiver: object) -> int:
+    def ask(self, request: object, receiver: object) -> int:
         self.receivers.append(receiver)
+        self.requests.append(request)
         return 1
 
     def stop(self, _request: int | None) -> None:
@@ -193,6 +196,32 @@ def test_a_stream_is_kept_open_while_a_long_prompt_is_read(monkeypatch: pytest.M
 
     asyncio.run(check())
     assert b'"text":"b"' in b"".join(got)
+
+
+@pytest.mark.parametrize(("streams", "interval_s"), [(True, STREAM_INTERVAL_S), (False, WHOLE_INTERVAL_S)])
+def test_the_text_of_an_answer_that_is_sent_whole_may_come_late(*, streams: bool, interval_s: float) -> None:
+    session = Silent()
+    model: Any = SimpleNamespace(id="m", n_ctx=10, session=session)
+
+    async def send(_message: Message) -> None:
+        pass
+
+    async def check() -> None:
+        exchange = Exchange({"path": "/"}, send, b"", Journal().begin("", "/"))
+        writer = CompletionWriter("1", "m", 0, CompletionRequest(prompt="a"), ["a"])
+        asked, counting = [Generate(prompt="a")], [Tokenise(text="a")]
+        writing = asyncio.ensure_future(
+            send_answers(exchange, model, asked, [PlainReader()], counting, writer, streams=streams)
+        )
+        while not session.requests:
+            await asyncio.sleep(0)
+        writing.cancel()
+        with suppress(asyncio.CancelledError):
+            await writing
+        exchange.close()
+
+    asyncio.run(check())
+    assert [request.text_interval_s for request in session.requests] == [interval_s]
 
 
 @pytest.mark.parametrize("fails", [False, True])

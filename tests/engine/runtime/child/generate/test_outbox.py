@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from engine.runtime.child.generate.outbox import PIECE_SECONDS, Outbox
+from engine.runtime.child.generate.outbox import Outbox
 from engine.runtime.protocol.messages import Failure, Message, Piece, Reading, TokenChoice
+from engine.runtime.protocol.requests import STREAM_INTERVAL_S, WHOLE_INTERVAL_S
 
-FAST_S = PIECE_SECONDS / 4.5
+FAST_S = STREAM_INTERVAL_S / 4.5
 CHOICE = TokenChoice("a", 0.5, ())
 
 
@@ -17,10 +18,10 @@ class Desk:
         self.written: list[list[Message]] = []
         self.outbox = Outbox(lambda messages: self.written.append(list(messages)), lambda: self.now_s)
 
-    def token(self, *pieces: Message, batch_s: float) -> None:
+    def token(self, *pieces: Message, batch_s: float, interval_s: float = STREAM_INTERVAL_S) -> None:
         """Let a batch of `batch_s` pass, which gives `pieces`."""
         self.now_s += batch_s
-        self.outbox.send_soon(pieces, batch_s)
+        self.outbox.send_soon(pieces, batch_s, interval_s)
 
 
 def piece(text: str, request: int = 1) -> Piece:
@@ -47,8 +48,16 @@ def test_pieces_of_fast_answers_are_joined_for_each_request() -> None:
 def test_each_piece_of_a_slow_answer_is_sent_at_once() -> None:
     desk = Desk()
     for number in range(3):
-        desk.token(piece(str(number)), batch_s=PIECE_SECONDS * 0.6)
+        desk.token(piece(str(number)), batch_s=STREAM_INTERVAL_S * 0.6)
     assert desk.written == [[piece("0")], [piece("1")], [piece("2")]]
+
+
+def test_an_answer_that_nobody_sees_grow_is_sent_once_a_second() -> None:
+    desk = Desk()
+    for _ in range(100):
+        desk.token(piece("a"), batch_s=0.025, interval_s=WHOLE_INTERVAL_S)
+    assert [len(written) for written in desk.written] == [1, 1]
+    assert all(isinstance(each, Piece) and 38 <= len(each.text) <= 40 for (each,) in desk.written)
 
 
 def test_other_messages_are_sent_at_once_after_the_held_pieces() -> None:
@@ -72,5 +81,5 @@ def test_a_heartbeat_sends_the_held_pieces_before_itself() -> None:
 def test_nothing_is_written_if_there_is_nothing_to_send() -> None:
     desk = Desk()
     desk.outbox.send()
-    desk.token(batch_s=PIECE_SECONDS)
+    desk.token(batch_s=STREAM_INTERVAL_S)
     assert desk.written == []

@@ -100,7 +100,8 @@ def plan_of(model: Path, rig: Rig, threads: int, preset: Preset) -> Plan:
     file = read_model(model)
     count, n_layers = len(rig.devices), file.n_layers
     homes = [rig.devices[layer * count // n_layers].id if count else CPU_ID for layer in range(n_layers)]
-    n_ctx = preset.prompt_tokens + preset.answer_tokens + 256
+    # Prompt lengths are approximate.
+    n_ctx = preset.prompt_tokens + preset.answer_tokens + 64
     context = ContextSettings(n_ctx=n_ctx, threads=threads, threads_batch=threads, flash_attn="on", load_mode="mmap")
     return Plan(ModelMemory(file), rig, Edit(make_layout(n_layers, homes, homes[-1]), context))
 

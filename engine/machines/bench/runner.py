@@ -51,7 +51,11 @@ MIN_TOKENS = 8
 The time of the first token is counted with the prompt.
 """
 _WARM_UP_TOKENS = 64
-"""Largest number of prompt tokens of a request in the warm-up (the requests before the first measured one)."""
+"""Largest number of prompt tokens of a request in the warm-up, except the first one, which is as long as a measured one.
+
+The first large batch is slower than later ones: pages of the compute buffer are touched for the first time (3 % of a
+prompt on the CPU), and drivers load the kernels for large batches.
+"""
 _SPARE_TOKENS = 256
 """Tokens that stay free in the context when it is filled for the depth `FULL`: prompt lengths are approximate."""
 
@@ -258,7 +262,8 @@ class Bench:
         rates: list[float] = []
         while not is_warm(rates):
             # Prompts of warm-ups have numbers of their own, so that no sample finds its prompt in the KV cache.
-            prompt = self._subject.prompt(min(_WARM_UP_TOKENS, self._preset.prompt_tokens), 10_000 + len(rates))
+            tokens = self._preset.prompt_tokens
+            prompt = self._subject.prompt(min(_WARM_UP_TOKENS, tokens) if rates else tokens, 10_000 + len(rates))
             answer = self._subject.answer(prompt, max(MIN_TOKENS, self._preset.answer_tokens // 2))
             rates.append(answer.done.generation_tokens_per_second)
 

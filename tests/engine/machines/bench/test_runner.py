@@ -74,6 +74,15 @@ def test_warm_up_is_not_measured(plans: dict[str, Plan]) -> None:
     assert {each.answer_per_second for each in results.layouts[0].samples} == {30.0}
 
 
+def test_the_first_answer_of_a_load_has_a_prompt_of_full_length(plans: dict[str, Plan]) -> None:
+    """Otherwise the measured prompt would be the first one to touch its compute buffer."""
+    subject = by_device(CUDA0=50.0)
+    bench_of(subject).run([candidate("first", plans["CUDA0"])])
+    lengths = [prompt.split().count("x") for _, prompt in subject.answers]
+    assert lengths[0] == PRESET.prompt_tokens
+    assert min(lengths) < PRESET.prompt_tokens
+
+
 def test_a_cancel_keeps_what_was_measured(plans: dict[str, Plan]) -> None:
     subject = by_device(CUDA0=50.0, CUDA1=80.0)
     subject.cancel_after = 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[4]
 HOME = ROOT / "engine" / "model" / "architectures"
 WRITES_MODELS = ROOT / "engine" / "model" / "demo"
 """What writes files names the one architecture and the one tokeniser that it writes."""
+WORD = re.compile(r"[\w.-]+")
 BUILDERS = {
     name
     for record in ARCHITECTURES.values()
@@ -33,10 +35,16 @@ BUILDERS = {
 
 def _literals(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the words of strings that are values, with their lines; docstrings are none."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+    source = path.read_text(encoding="utf-8")
+    # Most modules name no architecture, not even in a comment.
+    if ARCHITECTURES.keys().isdisjoint(WORD.findall(source)):
+        return
+    docstrings = set[int]()
+    # A statement comes before the value in it.
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr):
+            docstrings.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             # One name, or a list of them; sentences for people may speak of models.
             words = node.value.split()
             if all(word in ARCHITECTURES for word in words):

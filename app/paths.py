@@ -83,7 +83,7 @@ def kept_weights_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "weights"
 
 
-def kept_states_path() -> Path:
+def saved_states_path() -> Path:
     """Return the folder of saved KV states."""
     return user_cache_path(APPLICATION, appauthor=False) / "states"
 

@@ -252,7 +252,7 @@ class Settings:
     """Whether the oldest messages are dropped if the context is full. If not, the question is refused."""
     asks_when_full = _switch("chat/ask_when_full")
     """Whether to ask before the oldest messages are dropped."""
-    kept_states_bytes = Preference(
+    saved_states_bytes = Preference(
         "chat/kept_states_bytes", _size_bytes, lambda quota_bytes: "" if quota_bytes is None else str(quota_bytes)
     )
     """Limit of all saved KV states on disk, in bytes; None for the default limit."""

@@ -26,7 +26,7 @@ from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.texts import capitalised, show
 from engine.chat.saved_kv_states import (
-    DEFAULT_QUOTA_BYTES,
+    KV_STATES_QUOTA_BYTES,
     MIN_TOKENS,
     KvStateKey,
     SavedKvStates,
@@ -73,8 +73,8 @@ class KvStateRepository(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        quota_bytes = settings.kept_states_bytes
-        self._states = SavedKvStates(folder, DEFAULT_QUOTA_BYTES if quota_bytes is None else quota_bytes)
+        quota_bytes = settings.saved_states_bytes
+        self._states = SavedKvStates(folder, KV_STATES_QUOTA_BYTES if quota_bytes is None else quota_bytes)
         self._settings = settings
         self._background = background
         self._notices = notices
@@ -183,7 +183,7 @@ class KvStateRepository(QObject):
 
     def set_quota(self, quota_bytes: int, then: Callable[[], None]) -> None:
         """Store the limit for the size of all saved states, remove old states above it, then call `then`."""
-        self._settings.kept_states_bytes = quota_bytes
+        self._settings.saved_states_bytes = quota_bytes
         self._do(tr("Removing old KV states"), lambda: self._states.set_quota(quota_bytes), then)
 
     def empty(self, then: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
 from app.cli.inputs import order_of
 from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
-from app.paths import chats_path, kept_states_path, presets_path
+from app.paths import chats_path, presets_path, saved_states_path
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.texts import one_line
@@ -88,7 +88,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     # Stored only now: options that are refused change nothing.
     if known is not None:
         store.save(conversation, known).result()
-    states = SavedKvStates(kept_states_path())
+    states = SavedKvStates(saved_states_path())
     talk_options = TalkOptions(
         preset,
         chosen_settings(options),

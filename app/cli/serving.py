@@ -9,14 +9,14 @@ from pathlib import Path
 
 from app.cli.output import say
 from app.paths import kept_weights_path
-from engine.base.kept_weights import DEFAULT_QUOTA_BYTES
+from engine.base.kept_weights import KEPT_WEIGHTS_QUOTA_BYTES
 from engine.base.units import format_bytes
 from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
     """Return folder and quota of the cache of weights; None if the cache is off or the folder cannot be written."""
-    quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
+    quota_bytes = KEPT_WEIGHTS_QUOTA_BYTES if options.keep is None else options.keep
     return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes and not _fault(kept_weights_path()) else None
 
 

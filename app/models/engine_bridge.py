@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from app.paths import kept_states_path
+from app.paths import saved_states_path
 from engine.devices.device import ComputingNeed
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.runtime.protocol.messages import DeviceMemoryReadings
@@ -57,7 +57,7 @@ class EngineBridge(QObject):
         super().__init__(parent)
         # Queued explicitly: the session's thread emits this signal, and receivers must run in the GUI thread.
         self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
-        self.session = ModelSession(self._arrived.emit, holders=memory_holders, sequences=kept_states_path())
+        self.session = ModelSession(self._arrived.emit, holders=memory_holders, sequences=saved_states_path())
         self._signals = {
             Snapshot: self.snapshot,
             Progress: self.progress,

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.packs import pack_installer
-from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
+from app.paths import APPLICATION, chats_path, fetched_models_path, log_path, saved_states_path, settings_path
 from engine.base.engine_build import engine_build
 from engine.base.language import tr
 from engine.devices.device import Rig
@@ -75,7 +75,7 @@ def gather_contents(rig: Rig) -> AboutContents:
             (tr("Settings"), str(settings_path().parent)),
             (tr("Conversations and library"), str(chats_path().parent)),
             (tr("Models downloaded during setup"), str(fetched_models_path())),
-            (tr("Saved KV states"), str(kept_states_path())),
+            (tr("Saved KV states"), str(saved_states_path())),
             (tr("Log"), str(log_path().parent)),
         ),
         licence=_first_text((folder().parent / "LICENSE", _beside_program("LICENSE"))) or NO_LICENCE,

@@ -41,7 +41,7 @@ from app.models.side_files import SideFileController
 from app.models.speeds import SpeedRepository
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import chats_path, kept_states_path, library_path, presets_path
+from app.paths import chats_path, library_path, presets_path, saved_states_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.sampling import HeadroomMonitor
@@ -228,7 +228,7 @@ def make_desk(
         ),
         archive=archive,
         chat_controller=ChatController(archive, models, settings, notices, opener.show, parent),
-        states=KvStateRepository(kept_states_path(), settings, background, notices, parent),
+        states=KvStateRepository(saved_states_path(), settings, background, notices, parent),
         server=WindowApiServer(make_served, settings, background, parent),
         presets=PresetStore(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(

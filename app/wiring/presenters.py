@@ -120,13 +120,13 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
     take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
-        _connect_pane(view.chat, desk, arranger, code)
-    views.added.connect(lambda view: _connect_pane(view.chat, desk, arranger, code))
+        _connect_to_window(view.chat, desk, arranger, code)
+    views.added.connect(lambda view: _connect_to_window(view.chat, desk, arranger, code))
     # Drafts that still wait for a pause in typing are stored before the database closes.
     main.about_to_close.connect(views.flush)
 
 
-def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:
+def _connect_to_window(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:
     pane.new_requested.connect(desk.chat_controller.new)
     pane.list_toggled.connect(arranger.toggle_list)
     pane.save_requested.connect(code.save)

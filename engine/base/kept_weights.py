@@ -24,7 +24,7 @@ from engine.base.files import read_at_most, write_whole
 from engine.base.json_file import UNREADABLE
 from engine.base.units import GIB
 
-DEFAULT_QUOTA_BYTES = 20 * GIB
+KEPT_WEIGHTS_QUOTA_BYTES = 20 * GIB
 RESERVE_BYTES = GIB
 """Bytes that the cache leaves free on the disk."""
 LOOK_S = 1.0

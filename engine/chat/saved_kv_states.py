@@ -26,7 +26,7 @@ from engine.planning.settings.table import kv_state_values
 if TYPE_CHECKING:
     from engine.planning.memory.side_files import Adapter
 
-DEFAULT_QUOTA_BYTES = 10 * GIB
+KV_STATES_QUOTA_BYTES = 10 * GIB
 SUFFIX = ".state"
 MIN_TOKENS = 128
 """Smallest number of tokens for which a state is saved: computing fewer again is faster than reading a file."""
@@ -88,7 +88,7 @@ class SavedKvStates:
     child has reported `SequenceSaved`. To restore a state, give the child the path from `find`.
     """
 
-    def __init__(self, folder: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES) -> None:
+    def __init__(self, folder: Path, quota_bytes: int = KV_STATES_QUOTA_BYTES) -> None:
         self.folder = folder
         self.quota_bytes = quota_bytes
 

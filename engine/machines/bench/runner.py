@@ -51,7 +51,7 @@ MIN_TOKENS = 8
 The time of the first token is counted with the prompt.
 """
 _WARM_UP_TOKENS = 64
-"""Largest number of prompt tokens of a request in the warm-up, except the first one, which is as long as a measured one.
+"""Largest number of prompt tokens of a request in the warm-up. Only the first one is as long as a measured one.
 
 The first large batch is slower than later ones: pages of the compute buffer are touched for the first time (3 % of a
 prompt on the CPU), and drivers load the kernels for large batches.

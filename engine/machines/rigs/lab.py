@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from engine.base.errors import ArgumentError, EngineError, WorkerStalledError
-from engine.base.kept_weights import DEFAULT_QUOTA_BYTES
+from engine.base.kept_weights import KEPT_WEIGHTS_QUOTA_BYTES
 from engine.base.language import tr
 from engine.base.numa import NumaNode, numa_sentence, numbers_text, serving_nodes
 from engine.base.processor import read_processor
@@ -381,7 +381,7 @@ class KeptWeights:
     """
 
     folder: Path
-    quota_bytes: int = DEFAULT_QUOTA_BYTES
+    quota_bytes: int = KEPT_WEIGHTS_QUOTA_BYTES
 
 
 def make_folder(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from app.chats.attacher import Attacher
 from app.chats.saved_kv_states import ModelKvStates
 from app.models.conversation import Conversation, Restored
 from app.models.open_model import OpenModel
-from app.paths import kept_states_path
+from app.paths import saved_states_path
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import MIB
@@ -77,7 +77,7 @@ class Bench:
     @property
     def files(self) -> list[Path]:
         """Saved states."""
-        return sorted(kept_states_path().glob("*.state"))
+        return sorted(saved_states_path().glob("*.state"))
 
     def wait(self, condition: Callable[[], bool]) -> None:
         self._qtbot.waitUntil(condition)

@@ -150,7 +150,7 @@ def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -
     bench.desk.states.set_quota(1, lambda: done.append(True))
     bench.wait(lambda: bool(done))
     assert bench.files == []
-    assert Settings(bench.folder / "settings.ini").kept_states_bytes == 1
+    assert Settings(bench.folder / "settings.ini").saved_states_bytes == 1
     bench.say(LONG_WORDS)
     bench.settle()
     bench.wait(lambda: any("larger than the limit" in text for text in said))

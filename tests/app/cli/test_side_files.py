@@ -10,9 +10,9 @@ import pytest
 
 from engine.model.gguf.reader import read_model
 from engine.planning.settings.table import SETTINGS, Setting
-from tests.engine.planning.settings.test_table import others
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
+from tests.support.setting_values import others
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 
 

@@ -17,9 +17,9 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.table import SETTINGS, Setting
 from engine.runtime.protocol.messages import Generated, LoadedModel, SequenceRestored, SequenceSaved
 from engine.runtime.protocol.requests import Generate, Load, RestoreSequence, SaveSequence
-from tests.engine.planning.settings.test_table import others
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
+from tests.support.setting_values import others
 
 KEY = KvStateKey("model", ("f16", "f16", "False"), streams=1)
 

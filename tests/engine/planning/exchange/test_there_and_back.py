@@ -24,13 +24,13 @@ from engine.planning.settings.context_settings import (
     KV_TYPES,
     LOAD_MODES,
     NUMA_MODES,
-    ROPE_SCALINGS,
     ContextSettings,
 )
-from engine.planning.settings.table import KEYS
+from engine.planning.settings.table import SETTINGS
 from tests.support.models import write_tiny_moe
 from tests.support.orders import worker_device
 from tests.support.selection import examples
+from tests.support.setting_values import others
 
 N_LAYERS = 9
 WORKERS = ("10.0.0.1:50052", "10.0.0.2:50052")
@@ -112,15 +112,12 @@ CHOSEN = {
     "threads_batch": st.none() | st.integers(1, 64),
     "pipeline": st.sampled_from(("auto", "off")),
     "numa": st.sampled_from(NUMA_MODES),
-    "rope_freq_base": st.sampled_from((0.0, 10000.0, 1234567.0)),
-    "rope_freq_scale": st.sampled_from((0.0, 0.03125, 0.5, 1.0)),
-    "rope_scaling": st.sampled_from(ROPE_SCALINGS),
-    "yarn_orig_ctx": st.integers(0, 1 << 20),
     "image_min_tokens": st.none() | st.integers(1, 64),
     "image_max_tokens": st.none() | st.integers(64, 4096),
 }
-assert set(CHOSEN) == set(KEYS), "a new setting has to come back from an export, too"
-contexts = st.builds(ContextSettings, **CHOSEN)
+"""Values of settings of which some do not suit the others or the model."""
+ANY_VALUE = {setting.key: st.sampled_from([setting.default, *others(setting)]) for setting in SETTINGS}
+contexts = st.builds(ContextSettings, **ANY_VALUE | CHOSEN)
 
 
 def back(plan: Plan, text: str) -> Plan:

@@ -16,7 +16,7 @@ from app.cli.settings_options import add_settings_arguments, option_name
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.settings.kinds import Real, Value, WholeNumber
+from engine.planning.settings.kinds import Real
 from engine.planning.settings.page import settings_page
 from engine.planning.settings.table import (
     GROUPS,
@@ -29,21 +29,9 @@ from engine.planning.settings.table import (
     memory_part,
     parse_context,
 )
+from tests.support.setting_values import others
 
 ROOT = Path(__file__).resolve().parents[4]
-
-
-def others(setting: Setting) -> list[Value]:
-    """Return values of a setting besides its default: every word of a choice, ends and middle of a range."""
-    kind = setting.kind
-    if isinstance(kind, Real):
-        return [value for value in (kind.low, kind.high, (kind.low + kind.high) / 2) if value != setting.default]
-    if isinstance(kind, WholeNumber):
-        found: list[Value] = [kind.low, kind.high, (kind.low + kind.high) // 2]
-        found += [] if kind.left_open is None else [kind.left_open.kept]
-    else:
-        found = [kind.typed(word) for word in kind.words]
-    return [value for value in found if value != setting.default]
 
 
 def parse(document: dict[str, Any]) -> ContextSettings:
@@ -152,8 +140,9 @@ def test_a_draft_model_has_its_own_rope_settings() -> None:
     chosen = ContextSettings(**changes)
     reset = for_draft_model(chosen)
     assert {key for key in KEYS if getattr(reset, key) != getattr(chosen, key)} == {
-        "rope_freq_base", "rope_freq_scale", "rope_scaling", "yarn_orig_ctx",
-    }  # fmt: skip
+        setting.key for setting in SETTINGS if setting.of_model
+    }
+    assert (reset.rope_freq_base, reset.type_k) == (0, chosen.type_k)
 
 
 @pytest.mark.parametrize("setting", [each for each in SETTINGS if each.engine_field], ids=lambda each: each.key)

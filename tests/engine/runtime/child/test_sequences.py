@@ -20,6 +20,7 @@ from engine.devices.host_memory import HostMemory
 from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.planning.settings.table import SETTINGS
 from engine.runtime.child.generate import saved_kv_state
 from engine.runtime.child.generate.saved_kv_state import (
     KeptCheckpoint,
@@ -45,6 +46,7 @@ from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreS
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
+from tests.support.setting_values import others
 
 CONTEXT = ContextSettings(n_ctx=1024, n_ubatch=64, n_seq_max=2, threads=1)
 BEGINNING = "A conversation that was long enough to be worth keeping. " * 3
@@ -173,6 +175,7 @@ def test_models_of_other_memories_answer_several_at_once(tmp_path: Path, name: s
 
 
 def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, tmp_path: Path) -> None:
+    rare = [setting for setting in SETTINGS if setting.in_kv_state and setting.rare]
     other = write_tiny_llama(tmp_path / "other.gguf", n_layers=2)
     for path, context, words in (
         (other, CONTEXT, "another model"),
@@ -180,9 +183,7 @@ def test_what_does_not_suit_is_refused_with_a_reason(model: Path, saved: Path, t
         (model, msgspec.structs.replace(CONTEXT, n_seq_max=4), "separate sequences"),
         (model, msgspec.structs.replace(CONTEXT, flash_attn="off"), "flash attention"),
         (model, msgspec.structs.replace(CONTEXT, swa_full=True), "swa_full"),
-        (model, msgspec.structs.replace(CONTEXT, rope_freq_scale=0.5), "rope_freq_scale"),
-        (model, msgspec.structs.replace(CONTEXT, rope_scaling="yarn"), "rope_scaling"),
-        (model, msgspec.structs.replace(CONTEXT, yarn_orig_ctx=64), "yarn_orig_ctx"),
+        *((model, msgspec.structs.replace(CONTEXT, **{each.key: others(each)[0]}), each.key) for each in rare),
     ):
         with RawChild() as child:
             load(child, path, context)

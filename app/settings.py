@@ -358,6 +358,17 @@ class Settings:
         """Store `document` as JSON under `key` in the INI file."""
         self._write(key, document)
 
+    def keep_changes(self, key: str, before: _Kept, after: _Kept) -> None:
+        """Store the fields of `after` that differ from `before`; the other fields under `key` stay as they are stored.
+
+        So windows that read the document at the same time keep each other's changes. If none is stored under `key`, all
+        of `after` is stored.
+        """
+        self.sync()
+        fields = msgspec.structs.asdict(after)
+        changed = {name: value for name, value in fields.items() if value != getattr(before, name)}
+        self.keep(key, msgspec.structs.replace(self.kept(key, type(before)) or before, **changed))
+
     def _write(self, key: str, document: object) -> None:
         """Store `document` as JSON under `key`. If the document has a path that is not UTF-8, the old value stays."""
         with suppress(UnicodeEncodeError):

@@ -80,5 +80,5 @@ class HubAccess:
 
     def _keep(self, kept: SavedHub) -> None:
         # Replaced as a whole: other threads see the old or the new settings.
-        self.kept = kept
-        self._settings.keep("hub", kept)
+        before, self.kept = self.kept, kept
+        self._settings.keep_changes("hub", before, kept)

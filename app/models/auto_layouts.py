@@ -112,8 +112,8 @@ class AutoLayouts(QObject):
 
     def set_options(self, options: AutoOptions) -> None:
         """Set the options of automatic layouts (strategy, devices, cache types), and store them."""
-        self.options = options
-        self._settings.keep("auto_layout", options)
+        before, self.options = self.options, options
+        self._settings.keep_changes("auto_layout", before, options)
         self.options_changed.emit(options)
 
     @property

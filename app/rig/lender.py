@@ -89,8 +89,8 @@ class Lender(QObject):
         """
         if self._until is not None:
             return
+        self._settings.keep_changes(_KEY, self.choice, choice)
         self.choice, self.devices = choice, tuple(devices)
-        self._settings.keep(_KEY, choice)
         until = self._until = threading.Event()
         self._set(LendState(is_starting=True))
         self._thread = threading.Thread(

@@ -14,7 +14,8 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background, Task, Worker
 from app.bug_report import BugDialog, BugReporter, describe_bug, scrub
-from app.notices import Notice
+from app.library.hub_access import HubAccess, SavedHub
+from app.notices import Notice, Notices
 from app.settings import MAX_RECENT, KeptSideFiles, Settings, _IniStore
 from app.window.devices.rig_dialogs import LineDialog, parse_caps
 from app.window.status_line import StatusLine
@@ -87,6 +88,15 @@ def test_two_open_windows_keep_each_others_lists(tmp_path: Path) -> None:
     assert settings.parked_models == (ours, other)
     assert settings.side_files(other).projector == "/models/mmproj.gguf"
     assert settings.side_files(ours).projector == "/models/b.gguf"
+
+
+def test_two_open_windows_keep_each_others_settings_of_the_hub(tmp_path: Path) -> None:
+    settings, notices = Settings(tmp_path / "settings.ini"), Notices()
+    ours, theirs = HubAccess(settings, notices), HubAccess(settings, notices)
+    theirs.set_mirror("https://hub.example")
+    ours.set_offline(True)
+    assert not ours.kept.mirror
+    assert HubAccess(settings, notices).kept == SavedHub("https://hub.example", offline=True)
 
 
 def test_settings_that_cannot_be_stored_are_tried_again_by_one_timer(tmp_path: Path, qapp: QApplication) -> None:

@@ -111,6 +111,15 @@ def test_pins_that_another_window_has_set_stay(open_window: OpenWindow, qtbot: Q
     assert kept.layers == {"/other.gguf": theirs, str(model.paths[0]): (("CUDA0", 4, 5),)}
 
 
+def test_options_that_another_window_has_set_stay(open_window: OpenWindow) -> None:
+    desk = open_window().desk
+    settings, layouts = desk.settings, desk.auto_layouts
+    settings.keep("auto_layout", AutoOptions(strategy="priority", order=("CUDA1", "CUDA0")))
+    layouts.set_options(AutoOptions(split=True))
+    assert layouts.options == AutoOptions(split=True), "this window uses what it shows"
+    assert settings.kept("auto_layout", AutoOptions) == AutoOptions("priority", ("CUDA1", "CUDA0"), split=True)
+
+
 def test_options_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     first = open_window()
     show_model(first, qtbot, tmp_path)

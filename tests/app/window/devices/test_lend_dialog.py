@@ -209,6 +209,20 @@ def test_a_device_without_a_row_is_not_lent_and_its_choice_is_kept(
     assert Lender(settings).choice.caps == {"CUDA1": GIB, "CPU": MIB}
 
 
+def test_choices_that_another_window_has_made_stay(
+    qtbot: QtBot, lender: Lender, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(**_options: object) -> tuple[Lending, ...]:
+        raise EngineError("That is enough.")
+
+    monkeypatch.setattr(lending, "find_lendings", find)
+    before = lender.choice
+    settings.keep("lending", msgspec.structs.replace(before, caps={"CPU": MIB}))
+    lender.start(msgspec.structs.replace(before, name="cellar"), ("CPU",))
+    qtbot.waitUntil(lambda: bool(lender.state.problem))
+    assert Lender(settings).choice == msgspec.structs.replace(before, name="cellar", caps={"CPU": MIB})
+
+
 def test_it_is_lent_again_right_after_a_stop(
     qtbot: QtBot, dialog: LendDialog, lender: Lender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from app.paths import identity_path, kept_weights_path, pairings_path
 from app.settings import Settings
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from widgets.common.delayed_call import DelayedCall
 
 if TYPE_CHECKING:
     from engine.machines.rigs.secure_serving import SecureAddress
@@ -50,7 +52,7 @@ class LendState:
 
     `is_starting`: whether the server is being started.
     `place`: `host:port` that other computers connect to, one for each network; empty while nothing is lent.
-    `code`: the valid pairing code; empty if there is none, for instance after it was used.
+    `code`: the valid pairing code; empty if there is none, for instance after it was used or has expired.
     `users`: pairs of a device id and the name of the client that uses the device.
     `problem`: why the last attempt to lend failed; empty if it succeeded. `note`: a sentence about the running server.
     """
@@ -79,6 +81,9 @@ class Lender(QObject):
         self._until: threading.Event | None = None
         self._thread: threading.Thread | None = None
         self._address: SecureAddress | None = None
+        self._expiry = DelayedCall(self, self._on_code_due)
+        # Not a coarse timer, which may be due before the code has expired.
+        self._expiry.setTimerType(Qt.TimerType.PreciseTimer)
         # Emitted by threads of the server.
         self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
 
@@ -118,6 +123,9 @@ class Lender(QObject):
 
     def _set(self, state: LendState) -> None:
         self.state = state
+        self._expiry.stop()
+        if state.code and self._address is not None:
+            self._expiry.start(math.ceil(self._address.code.left_s * 1000))
         self.state_changed.emit(state)
 
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
@@ -211,8 +219,14 @@ class Lender(QObject):
 
     def _say(self, sentence: str) -> None:
         # A pairing and wrong guesses use the code up.
-        code = None if self._address is None else self._address.code.current
-        self._set(replace(self.state, note=sentence, code=code or ""))
+        self._set(replace(self.state, note=sentence, code=self._valid_code))
+
+    def _on_code_due(self) -> None:
+        self._set(replace(self.state, code=self._valid_code))
+
+    @property
+    def _valid_code(self) -> str:
+        return "" if self._address is None else self._address.code.current or ""
 
 
 def lending_addresses() -> tuple[str, ...]:

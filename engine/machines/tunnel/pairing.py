@@ -94,6 +94,12 @@ class OpenCode:
         with self._lock:
             return self._code if self._is_open() else None
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the code that is valid now expires; 0 if there is none."""
+        with self._lock:
+            return max(0.0, self._until_s - self._clock()) if self._is_open() else 0.0
+
     def is_guessed_out(self, code: str) -> bool:
         """Return whether `code` is the current code and is invalid, because it was guessed wrong too often."""
         with self._lock:

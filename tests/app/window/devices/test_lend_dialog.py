@@ -28,7 +28,7 @@ from engine.machines.rigs.secure_serving import Lending, SecureAddress
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import Identity
 from engine.machines.tunnel.listener import Use
-from engine.machines.tunnel.pairing import GUESSED_OUT, MAX_GUESSES, OpenCode
+from engine.machines.tunnel.pairing import GUESSED_OUT, LIFETIME_S, MAX_GUESSES, OpenCode
 from engine.machines.tunnel.pairings import PairingError, PairingStore
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Home, Session
@@ -128,6 +128,25 @@ def test_a_code_that_was_guessed_wrong_too_often_is_not_shown(
             pair_with(lender.state.place, "AAAA-AAAA-AAAA-AAAA", Home(tmp_path).identity, "laptop", DEADLINE_S)
     qtbot.waitUntil(lambda: GUESSED_OUT in dialog.text)
     assert "No pairing code is valid" in dialog.code_label.text()
+
+
+def test_a_code_that_has_expired_is_not_shown(
+    qtbot: QtBot, dialog: LendDialog, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place))
+    assert lender.state.code in dialog.code_label.text()
+    assert 0 < lender._expiry.remainingTime() <= LIFETIME_S * 1000
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.machines.tunnel.pairing.LIFETIME_S", 0.01)
+        click(dialog, "code")
+    qtbot.waitUntil(lambda: not lender.state.code)
+    assert "No pairing code is valid" in dialog.code_label.text()
+    assert not lender._expiry.isActive()
+    click(dialog, "code")
+    assert lender._expiry.isActive()
+    click(dialog, "stop")
+    assert not lender._expiry.isActive()
 
 
 def test_a_port_in_use_is_told_and_can_be_changed(qtbot: QtBot, dialog: LendDialog, lender: Lender) -> None:

@@ -207,11 +207,11 @@ def test_a_code_is_for_a_time_and_a_new_one_ends_it() -> None:
     opened = OpenCode(lambda: now_s)
     code = opened.renew()
     now_s = LIFETIME_S - 1
-    assert opened.current == code
+    assert (opened.current, opened.left_s) == (code, 1)
     other = opened.renew()
     assert not opened.take(code, right=True)
     now_s += LIFETIME_S
-    assert opened.current is None
+    assert (opened.current, opened.left_s) == (None, 0)
     assert not opened.take(other, right=True)
 
 

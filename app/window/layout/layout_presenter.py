@@ -123,9 +123,7 @@ class LayoutPresenter(QObject):
         is_new = (taken.layout, taken.context) != (edit.layout, edit.context)
         if taken.notes and not is_new:
             # Nothing was taken: the line stays, so that it can be corrected.
-            numbers.show_answer(
-                " ".join((tr("The layout already has these numbers or options."), *taken.notes)), bad=True
-            )
+            numbers.show_answer(" ".join((tr("The layout was not changed."), *taken.notes)), bad=True)
             return
         self._document.set_edit(taken.layout, taken.context, tr("place by numbers"))
         numbers.clear_line()

@@ -14,14 +14,14 @@ import msgspec
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
-from engine.base.texts import quote
+from engine.base.texts import clean, quote
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.exchange.device_names import DeviceNames, used_servers
 from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, share_number
 from engine.planning.exchange.importing import MAX_TEXT, arrange
 from engine.planning.exchange.server_options import read_command
-from engine.planning.layout.layout import Layout, Override, Run
+from engine.planning.layout.layout import Layout, Override, Run, SplitMode
 from engine.planning.layout.parts import place_part
 from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.split_modes import with_shares
@@ -145,14 +145,22 @@ def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> Layout:
-    """Return `layout` with its layers placed by `-ngl`, `-ts`, `-dev` and `-sm`; unchanged if `load` has none of them.
+    """Return `layout` with its layers placed by `-ngl`, `-ts`, `-dev`, `-sm` and `-mg`; unchanged if none of them does.
 
     Overrides stay, and also split mode tensor or row with its shares and main device, as far as they are not set.
+
+    Raises:
+        LayoutError: `-mg` is no index of a device.
     """
     changes_mode = "split_mode" in load.said and load.split_mode != layout.split_mode
-    if load.n_gpu_layers is None and not load.shares and load.devices is None and not changes_mode:
+    mode: SplitMode = load.said.get("split_mode", layout.split_mode)
+    has_main = "main_gpu" in load.said and mode in ("none", "row")
+    if load.n_gpu_layers is None and not load.shares and load.devices is None and not changes_mode and not has_main:
         return layout
     whole = replace(load, overrides=(), n_gpu_layers=MAX_NUMBER if load.n_gpu_layers is None else load.n_gpu_layers)
+    if has_main:
+        _check_main(load, mode, rig)
+        whole = replace(whole, split_mode=mode)
     if changes_mode or layout.split_mode not in ("tensor", "row"):
         return replace(arrange_here(whole, model, rig), overrides=layout.overrides)
     ids = (device.id for device in rig.devices if device.kind != "accel")
@@ -162,11 +170,25 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     return replace(found, overrides=layout.overrides, main_device=layout.main_device if has_main else found.main_device)
 
 
+def _check_main(load: ForeignLoad, mode: SplitMode, rig: Rig) -> None:
+    """Raise `LayoutError` if `-mg` is no index of a device. In mode none a negative one stands for the CPU."""
+    names = load.devices if load.devices is not None else [each.id for each in rig.devices if each.kind != "accel"]
+    if load.main_gpu >= len(names) or (load.main_gpu < 0 and mode != "none"):
+        raise LayoutError(
+            tr("there is no device {index}; -mg counts these devices from 0: {names}",
+               index=load.main_gpu, names=", ".join(map(clean, names)) or "–")
+        )  # fmt: skip
+
+
 def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tuple[Layout, list[str]]:
-    layout = _with_layers(load, layout, model, rig)
+    before, layout = layout, _with_layers(load, layout, model, rig)
     names = [tensor.name for tensor in model.tensors]
     made: list[Override] = []
     notes: list[str] = []
+    if "main_gpu" in load.said and load.said.get("split_mode", before.split_mode) not in ("none", "row"):
+        notes.append(
+            tr("-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on it.")
+        )
     for each in load.overrides:
         if each.n_experts is not None:
             # As in llama.cpp: the experts of the first layers, and none of the others.

@@ -142,7 +142,7 @@ def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBo
     QTest.keyClick(numbers.line, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: bool(numbers.answer))
     assert numbers.answer == (
-        "The layout already has these numbers or options. "
+        "The layout was not changed. "
         'Layerdeck cannot read -ngl "x", so this option was not imported. '
         "Not imported, because Layerdeck does not know these options: banana."
     )

@@ -147,6 +147,39 @@ def test_options_stay_in_split_mode_tensor_or_row_unless_the_line_has_a_mode(mod
     assert taken("-sm layer").split_mode == "layer"
 
 
+@pytest.mark.parametrize("text", ["-mg 1", "-sm none -mg 1", "-mg 1 -dev CUDA2,CUDA1"])
+def test_the_main_gpu_has_the_whole_model_in_split_mode_none(model: ModelFile, text: str) -> None:
+    whole = single_device(12, "CUDA0").with_split_mode("none")
+    assert take_line(text, whole, CONTEXT, model, RIG) == Typed(
+        single_device(12, "CUDA1").with_split_mode("none"), CONTEXT
+    )
+
+
+def test_the_main_gpu_alone_is_taken_in_split_mode_row(model: ModelFile) -> None:
+    row = layout_in_mode(single_device(12, "CUDA0").with_split_mode("row"), "row", RIG)
+    assert take_line("-mg 2", row, CONTEXT, model, RIG).layout == replace(row, main_device="CUDA2")
+
+
+def test_the_main_gpu_has_no_effect_in_split_mode_layer(model: ModelFile) -> None:
+    layered = make_layout(12, ["CUDA0"] * 8 + ["CUDA1"] * 4)
+    note = "-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on it."
+    assert take_line("-mg 1", layered, CONTEXT, model, RIG) == Typed(layered, CONTEXT, (note,))
+    assert take_line("-ngl 99 -ts 2,1 -mg 1", layered, CONTEXT, model, RIG).notes == (note,)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("-sm none -mg 3", "there is no device 3; -mg counts these devices from 0: CUDA0, CUDA1, CUDA2"),
+        ("-sm row -mg -1", "there is no device -1; -mg counts these devices from 0: CUDA0, CUDA1, CUDA2"),
+        ("-sm none -mg 1 -dev CUDA1", "there is no device 1; -mg counts these devices from 0: CUDA1"),
+    ],
+)
+def test_a_main_gpu_that_does_not_exist_is_told(model: ModelFile, text: str, sentence: str) -> None:
+    with pytest.raises(LayoutError, match=f"^{sentence}$"):
+        take_line(text, ON_CPU, CONTEXT, model, RIG)
+
+
 def test_workers_are_devices_for_a_line_too(model: ModelFile) -> None:
     worker = Device("attic", "attic", "RPC", "gpu", 8 * GIB, 8 * GIB, endpoint="127.0.0.1:50052")
     rig = Rig((worker, *RIG.devices[:1]), RIG.host)

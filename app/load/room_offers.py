@@ -173,7 +173,13 @@ class RoomOffers(QObject):
             return find_whole(own, choices, find_layout)
 
         def show(found: WholeWithout | None) -> None:
-            if asked != self._asked or self._document.edit != plan.edit or (found is None and self._found is None):
+            if asked != self._asked:
+                return
+            # The key too: another model may have an equal edit.
+            if self._models.current.key != asked[0] or self._document.edit != plan.edit:
+                self._asked = None  # Searched again when this edit is shown again.
+                return
+            if found is None and self._found is None:
                 return
             self._found, self._edit = found, plan.edit
             self.offer_changed.emit(None if found is None else offer_of(found))

@@ -5,13 +5,16 @@ With the real engine and a lab worker, which serves one model at a time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.load import room_offers
 from app.load.several import SeveralPlanned
 from app.models.open_model import OpenModel
 from app.models.replanner import Replanner, has_moved
@@ -19,14 +22,17 @@ from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID
+from engine.planning.fit.room import find_whole
 from engine.planning.layout.layout import single_device
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 from widgets.library.load_question import LoadAnswer
 from widgets.library.room_offer import RoomOffer
 
 N_LAYERS = 4
+NEVER_MS = 1 << 30
 
 
 class Bench:
@@ -235,6 +241,44 @@ def test_an_offer_for_other_devices_does_nothing(bench: Bench) -> None:
     bench.desk.room_offers.accept_and_load()
     assert ada.loading.phase is Phase.READY
     assert bench.offers[-1] is None
+
+
+def test_an_offer_that_was_found_for_one_model_is_not_made_to_another_one(
+    bench: Bench, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both models have the same edit, and the search ends after the other model is shown."""
+    offers, found, may_end = bench.desk.room_offers, list[object](), threading.Event()
+
+    def find_slowly(*arguments: Any) -> object:
+        found.append(find_whole(*arguments))
+        assert may_end.wait(DEADLINE_S)
+        return found[0]
+
+    offers._timer.setInterval(NEVER_MS)  # The test searches by itself.
+    bench.paths["eve"] = write_tiny_llama(tmp_path / "eve.gguf", n_layers=N_LAYERS, seed=2)
+    bench.load("ada")
+    eve = bench.open("eve")
+    bench.wait_for_layout(CPU_ID)
+    with qtbot.waitSignal(bench.desk.opener.model_changed):
+        bench.desk.opener.open(bench.paths["bob"], beside=True)
+    bob = bench.desk.models.current
+    bench.wait_for_layout(CPU_ID)
+    bench.wait(lambda: not bench.desk.document.is_behind)
+    monkeypatch.setattr(room_offers, "find_whole", find_slowly)
+    offers._search()
+    bench.wait(lambda: bool(found))
+    edit = bench.desk.document.edit
+    bench.desk.opener.show(eve)
+    assert bench.desk.models.current is eve
+    assert bench.desk.document.edit == edit
+    may_end.set()
+    bench.wait(lambda: not offers._searching.is_running)
+    assert found[0] is not None
+    assert not any(bench.offers)
+    bench.desk.opener.show(bob)
+    bench.wait(lambda: not bench.desk.document.is_behind)
+    offers._search()
+    bench.wait_for_offer()
 
 
 def test_an_offer_is_looked_for_again_when_other_programs_take_the_memory(bench: Bench) -> None:

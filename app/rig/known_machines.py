@@ -26,7 +26,7 @@ from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.remote_machines import Machine, machine_of, with_offer
-from engine.machines.tunnel.calling import TunnelError
+from engine.machines.tunnel.calling import STRANGER, TunnelError
 from engine.machines.tunnel.offers import OfferedDevice
 
 WATCH_MS = 10_000
@@ -162,9 +162,18 @@ class KnownMachines(QObject):
 
     def _show_away(self, machine: Machine, error: EngineError) -> None:
         _log.info("%s: %s", machine.name, error.summary())
-        is_changed = isinstance(error, TunnelError) and error.status is GreetingStatus.UNTRUSTED
-        words = tr("not reachable") if isinstance(error, TunnelError) and not is_changed else tr("not paired")
-        self._change(machine, lambda device: replace(device, away=words))
+        unknown, doubted = tr("not paired"), tr("not paired, or not lent now")
+
+        def words(device: Device) -> str:
+            if not isinstance(error, TunnelError):
+                return unknown
+            if error.status is not GreetingStatus.UNTRUSTED:
+                return tr("not reachable")
+            # The other computer also closes the connection like this if its lending ends just then. If it does so at
+            # the next request again, it is lending, and does not know this computer.
+            return doubted if error.words == STRANGER and device.away not in (doubted, unknown) else unknown
+
+        self._change(machine, lambda device: replace(device, away=words(device)))
 
     def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
         """Replace each listed device of a machine by the result of `change`.

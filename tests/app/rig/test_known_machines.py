@@ -24,6 +24,8 @@ from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.lab import LabRig
+from engine.machines.tunnel.listener import Listener
+from engine.machines.tunnel.streams import Stream
 from engine.planning.layout.layout import Layout, Run
 from tests.support.tunnels import Attic, Home, attic, echoing
 from widgets.layout_editor.placement import lane_devices
@@ -219,8 +221,27 @@ def test_a_machine_that_forgot_us_is_away_and_says_so(
         window = paired_window(served)
         served.home.book.forget("laptop")
         window.machines.look()
+        # Lending that ends just then looks the same.
+        qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired, or not lent now"})
+        assert window.said[-1] == "attic cannot be used now: not paired, or not lent now."
+        window.machines.look()
         qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired"})
-        assert any("attic cannot be used now: not paired" in each for each in window.said)
+
+
+def test_a_machine_whose_lending_has_just_stopped_is_not_said_to_be_unpaired(
+    qtbot: QtBot, tmp_path: Path, paired_window: PairedWindow, worker: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end(_listener: Listener, stream: Stream, *_: object) -> None:
+        stream.abort()
+
+    with attic(tmp_path / "attic", worker) as served:
+        window = paired_window(served)
+        qtbot.waitUntil(lambda: not window.machines._asked)
+        monkeypatch.setattr(Listener, "_serve_client", end)
+        window.machines.look()
+        qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired, or not lent now"})
+    window.machines.look()
+    qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not reachable"})
 
 
 def test_a_damaged_file_of_machines_begins_anew(

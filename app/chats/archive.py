@@ -197,9 +197,15 @@ class ChatArchive(QObject, ChatStorage):
         return self._chats.get(chat)
 
     def read(self, chat: str, on_read: Callable[[Chat, MessageTree], None]) -> None:
-        """Read a conversation after all earlier changes have been written, and call `on_read` with it."""
+        """Read a conversation after all earlier changes have been written, and call `on_read` with it.
+
+        While the database is not open, a notice says so, and `on_read` is not called.
+        """
         store = self._store
         if store is None:
+            # Not later: the person may be reading or writing something else by then.
+            sentence = tr("This conversation cannot be shown, because the database of conversations is not open.")
+            self._notices.tell(ChatError(sentence))
             return
 
         def work() -> tuple[Chat, MessageTree]:

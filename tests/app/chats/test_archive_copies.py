@@ -115,6 +115,20 @@ def test_a_database_that_is_locked_at_the_start_is_opened_later(
         assert store.conversation("a") is not None
 
 
+def test_a_conversation_that_cannot_be_read_before_the_database_is_open_is_told(tmp_path: Path) -> None:
+    notices, background, read = Notices(), Background(), list[str]()
+    told: list[str] = []
+    notices.given.connect(lambda notice: told.append(notice.text))
+    archive = ChatArchive(tmp_path / "chats.sqlite3", background, notices)
+    archive.save(Conversation(id="a", title="A"), None)
+    assert [chat.id for chat in archive.chats] == ["a"], "the list shows it"
+    archive.read("a", lambda chat, _tree: read.append(chat.id))
+    archive.close()
+    background.close()
+    assert told == ["This conversation cannot be shown, because the database of conversations is not open."]
+    assert not read
+
+
 def test_text_is_shown_while_the_database_is_locked_at_the_start(
     qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,7 +259,7 @@ _CELL_BYTES = 64
 _SLACK_BYTES = 1 << 20
 
 
-def model_identity(loaded: LoadedContext) -> ModelIdentity:
+def loaded_identity(loaded: LoadedContext) -> ModelIdentity:
     """Return the numbers and the digest that identify the loaded model, whatever its layout."""
     low, model = loaded.engine.low, loaded.model
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -297,7 +297,7 @@ def header_of(
     """
     settings = loaded.settings
     return SequenceHeader(
-        model=model_identity(loaded),
+        model=loaded_identity(loaded),
         type_k=settings.type_k,
         type_v=settings.type_v,
         swa_full=settings.swa_full,

@@ -23,7 +23,7 @@ from engine.runtime.child.generate.saved_kv_state import (
     SequenceHeader,
     SequenceReader,
     header_of,
-    model_identity,
+    loaded_identity,
     refusal,
     write_sequence,
 )
@@ -165,7 +165,7 @@ def begin_restoring(loaded: LoadedContext, request: RestoreSequence) -> RestoreT
     except SequenceFileError as error:
         raise _failure_of(error) from None
     if refused is not None:
-        kind = "argument" if header.model == model_identity(loaded) else "model_file"
+        kind = "argument" if header.model == loaded_identity(loaded) else "model_file"
         raise failure(kind, f"{Path(request.path).name} cannot be restored. {refused}")
     _check_memory(header.content_bytes, "Restoring the KV state")
     return RestoreTask(loaded, request, reader, header.images)

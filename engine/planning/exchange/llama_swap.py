@@ -102,7 +102,8 @@ def choose_command(
 
 def _command(entry: Mapping[object, object], macros: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     listed = entry.get("env")
-    environment = tuple(each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    variables = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    environment = tuple(_expanded(each, macros) for each in variables)
     return _expanded(str(entry["cmd"]), macros), environment
 
 

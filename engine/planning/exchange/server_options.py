@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -17,6 +16,14 @@ from typing import Any
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.base.texts import clean
+from engine.planning.exchange.command_words import (
+    COMMAND_ENDS,
+    CONTAINER_OPTIONS,
+    MAX_WORDS,
+    VARIABLE,
+    find_variables,
+    split_words,
+)
 from engine.planning.exchange.foreign_load import (
     MAX_NUMBER,
     ForeignDraft,
@@ -28,24 +35,18 @@ from engine.planning.exchange.foreign_load import (
     whole_number,
 )
 from engine.planning.exchange.server_command import LOAD_MODE_WORDS, MIN_BATCH_VARIABLE
+from engine.planning.exchange.server_variables import by_name, option_of
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVICES
 from engine.planning.layout.layout import SPLIT_MODES
 from engine.planning.layout.layout_file import DraftKind
 from engine.planning.settings.context_settings import AUTO_CONTEXT, KV_TYPES
 from engine.planning.settings.table import MOST_DRAFTED, SETTINGS
 
-MAX_WORDS = 4096
 MAX_OVERRIDES = 256
 MAX_ADAPTERS = 64
 SERVER = "llama-server"
 _PROGRAM = re.compile(r"(?:llama-[a-z0-9-]+|llama|server|main)(?:\.exe)?", re.ASCII)
-_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
 _NUMBER = re.compile(r"-(?:\d|\.\d)")
-_CONTINUED = re.compile(r"[\\^`]\r?\n")
-_WINDOWS_PATH = re.compile(r"(?:^|[\s=])[\"']?(?:[A-Za-z]:|\.{1,2})\\\w", re.ASCII)
-_QUOTE = "\0"
-"""Stands for an escaped quotation mark while a command of Windows is split into words."""
-_ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 _DENSE = r"\.ffn_(up|down|gate)\."
 """`LLM_FFN_DENSE_REGEX` of llama.cpp: the weights of `--n-cpu-ffn`."""
 _YARN = re.compile(r"--yarn-")
@@ -62,56 +63,20 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     Raises:
         LayoutError: the text has no option of llama.cpp, unclosed quotes, or too many words.
     """
-    words = _words(text)
-    variables = [*environment, *_variables(words)]
-    program, words = _program(words)
+    words = split_words(text)
+    program, start = _program(words)
     reader = _Reader(ForeignOptions(program))
-    reader.read(words)
+    # As llama.cpp: first the variables, so that an option wins.
+    for name, value in by_name([*environment, *find_variables(words, start)]).items():
+        reader.read_variable(name, value)
+    reader.read(words[start:])
     if not reader.n_known:
         raise LayoutError(tr("the text is not a llama.cpp command: it contains no option of llama.cpp"))
-    for variable in variables:
-        name, _, value = variable.partition("=")
-        if name == MIN_BATCH_VARIABLE:
-            reader.options.take_value("op_offload_min_batch", name, value)
-        else:
-            reader.options.unknown.append(name)
     return reader.done()
 
 
-def _words(text: str) -> list[str]:
-    lines = (line for line in _CONTINUED.sub(" ", text).splitlines() if not line.lstrip().startswith("#"))
-    plain = "\n".join(lines)
-    if is_windows := _WINDOWS_PATH.search(plain) is not None:
-        # The only thing that a backslash escapes in a command of Windows (`CommandLineToArgvW`).
-        plain = plain.replace('\\"', _QUOTE)
-    lexer = shlex.shlex(plain, posix=True, punctuation_chars=False)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    if is_windows:
-        # A backslash is part of a path.
-        lexer.escape = ""
-    try:
-        words = [word.replace(_QUOTE, '"') for word in lexer]
-    except ValueError:
-        raise LayoutError(
-            tr("the command has a quotation mark that is not closed, or a backslash at its end")
-        ) from None
-    if len(words) > MAX_WORDS:
-        raise LayoutError(
-            tr("the command has {count} words; at most {most} are read", count=len(words), most=MAX_WORDS)
-        )
-    return words
-
-
-def _variables(words: list[str]) -> Iterator[str]:
-    for word in words:
-        if word.startswith("-"):
-            return
-        if _VARIABLE.fullmatch(word):
-            yield word
-
-
-def _program(words: list[str]) -> tuple[str, list[str]]:
-    """Return the program's name and the words after it.
+def _program(words: list[str]) -> tuple[str, int]:
+    """Return the program's name and the index of the first word after it.
 
     The program is the last name of a llama.cpp program before options. An earlier one may be a folder, as in
     `cd /opt/llama && ./llama-server -m x`. If there is none, the program is llama-server, and the words are those of
@@ -119,14 +84,14 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
     """
     found, start, has_options = None, 0, False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):
-        if word in _ENDS:
+        if word in COMMAND_ENDS:
             found, start = None, start if has_options else index + 1
         elif word.startswith("-"):
             if found is not None or not index:
                 break
             has_options = True
-        # The value of an option, such as an alias, may be a program's name too.
-        elif before in _VALUES or before in _OTHERS_WITH_VALUE:
+        # The value of an option or a variable, such as an alias, may be a program's name too.
+        elif before in _VALUES or before in _OTHERS_WITH_VALUE or VARIABLE.fullmatch(word):
             continue
         # After `llama-server` a word such as `/data/llama` is not the program.
         elif (name := _program_name(word)) and (
@@ -134,8 +99,8 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
         ):
             found = index
     if found is None:
-        return SERVER, words[start:]
-    return _program_name(words[found]), words[found + 1 :]
+        return SERVER, start
+    return _program_name(words[found]), found + 1
 
 
 def _program_name(word: str) -> str:
@@ -163,14 +128,14 @@ class _Reader:
         while index < len(words):
             word = words[index]
             index += 1
-            if word in _ENDS:
+            if word in COMMAND_ENDS:
                 self.options.notes.append(
                     tr("Only the first command was read. The text after {word} was ignored.", word=clean(word))
                 )
                 return
             if not word.startswith("-"):
-                # The value of a variable, or a word before the options, such as `run` of a container.
-                if not _VARIABLE.fullmatch(word):
+                # A variable, or a word before the options, such as `run` of a container.
+                if not VARIABLE.fullmatch(word):
                     self.options.unknown.append(word)
                 continue
             name, sign, given = word.partition("=")
@@ -196,6 +161,27 @@ class _Reader:
             else:
                 index += not sign and value is not None
                 self._leave_out(name, value)
+
+    def read_variable(self, name: str, value: str) -> None:
+        """Add the option for which the environment variable `name` stands. `name` is in notes on the value."""
+        if name == MIN_BATCH_VARIABLE:
+            self.options.take_value("op_offload_min_batch", name, value)
+            return
+        try:
+            option = option_of(name, value)
+        except ValueError:
+            self.options.refuse(name, value)
+            return
+        if option is None:
+            self.options.unknown.append(name)
+            return
+        self.n_known += 1
+        if option in _SWITCHES:
+            _SWITCHES[option](self)
+        elif option in _VALUES:
+            _VALUES[option](self, name, value)
+        elif option:
+            self._leave_out(option, value)
 
     def done(self) -> ForeignLoad:
         """Return the collected options, with the program's own defaults and notes on options that were left out."""
@@ -236,6 +222,9 @@ class _Reader:
 
     def _leave_out(self, name: str, value: str | None) -> None:
         shown = clean(name if value is None else f"{name} {value}")
+        if name in CONTAINER_OPTIONS and value is not None and VARIABLE.fullmatch(value):
+            # Read before the options.
+            return
         if _YARN.match(name):
             self._yarn.append(shown)
         elif name in _OTHERS or name in _OTHERS_WITH_VALUE:

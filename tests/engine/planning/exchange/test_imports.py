@@ -14,9 +14,10 @@ from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
+from engine.planning.exchange.command_words import MAX_WORDS
 from engine.planning.exchange.importing import MAX_TEXT, Imported, arrange, model_names, read_foreign
 from engine.planning.exchange.llama_swap import MAX_ALIASES, MAX_DEPTH, MAX_NODES
-from engine.planning.exchange.server_options import MAX_WORDS
+from engine.planning.exchange.server_variables import _FLAGS, _OPTIONS, _SWITCHES
 from engine.planning.layout.layout import Override
 from engine.planning.settings.context_settings import AUTO_CONTEXT
 from tests.support.models import write_tiny_moe
@@ -249,6 +250,71 @@ def test_a_configuration_of_llama_swap(model: ModelFile) -> None:
     assert read_foreign("cmd: llama-server -m a.gguf -ngl 1").model == "a.gguf"
     assert read_foreign("one:\n  cmd: llama-server -m a.gguf -ngl 1\n", "llama-swap").model == "a.gguf"
     assert model_names("llama-server -m x") == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LLAMA_ARG_N_GPU_LAYERS=4 LLAMA_ARG_TENSOR_SPLIT=1,1 LLAMA_ARG_CTX_SIZE=4096 llama-server -m x",
+        "export LLAMA_ARG_CTX_SIZE=4096\nLLAMA_ARG_N_GPU_LAYERS=9 llama-server -m x -ngl 4 -ts 1,1",
+        "docker run -p 80:80 -e LLAMA_ARG_N_GPU_LAYERS=4 --env LLAMA_ARG_TENSOR_SPLIT=1,1 "
+        "--env=LLAMA_ARG_CTX_SIZE=4096 -e LLAMA_ARG_MODEL=/m/llama image:server -v",
+        "docker run -e LLAMA_ARG_N_GPU_LAYERS=4 -e LLAMA_ARG_CTX_SIZE=4096 image llama-server -m x -ts 1,1",
+        "LLAMA_ARG_N_GPU_LAYERS=4 llama-server -c 4096 -ts 1,1 & LLAMA_ARG_CTX_SIZE=9 llama-server -m x",
+        "LLAMA_ARG_N_GPU_LAYERS=4 LLAMA_ARG_TENSOR_SPLIT=1,1 LLAMA_ARG_CTX_SIZE=4096",
+        "models:\n  x:\n    macros: {n: 4}\n    cmd: llama-server -c 4096\n"
+        "    env: ['LLAMA_ARG_N_GPU_LAYERS=${n}', 'LLAMA_ARG_TENSOR_SPLIT=1,1', 'LLAMA_ARG_CTX_SIZE=9']\n",
+    ],
+)
+def test_variables_are_read_as_options_and_an_option_wins(text: str, model: ModelFile) -> None:
+    found = imported(text, model)
+    assert (homes(found), found.context.n_ctx) == ("CCCC0011", 4096)
+    assert "LLAMA_ARG" not in " ".join(found.notes)
+    assert "-e," not in " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("variables", "key", "value"),
+    [
+        ("LLAMA_ARG_BATCH=99", "n_batch", 99),
+        ("LLAMA_ARG_N_PARALLEL=3", "n_seq_max", 3),
+        ("LLAMA_ARG_FLASH_ATTN=off", "flash_attn", "off"),
+        ("LLAMA_ARG_KV_OFFLOAD=false", "offload_kqv", False),
+        # Any value of the negative, which wins, as in `common_arg::get_value_from_env`.
+        ("LLAMA_ARG_NO_KV_OFFLOAD=0 LLAMA_ARG_KV_OFFLOAD=1", "offload_kqv", False),
+        ("LLAMA_ARG_SWA_FULL=1", "swa_full", True),
+        ("LLAMA_ARG_SWA_FULL=0", "swa_full", False),
+        ("LLAMA_ARG_LOAD_MODE=none", "load_mode", "none"),
+        ("LLAMA_ARG_ROPE_SCALING_TYPE=linear", "rope_scaling", "linear"),
+        ("LLAMA_ARG_BATCH=1 LLAMA_ARG_BATCH=2", "n_batch", 2),
+    ],
+)
+def test_a_variable_sets_its_option(variables: str, key: str, value: object) -> None:
+    assert getattr(read_foreign(f"{variables} llama-server -m x").context, key) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("LLAMA_ARG_CTX_SIZE=much", 'cannot read LLAMA_ARG_CTX_SIZE "much"'),
+        ("LLAMA_ARG_KV_UNIFIED=perhaps", 'cannot read LLAMA_ARG_KV_UNIFIED "perhaps"'),
+        # No variable of llama.cpp, although there is an option.
+        ("LLAMA_ARG_LORA=a.gguf", "does not know these options: LLAMA_ARG_LORA"),
+        ("LLAMA_API_KEY=secret", "not part of a layout: --api-key"),
+        ("LLAMA_ARG_HF_REPO=a/b", "LLAMA_ARG_HF_REPO a/b names a model to download"),
+    ],
+)
+def test_variables_that_are_left_out_are_told(variable: str, words: str) -> None:
+    notes = " ".join(read_foreign(f"{variable} llama-server -m x").notes)
+    assert words in notes
+    assert "secret" not in notes
+
+
+def test_variables_and_their_options_are_known() -> None:
+    names = [*_OPTIONS, *_FLAGS, *_SWITCHES, *(name.replace("ARG_", "ARG_NO_") for name in _SWITCHES)]
+    for name in names:
+        notes = " ".join(read_foreign(f"{name}=1 llama-server -m x").notes)
+        assert "does not know" not in notes, name
 
 
 def test_a_modelfile(model: ModelFile) -> None:

@@ -1,0 +1,71 @@
+"""Words and variables of a typed command. The text is untrusted, so the number of words is limited."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+
+MAX_WORDS = 4096
+VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
+CONTAINER_OPTIONS = frozenset({"-e", "--env"})
+"""Options of `docker run` and `podman run` that set a variable."""
+COMMAND_ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
+"""Words that end a command of a shell."""
+_CONTINUED = re.compile(r"[\\^`]\r?\n")
+_WINDOWS_PATH = re.compile(r"(?:^|[\s=])[\"']?(?:[A-Za-z]:|\.{1,2})\\\w", re.ASCII)
+_QUOTE = "\0"
+"""Stands for an escaped quotation mark while a command of Windows is split into words."""
+
+
+def split_words(text: str) -> list[str]:
+    """Split the text of a command, also one of Windows, into words, without comments and quotes.
+
+    Raises:
+        LayoutError: there are unclosed quotes, or too many words.
+    """
+    lines = (line for line in _CONTINUED.sub(" ", text).splitlines() if not line.lstrip().startswith("#"))
+    plain = "\n".join(lines)
+    if is_windows := _WINDOWS_PATH.search(plain) is not None:
+        # The only thing that a backslash escapes in a command of Windows (`CommandLineToArgvW`).
+        plain = plain.replace('\\"', _QUOTE)
+    lexer = shlex.shlex(plain, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    if is_windows:
+        # A backslash is part of a path.
+        lexer.escape = ""
+    try:
+        words = [word.replace(_QUOTE, '"') for word in lexer]
+    except ValueError:
+        raise LayoutError(
+            tr("the command has a quotation mark that is not closed, or a backslash at its end")
+        ) from None
+    if len(words) > MAX_WORDS:
+        raise LayoutError(
+            tr("the command has {count} words; at most {most} are read", count=len(words), most=MAX_WORDS)
+        )
+    return words
+
+
+def find_variables(words: Sequence[str], start: int) -> Iterator[str]:
+    """Yield the variables "NAME=VALUE" among the words of commands.
+
+    A variable comes before the options of its command, or after an option of a container.
+    `start`: index of the first word of the program's command after the program's name; later commands are not read.
+    """
+    has_options = False
+    for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+        if word in COMMAND_ENDS:
+            if index >= start:
+                return
+            has_options = False
+        elif word.startswith("--env=") and VARIABLE.fullmatch(word.removeprefix("--env=")):
+            has_options = True
+            yield word.removeprefix("--env=")
+        elif word.startswith("-"):
+            has_options = True
+        elif VARIABLE.fullmatch(word) and (not has_options or before in CONTAINER_OPTIONS):
+            yield word

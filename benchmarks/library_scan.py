@@ -31,7 +31,7 @@ from engine.library.facts import Facts
 from engine.library.grouping import group
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed, ListFilter, arrange, listed
-from engine.library.refresh import current_facts, list_models, read_facts_of, rescan, unread
+from engine.library.refresh import current_facts, list_models, read_missing, rescan, unread
 from engine.library.stores import Store
 from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 
@@ -78,9 +78,8 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
         group(census.files, {})
         looked_s = perf_counter() - start
         facts: dict[Path, Facts] = {}
-        read = read_facts_of(census, unread(census, {}), facts.__setitem__, CancelToken())
+        read_missing(index, census, unread(census, {}), facts.__setitem__, CancelToken())
         headers_s = perf_counter() - start - looked_s
-        index.save_facts(read)
         list_models(census.files, facts, index.notes(), {})
         whole_s = perf_counter() - start
 

@@ -19,7 +19,7 @@ from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
-from engine.library.refresh import check_folder, current_facts, list_models, read_facts_of, unread
+from engine.library.refresh import check_folder, current_facts, list_models, read_missing, unread
 from engine.library.scan import scan
 from engine.library.stores import folder_stores, known_stores, opened_stores
 
@@ -74,8 +74,7 @@ def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
     Headers whose data are not in `index` are read, and their data are saved in it.
     """
     facts = current_facts(census, index.facts())
-    read = read_facts_of(census, unread(census, facts), facts.__setitem__, CancelToken())
-    index.save_facts(read)
+    read_missing(index, census, unread(census, facts), facts.__setitem__, CancelToken())
     return facts
 
 

@@ -28,7 +28,7 @@ from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
 from engine.library.notes import NO_NOTES, Notes, SavedDocument
 from engine.library.planning import jobs, rig_key
-from engine.library.refresh import current_facts, list_models, read_facts_of, rescan, unread
+from engine.library.refresh import current_facts, list_models, read_missing, rescan, unread
 from engine.library.scan import is_stale
 from engine.library.stores import Store, folder_stores, known_stores, opened_stores
 from engine.library.walking import is_text
@@ -183,7 +183,7 @@ class LibraryCatalogue:
 
         if wanted:
             report(0, len(wanted))
-            index.save_facts(read_facts_of(census, wanted, take, token))
+            read_missing(index, census, wanted, take, token)
 
     def plan(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
@@ -43,7 +44,7 @@ from engine.library.names import role_of
 from engine.library.planning import Job
 from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
-from engine.runtime.process.outcome import EndReason
+from engine.runtime.process.outcome import EndReason, ProcessOutcome, own_version
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.messages import Message
@@ -54,6 +55,8 @@ MAX_BREAKDOWNS = 64
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 # Seconds without a message before the child counts as stuck; longer than any working disk needs.
 SILENT_S = 120.0
+# Signals with which the user or the system ends processes, such as at a logout.
+_SENT_BY_OTHERS = frozenset(getattr(signal, name, 0) for name in ("SIGHUP", "SIGINT", "SIGTERM"))
 _BROKE = "crashed the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)
@@ -76,8 +79,9 @@ def read_headers(
         LibraryError: if no child can be started, or if children crash again and again.
     """
 
-    def broken(paths: tuple[Path, ...]) -> Facts:
-        return Facts(kind=role_of(paths[0].name), error=_BROKE, fingerprint=fingerprint(paths[0]))
+    def broken(paths: tuple[Path, ...], is_crash: bool) -> Facts:
+        crashed = own_version() if is_crash else ""
+        return Facts(kind=role_of(paths[0].name), error=_BROKE, fingerprint=fingerprint(paths[0]), crashed=crashed)
 
     _work_through(
         wanted, read_request, FactsFound, take, broken, token, child_argv("library") if argv is None else argv
@@ -104,7 +108,7 @@ def plan_models(
     def order(asked: Sequence[Job]) -> LibraryRequest:
         return plan_request([(job.path, job.projector) for job in asked], rig, strategy, constraints)
 
-    def broken(asked: Job) -> Fit:
+    def broken(asked: Job, _is_crash: bool) -> Fit:
         projector = "" if asked.projector is None else asked.projector.name
         return Fit("unknown", strategy, reason=f"{asked.path.name} {_BROKE}.", projector=projector)
 
@@ -118,7 +122,7 @@ def _work_through(
     order: Callable[[Sequence[_Asked]], LibraryRequest],
     kind: type[FactsFound | FitsFound],
     take: Callable[[_Asked, _Found], None],
-    broken: Callable[[_Asked], _Found],
+    broken: Callable[[_Asked, bool], _Found],
     token: CancelToken,
     argv: Sequence[str],
 ) -> None:
@@ -127,6 +131,7 @@ def _work_through(
     If a child crashes, the items without a result are divided between two new children, again and again if these crash.
     If a child crashes with a single item, the item gets the result of `broken`.
 
+    `broken`: makes the result of an item from the item, and from whether its work crashed the child.
     `order`: makes the request for some items.
     `kind`: class of the answers.
     `argv`: command of the children.
@@ -135,12 +140,12 @@ def _work_through(
     n_broken = 0
     while waiting and not token.cancelled:
         left = dict(enumerate(waiting.pop()))
-        is_whole = False
+        is_whole = is_crash = False
         with closing(_answers(order(list(left.values())), kind, token, argv)) as answers:
             for found in answers:
                 # An empty answer is the last one: the child has finished.
-                is_whole = not found
-                for number, value in found:
+                is_whole, is_crash = found == (), found is None
+                for number, value in found or ():
                     if number in left and not token.cancelled:
                         take(left.pop(number), value)
         if is_whole or token.cancelled:
@@ -151,7 +156,7 @@ def _work_through(
             raise LibraryError("The processes that read model files keep crashing; scan again later.")
         rest = list(left.values())
         if len(rest) == 1:
-            take(rest[0], broken(rest[0]))
+            take(rest[0], broken(rest[0], is_crash))
         else:
             middle = len(rest) // 2
             # The first half last, because `pop` takes the last one: results come in the order of `wanted`.
@@ -160,12 +165,13 @@ def _work_through(
 
 def _answers(
     order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
-) -> Generator[Sequence[tuple[int, Any]]]:
+) -> Generator[Sequence[tuple[int, Any]] | None]:
     """Send the request `order` to a new child, and yield the content of each answer: pairs (index of the model,
     result).
 
-    If the child finishes the request, an empty tuple is yielded at the end. If it crashes, the generator ends without
-    the empty tuple.
+    If the child finishes the request, an empty tuple is yielded at the end. If its work crashes it, None is yielded.
+    Neither is yielded if it ends for another reason: it could not begin, was silent (a disk that hangs), or was ended
+    by the user or the system.
 
     `kind`: class of the answers.
     `argv`: command of the child.
@@ -192,6 +198,12 @@ def _answers(
             raise LibraryError(
                 f"The process that reads model files cannot be started ({child.outcome.detail})."
             ) from error
+        if child.has_begun and child.outcome is not None and _is_crash(child.outcome):
+            yield None
+
+
+def _is_crash(outcome: ProcessOutcome) -> bool:
+    return outcome.reason is EndReason.ITSELF and outcome.signal not in _SENT_BY_OTHERS
 
 
 # Seconds for which results are collected: every message wakes the window up.

@@ -40,6 +40,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     `n_blocks`: number of layers that the tensors of a side file refer to.
     `tokenizer`: model and pre-tokenizer of the vocabulary.
     `error`: reason why the header cannot be read or the file is no language model, else empty.
+    `crashed`: version of Layerdeck in which the file crashed the process that read it, else empty.
     `fingerprint`: hash of the size and both ends of the file, equal for equal content under any name.
     """
 
@@ -62,6 +63,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     license: str = ""
     error: str = ""
     fingerprint: str = ""
+    crashed: str = ""
 
 
 def read_facts(paths: tuple[Path, ...]) -> Facts:

@@ -23,6 +23,7 @@ from engine.library.notes import Notes
 from engine.library.scan import scan
 from engine.library.stores import Store
 from engine.library.walking import is_text
+from engine.runtime.process.outcome import own_version
 
 Known = Mapping[Path, tuple[State, Facts]]
 
@@ -66,6 +67,7 @@ def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
     """Return the models and side files whose headers have to be read, each as the paths of its parts.
 
     Headers that could not be read are tried again: permissions, the disk or this program may have changed meanwhile.
+    A file that crashed the process that read it is tried again only in another version of this program.
 
     `facts`: header values by path of the first part.
     """
@@ -75,21 +77,23 @@ def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
 
 def _is_read(facts: Facts | None) -> bool:
     # A header that was read and is of no language model has an error and an architecture.
-    return facts is not None and (not facts.error or facts.architecture != "")
+    return facts is not None and (not facts.error or facts.architecture != "" or facts.crashed == own_version())
 
 
-def read_facts_of(
+def read_missing(
+    index: LibraryIndex,
     census: Census,
     wanted: Sequence[tuple[Path, ...]],
     tell: Callable[[Path, Facts], None],
     token: CancelToken,
-) -> dict[Path, tuple[State, Facts]]:
-    """Read headers in a child process, and return their values by path of the file.
-
-    Each value also has the state of the model (size, modification time, inode) for `LibraryIndex.save_facts`.
+) -> None:
+    """Read headers in a child process, and save their values in `index`, also those read before an error.
 
     `wanted`: the paths of the parts of each model.
     `tell`: called in this thread with the path and the header values of each model.
+
+    Raises:
+        LibraryError: no child can be started, children crash again and again, or the index cannot be written.
     """
     states = {copy.path: copy.state for copy in join_parts(census.files)}
     found: dict[Path, tuple[State, Facts]] = {}
@@ -98,8 +102,10 @@ def read_facts_of(
         found[paths[0]] = (states[paths[0]], facts)
         tell(paths[0], facts)
 
-    read_headers(wanted, take, token)
-    return found
+    try:
+        read_headers(wanted, take, token)
+    finally:
+        index.save_facts(found)
 
 
 def list_models(

@@ -8,6 +8,16 @@ from pathlib import Path
 
 from tests.support.gguf_bytes import GgufBytes, Tensor, number_value, text_array, text_value
 
+DIES_OF_SOME_FILES = """
+import os
+import engine.library.facts as facts
+read = facts.read_facts
+facts.read_facts = lambda paths: os._exit(3) if "deadly" in paths[0].name else read(paths)
+from engine.library.children import main
+main()
+"""
+"""Python code of a library child that reads headers, and exits at a file with "deadly" in its name."""
+
 
 def model_bytes(
     name: str = "demo",

@@ -115,6 +115,11 @@ class Questions:
         return self._child.pid
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the child's first message (`Hello`) has arrived."""
+        return self._greeted
+
+    @property
     def outcome(self) -> ProcessOutcome | None:
         """How the child ended; None until it has ended."""
         return self._child.outcome
@@ -192,7 +197,6 @@ class Questions:
                     return message
                 if isinstance(message, Hello):
                     # The time limit counts from here: how long the start takes depends on the load of the machine.
-                    self._greeted = True
                     deadline_s = time.monotonic() + timeout_s
 
     def stream(
@@ -242,6 +246,7 @@ class Questions:
             self._is_cancelled = self._is_cancelled or cancel.cancelled
             raise_if_cancelled(cancel)
             if message is not None:
+                self._greeted = self._greeted or isinstance(message, Hello)
                 return message
 
 

@@ -16,16 +16,8 @@ from engine.library.child_messages import plan_request, read_request
 from engine.library.children import _folders, read_headers
 from engine.library.facts import Facts, read_facts
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
-from tests.support.stores import adapter_bytes, model_bytes, projector_bytes, put
+from tests.support.stores import DIES_OF_SOME_FILES, adapter_bytes, model_bytes, projector_bytes, put
 
-_DIES = """
-import os
-import engine.library.facts as facts
-read = facts.read_facts
-facts.read_facts = lambda paths: os._exit(3) if "deadly" in paths[0].name else read(paths)
-from engine.library.children import main
-main()
-"""
 _COUNTS = """
 import engine.library.facts as facts
 from engine.runtime.protocol.heartbeat import current_use
@@ -63,7 +55,7 @@ def test_nothing_to_read_starts_nothing() -> None:
 def test_files_that_break_the_child_are_found_and_told(tmp_path: Path) -> None:
     wanted = contents(tmp_path, 1)
     deadly = [(put(tmp_path / name, model_bytes()),) for name in ("deadly-1.gguf", "deadly-2.gguf")]
-    found = read([deadly[0], *wanted, deadly[1]], [sys.executable, "-c", _DIES])
+    found = read([deadly[0], *wanted, deadly[1]], [sys.executable, "-c", DIES_OF_SOME_FILES])
     assert {paths[0]: found[paths[0]] for paths in wanted} == {paths[0]: read_facts(paths) for paths in wanted}
     for (path,) in deadly:
         assert found[path].error == "crashed the process that read it"

@@ -14,17 +14,19 @@ import pytest
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
-from engine.library import children
+from engine.library import children, refresh
 from engine.library.census import Census
 from engine.library.facts import Facts, read_facts
 from engine.library.fit import Fit
 from engine.library.index import MAX_OPENED, SCHEMA_VERSION, LibraryIndex
 from engine.library.notes import NO_NOTES, Notes, SavedDocument, tags_of
-from engine.library.refresh import check_folder, current_facts, read_facts_of, rescan, unread
+from engine.library.refresh import check_folder, current_facts, read_missing, rescan, unread
 from engine.library.scan import scan
 from engine.library.stores import Store
 from tests.support.gguf_bytes import GgufBytes, text_value
-from tests.support.stores import model_bytes, put, put_in_ollama
+from tests.support.stores import DIES_OF_SOME_FILES, model_bytes, put, put_in_ollama
+
+DIES = [sys.executable, "-c", DIES_OF_SOME_FILES]
 
 NOTES = Notes(is_favourite=True, tags=("code", "quick"), text="good at Rust", last_used=5.5, measured=12.0)
 FIT = Fit("split", "fewest", 8192, (("CUDA0", 20), ("CPU", 12)), 3.0, 7.0)
@@ -151,7 +153,7 @@ def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:
     put(store.root / "b.gguf", model_bytes("b"))
     with closing(LibraryIndex(path)) as index:
         census, _ = rescan(index, [store])
-        index.save_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
+        read_missing(index, census, unread(census, {}), lambda _path, _facts: None, CancelToken())
         assert unread(census, current_facts(census, index.facts())) == ()
         file.write_bytes(model_bytes("longer name"))
         census, _ = rescan(index, [store])
@@ -190,12 +192,43 @@ def test_headers_that_could_not_be_read_are_tried_again(
         assert read_new(index, store) == {}
 
 
+def test_a_file_that_crashed_the_reader_is_tried_again_when_it_or_the_program_changes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("folder", tmp_path / "models")
+    deadly = put(store.root / "deadly.gguf", model_bytes())
+    put(store.root / "sound.gguf", model_bytes())
+    monkeypatch.setattr(children, "child_argv", lambda _name: DIES)
+    with closing(LibraryIndex(path)) as index:
+        assert read_new(index, store)[deadly].error == "crashed the process that read it"
+        assert read_new(index, store) == {}
+        census, _ = rescan(index, [store])
+        assert current_facts(census, index.facts())[deadly].error == "crashed the process that read it"
+        deadly.write_bytes(model_bytes("longer name"))
+        assert list(read_new(index, store)) == [deadly]
+        monkeypatch.setattr(refresh, "own_version", lambda: "9.9")
+        assert list(read_new(index, store)) == [deadly]
+
+
+def test_headers_read_before_an_error_are_saved(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store("folder", tmp_path / "models")
+    for name in ("deadly-1", "deadly-2", "sound"):
+        put(store.root / f"{name}.gguf", model_bytes())
+    monkeypatch.setattr(children, "child_argv", lambda _name: DIES)
+    monkeypatch.setattr(children, "MAX_BREAKDOWNS", 3)
+    with closing(LibraryIndex(path)) as index:
+        with pytest.raises(LibraryError, match="keep crashing"):
+            read_new(index, store)
+        # The next scan goes on from there.
+        assert index.facts()
+
+
 def read_new(index: LibraryIndex, store: Store) -> dict[Path, Facts]:
     """Scan, and return what is read because the index does not have it."""
     found: dict[Path, Facts] = {}
     census, _ = rescan(index, [store])
     wanted = unread(census, current_facts(census, index.facts()))
-    index.save_facts(read_facts_of(census, wanted, found.__setitem__, CancelToken()))
+    read_missing(index, census, wanted, found.__setitem__, CancelToken())
     return found
 
 
@@ -207,7 +240,7 @@ def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
         census, changes = rescan(index, [own, foreign])
         assert changes.sentence() == ""
-        index.save_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
+        read_missing(index, census, unread(census, {}), lambda _path, _facts: None, CancelToken())
         (own.root / "sub").mkdir()
         moved.rename(own.root / "sub/moved.gguf")
         lost.unlink()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,14 +13,15 @@ from tests.support.patience import DEADLINE_S
 from tests.support.selection import some
 from widgets.markdown import highlight
 from widgets.markdown.blocks import Run
-from widgets.markdown.highlight import LANGUAGES, MAX_COLOURED_CHARACTERS
+from widgets.markdown.highlight import LANGUAGES, MAX_COLOURED_CHARACTERS, TimeUsed
+from widgets.markdown.stream import parse_whole
 
 _TRIES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 from widgets.markdown import highlight as module
-from widgets.markdown.highlight import MAX_COLOURED_CHARACTERS as n, MAX_SEGMENT_CHARACTERS, highlight
+from widgets.markdown.highlight import MAX_COLOURED_CHARACTERS as n, MAX_SEGMENT_CHARACTERS, TimeUsed, highlight
 module.MAX_SEGMENT_S = 1e9
 lines = MAX_SEGMENT_CHARACTERS // (n + 1)
 words = ["a", " ", "(", "{", "[", '"', "'", "<", "/", "#", "$", "1", "@", "%", "`", "-", "|", "*", "_", ",", ";", "a=",
@@ -26,7 +29,7 @@ words = ["a", " ", "(", "{", "[", '"', "'", "<", "/", "#", "$", "1", "@", "%", "
 for word in words:
     line = (word * n)[:n]
     code = [line] * lines
-    assert ["".join(run.text for run in runs) for runs in highlight(code, sys.argv[1])] == code, word
+    assert ["".join(run.text for run in runs) for runs in highlight(code, sys.argv[1], TimeUsed())] == code, word
 """
 
 
@@ -40,7 +43,10 @@ def test_no_language_holds_up_the_window(language: str) -> None:
 
 @pytest.mark.parametrize("language", ["autoit", "c-objdump", "no such", "\ud800", "x" * 100_000])
 def test_a_language_that_nobody_has_tried_has_one_colour(language: str) -> None:
-    assert [run.token for runs in highlight.highlight([" " * 300, "if (x)"], language) for run in runs] == ["", ""]
+    assert [run.token for runs in highlight.highlight([" " * 300, "if (x)"], language, TimeUsed()) for run in runs] == [
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def test_a_language_that_nobody_has_tried_has_one_colour(language: str) -> None:
     ],
 )
 def test_a_text_chooses_no_language_inside_another_one(language: str, lines: list[str]) -> None:
-    runs = [run for runs in highlight.highlight(lines, language) for run in runs]
+    runs = [run for runs in highlight.highlight(lines, language, TimeUsed()) for run in runs]
     assert "int i;" in "".join(run.text for run in runs)
     assert [run.text for run in runs if run.text.strip() in ("int", "i")] == []
 
@@ -67,7 +73,7 @@ def test_segments_are_bounded_in_lines_and_characters(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(highlight, "_highlight_segment", colour)
     lines = ["a"] * 200 + ["b" * MAX_COLOURED_CHARACTERS] * 100
-    assert ["".join(run.text for run in runs) for runs in highlight.highlight(lines, "java")] == lines
+    assert ["".join(run.text for run in runs) for runs in highlight.highlight(lines, "java", TimeUsed())] == lines
     assert max(map(len, segments)) <= highlight.MAX_SEGMENT_CHARACTERS
     assert max(text.count("\n") + 1 for text in segments) == highlight.SEGMENT_LINES
 
@@ -76,10 +82,20 @@ def test_long_lines_and_slow_segments_have_one_colour(monkeypatch: pytest.Monkey
     monkeypatch.setattr(highlight, "_slow", set())
 
     def colours(line: str) -> int:
-        return len({run.token for runs in highlight.highlight([line], "py") for run in runs})
+        return len({run.token for runs in highlight.highlight([line], "py", TimeUsed()) for run in runs})
 
     assert colours("import os") > 1
     assert colours("import os" + " " * MAX_COLOURED_CHARACTERS) == 1
     monkeypatch.setattr(highlight, "MAX_SEGMENT_S", -1)
     colours("import sys")
     assert colours("import json") == 1
+
+
+def test_the_code_of_a_message_has_colours_until_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code just below the limit of each segment kept the thread busy for 10 s."""
+    readings = count(step=highlight.MAX_SEGMENT_S / 2)
+    monkeypatch.setattr(highlight, "time", SimpleNamespace(thread_time=lambda: next(readings)))
+    blocks = parse_whole("\n\n".join(f"```py\nimport a{number}\n```" for number in range(100)))
+    coloured = [any(run.token for run in block.all_runs) for block in blocks]
+    assert coloured == sorted(coloured, reverse=True)
+    assert sum(coloured) * highlight.MAX_SEGMENT_S / 2 == pytest.approx(highlight.MAX_MESSAGE_S, abs=0.2)

@@ -11,7 +11,7 @@ from markdown_it.token import Token
 
 from engine.base.language import tr
 from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
-from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
+from widgets.markdown.highlight import MAX_LINE_CHARACTERS, TimeUsed, highlight
 
 MAX_INDENT = 8
 """Maximum number of levels of lists and quotes that are indented."""
@@ -30,10 +30,13 @@ class _List:
 
 
 class Flow:
-    """Converts the Markdown parser's tokens of one text to blocks, in one pass."""
+    """Converts the Markdown parser's tokens of one text to blocks, in one pass.
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        self._tokens = tokens
+    `used`: time for highlighting the code of the message.
+    """
+
+    def __init__(self, tokens: Sequence[Token], used: TimeUsed) -> None:
+        self._tokens, self._used = tokens, used
         self._blocks: list[Block] = []
         self._lists: list[_List] = []
         self._quote = 0
@@ -131,7 +134,7 @@ class Flow:
             for start in range(0, max(len(line), 1), MAX_LINE_CHARACTERS)
         ]
         for number, (runs, (_, joins)) in enumerate(
-            zip(highlight([line for line, _ in cut], language), cut, strict=True)
+            zip(highlight([line for line, _ in cut], language, self._used), cut, strict=True)
         ):
             self._add_line(
                 Line("code", runs, language=language, begins=number == 0, ends=number == len(cut) - 1, joins=joins)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from pygments.lexer import Lexer
@@ -33,6 +34,10 @@ interrupt them.
 MAX_SEGMENT_S = 0.2
 """Maximum processor time in seconds for highlighting a segment; usual code takes 0.02 s.
 If one segment takes longer, code in its language is not highlighted any more.
+"""
+MAX_MESSAGE_S = 3.0
+"""Maximum processor time in seconds for highlighting the code of a message. The rest of its code has no colours. Usual
+code of `MAX_CODE_CHARACTERS` takes about 1 s.
 """
 LANGUAGES = frozenset({
     "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",
@@ -67,15 +72,32 @@ _KINDS: tuple[tuple[_TokenType, str], ...] = (
 )
 
 
-def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
+@dataclass(slots=True)
+class TimeUsed:
+    """Processor time in seconds that the highlighting of one message has taken so far."""
+
+    seconds: float = 0.0
+
+
+def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[tuple[Run, ...]]:
     """Yield the runs of each line of code. In highlighted code each run has the kind of its token.
 
     Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time.
+
+    `used`: time of the message's code so far; the time of this code is added.
     """
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for segment in _segments(lines):
-        if coloured and language not in _slow and max(map(len, segment)) <= MAX_COLOURED_CHARACTERS:
-            yield from _highlight_segment("\n".join(segment), language)
+        in_time = used.seconds <= MAX_MESSAGE_S and language not in _slow
+        if coloured and in_time and max(map(len, segment)) <= MAX_COLOURED_CHARACTERS:
+            # Processor time, since other threads may hold this one up.
+            begun_s = time.thread_time()
+            runs = _highlight_segment("\n".join(segment), language)
+            took_s = time.thread_time() - begun_s
+            used.seconds += took_s
+            if took_s > MAX_SEGMENT_S:
+                _slow.add(language)
+            yield from runs
         else:
             yield from ((Run(line, code=True),) if line else () for line in segment)
 
@@ -113,8 +135,6 @@ def _lexer(language: str) -> Lexer | None:
 def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
     lexer = _lexer(language)
     assert lexer is not None
-    # Processor time, since other threads may hold this one up.
-    begun_s = time.thread_time()
     lines: list[list[Run]] = [[]]
     length = 0
     for token_type, value in lexer.get_tokens(text):
@@ -125,8 +145,6 @@ def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
                 lines.append([])
             if part:
                 _add(lines[-1], part, kind)
-    if time.thread_time() - begun_s > MAX_SEGMENT_S:
-        _slow.add(language)
     if length != len(text) or len(lines) != text.count("\n") + 1:
         # The lexer has dropped or added characters. The text must stay right, so it is not highlighted.
         return tuple((Run(line, code=True),) if line else () for line in text.split("\n"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from engine.base.language import tr
 from widgets.markdown.blocks import Block, Line, Room, Run, visible, with_line_feeds
 from widgets.markdown.flow import Flow
+from widgets.markdown.highlight import TimeUsed
 from widgets.markdown.parse import parse_tokens, plain_blocks
 
 MAX_SHOWN_CHARACTERS = 200_000
@@ -40,6 +41,7 @@ class MarkdownStream:
         """A carriage return at the end of the last piece, which may be the first half of a line end."""
         self._taken = 0
         self._left_out = 0
+        self._highlighting = TimeUsed()
         self._room = Room()
         """Room for more lines, table cells and formulas after the finished blocks."""
 
@@ -69,9 +71,9 @@ class MarkdownStream:
             first = token.map[0]
             if 0 < first < len(lines) - 1 and not lines[first - 1].strip():
                 cut_token, cut_line = number, first
-        finished = self._room.take(Flow(tokens[:cut_token]).blocks())
+        finished = self._room.take(Flow(tokens[:cut_token], self._highlighting).blocks())
         self._tail = "\n".join(lines[cut_line:])
-        return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:]).blocks()))
+        return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:], self._highlighting).blocks()))
 
     def _end(self, blocks: list[Block]) -> tuple[Block, ...]:
         # A copy: what the open end takes of the limits is free again when it is parsed anew.

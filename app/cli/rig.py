@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import threading
 from argparse import Namespace
 
 from app.cli import exit_codes
@@ -11,6 +10,7 @@ from app.cli.entry import on_interrupt
 from app.cli.output import print_document, print_line, print_text
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import kept_weights_path
+from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError
 from engine.base.kept_weights import empty, kept_files
 from engine.base.numa import left_nodes_sentence, read_nodes
@@ -38,9 +38,9 @@ def run_rig(options: Namespace) -> int:
         from app.cli.service import run_service
 
         return run_service(options)
-    ended = threading.Event()
-    # Here an interrupt is the regular end: the event lets workers be closed in order.
-    with on_interrupt(ended.set):
+    ended = CancelToken()
+    # Here an interrupt is the regular end: the token lets workers be closed in order.
+    with on_interrupt(ended.cancel):
         # Plain RPC is open to everybody, so it needs a port that somebody wrote.
         if options.rig_command == "serve" and (options.secure or options.port is None):
             from app.cli.secure import run_secure
@@ -53,7 +53,7 @@ def run_rig(options: Namespace) -> int:
     return exit_codes.OK
 
 
-def _run_lab(options: Namespace, ended: threading.Event) -> None:
+def _run_lab(options: Namespace, ended: CancelToken) -> None:
     if options.numa_nodes == bool(options.workers):
         raise ArgumentError("rig lab needs either --workers SIZE[,SIZE...] or --numa-nodes; give one of them.")
 
@@ -80,7 +80,7 @@ def _run_lab(options: Namespace, ended: threading.Event) -> None:
             pass
 
 
-def _serve(options: Namespace, ended: threading.Event) -> None:
+def _serve(options: Namespace, ended: CancelToken) -> None:
     if options.pair or options.announce or options.name:
         raise ArgumentError("--pair, --announce and --name need --secure; add it.")
     if len(options.device) > 1 or len(options.cap) > 1 or options.without or options.margin:

@@ -15,6 +15,7 @@ from app.cli.output import check_text, print_document, print_line
 from app.cli.serving import kept_weights, tell, tell_serving
 from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
+from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
 from engine.devices.own_addresses import listening_places, own_addresses
@@ -78,8 +79,8 @@ def _document(pairing: Pairing) -> dict[str, object]:
     }
 
 
-def run_secure(options: Namespace, ended: threading.Event) -> None:
-    """Lend devices to paired computers, through an encrypted tunnel, until `ended` is set.
+def run_secure(options: Namespace, ended: CancelToken) -> None:
+    """Lend devices to paired computers, through an encrypted tunnel, until `ended` is cancelled.
 
     Raises:
         EngineError: if it cannot listen, serve or announce itself, or if a device or size is wrong.

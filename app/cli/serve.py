@@ -29,6 +29,7 @@ from engine.api.server.preferences import Preferences, with_preferences
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
+from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
@@ -68,11 +69,11 @@ def run_serve(options: Namespace) -> int:
         pinned=[entry.id for entry in entries],
     )
     log = ServeLog(as_json=options.json)
-    # Set by an interrupt, and when the server's thread ends.
-    ended = threading.Event()
-    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.set)
+    # Cancelled by an interrupt, and when the server's thread ends.
+    ended = CancelToken()
+    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.cancel)
 
-    with on_interrupt(ended.set):
+    with on_interrupt(ended.cancel):
         try:
             server.start()
             log.serving(server)
@@ -109,16 +110,16 @@ def _version() -> str:
         return ""
 
 
-def _loads(server: ApiServer, entry: ModelEntry, ended: threading.Event) -> bool:
+def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:
     """Load the model of `entry` before requests arrive. Return False if the server ended before it was loaded.
 
-    `ended`: event that is set when the server ends, or is to end.
+    `ended`: cancelled when the server ends, or is to end.
 
     Raises:
         ApiError: if the model cannot be loaded.
     """
     loading = server.preload(entry)
-    while not ended.is_set():
+    while not ended.cancelled:
         # A wait without limit would hold up signal handlers on Windows.
         with suppress(TimeoutError):
             loading.result(_POLL_S)

@@ -15,6 +15,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.paths import identity_path, kept_weights_path, pairings_path
 from app.settings import Settings
+from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from widgets.common.delayed_call import DelayedCall
@@ -78,7 +79,7 @@ class Lender(QObject):
         self.state = LendState()
         self.devices: tuple[str, ...] = ()
         """Ids of the devices of the last `start`."""
-        self._until: threading.Event | None = None
+        self._until: CancelToken | None = None
         self._thread: threading.Thread | None = None
         self._address: SecureAddress | None = None
         self._expiry = DelayedCall(self, self._on_code_due)
@@ -96,7 +97,7 @@ class Lender(QObject):
             return
         self._settings.keep_changes(_KEY, self.choice, choice)
         self.choice, self.devices = choice, tuple(devices)
-        until = self._until = threading.Event()
+        until = self._until = CancelToken()
         self._set(LendState(is_starting=True))
         self._thread = threading.Thread(
             target=self._run, args=(choice, self.devices, until, self._thread), name="lender", daemon=True
@@ -106,7 +107,7 @@ class Lender(QObject):
     def stop(self) -> None:
         """Stop lending at once; connections of other computers are closed."""
         if self._until is not None:
-            self._until.set()
+            self._until.cancel()
             self._until = self._address = None
             self._set(LendState())
 
@@ -128,14 +129,14 @@ class Lender(QObject):
             self._expiry.start(math.ceil(self._address.code.left_s * 1000))
         self.state_changed.emit(state)
 
-    def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
+    def _report(self, until: CancelToken, change: Callable[[], None]) -> None:
         """Run `change` in the GUI thread, unless the server was stopped or restarted in the meantime.
 
-        Called in the server's threads. `until`: event that ends the run of the server to which `change` belongs.
+        Called in the server's threads. `until`: token that ends the run of the server to which `change` belongs.
         """
         self._reported.emit((until, change))
 
-    def _on_reported(self, report: tuple[threading.Event, Callable[[], None]]) -> None:
+    def _on_reported(self, report: tuple[CancelToken, Callable[[], None]]) -> None:
         until, change = report
         if until is self._until:
             change()
@@ -143,13 +144,13 @@ class Lender(QObject):
     # ------------------------------------------------------------------ in the thread
 
     def _run(
-        self, choice: LendChoice, devices: Sequence[str], until: threading.Event, before: threading.Thread | None
+        self, choice: LendChoice, devices: Sequence[str], until: CancelToken, before: threading.Thread | None
     ) -> None:
         # What was lent before keeps the port until its workers have ended.
         if before is not None:
             before.join()
         try:
-            if not until.is_set():
+            if not until.cancelled:
                 self._serve(choice, devices, until)
         except EngineError as error:
             sentence = error.summary()
@@ -159,7 +160,7 @@ class Lender(QObject):
         self._until = self._address = None
         self._set(LendState(problem=sentence))
 
-    def _serve(self, choice: LendChoice, devices: Sequence[str], until: threading.Event) -> None:
+    def _serve(self, choice: LendChoice, devices: Sequence[str], until: CancelToken) -> None:
         # Imported here: most windows never lend.
         from app.lending import find_lendings
         from engine.devices.own_addresses import listening_places

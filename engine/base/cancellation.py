@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class CancelToken:
     """A cancellation flag that any thread, or a signal handler, can set once.
 
-    A blocking thread registers a callback that wakes it, so it need not poll.
+    A blocking thread registers a callback that wakes it, so it need not poll. A signal handler must not set a
+    `threading.Event`: its lock is not reentrant, and the main thread may hold it in `wait`.
     """
 
     def __init__(self) -> None:
@@ -33,6 +35,14 @@ class CancelToken:
         # Without the lock: a callback may take other locks, or end a subscription.
         for callback in callbacks:
             callback()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the token is cancelled, at most `timeout_s` seconds; None: no limit. Return whether it is."""
+        # `SimpleQueue.put` is reentrant.
+        woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        with self.waking(lambda: woken.put(None)), suppress(queue.Empty):
+            woken.get(timeout=timeout_s)
+        return self._cancelled
 
     @contextmanager
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.units import MIB
 from engine.devices.device import Rig
@@ -35,7 +36,7 @@ class Served:
     def __init__(self, folder: Path, lendings: Sequence[Lending] | None = None) -> None:
         self.home, self.code, self.paired = Home(folder), OpenCode(), list[Pairing]()
         self.problem = ""
-        self._until = threading.Event()
+        self._until = CancelToken()
         self._told: queue.SimpleQueue[Lent] = queue.SimpleQueue()
         self.uses: tuple[Use, ...] = ()
         self._lendings = lendings
@@ -55,7 +56,7 @@ class Served:
 
     def stop(self) -> None:
         """End workers and listener, and wait until they have ended."""
-        self._until.set()
+        self._until.cancel()
         self._thread.join(DEADLINE_S)
 
     def wait_for_end(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError, WorkerStalledError
 from engine.base.kept_weights import KEPT_WEIGHTS_QUOTA_BYTES
 from engine.base.language import tr
@@ -403,10 +404,12 @@ def serve(
     device: str = "CPU",
     cap_bytes: int | None = None,
     kept: KeptWeights | None = None,
-    until: threading.Event | None = None,
+    until: CancelToken | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
-    """Serve `device` to other programs over RPC until `until` is set. The worker has ended when this returns or raises.
+    """Serve `device` to other programs over RPC until `until` is cancelled.
+
+    The worker has ended when this returns or raises.
 
     `port`, `host`: TCP port and local address on which the worker listens.
     `device`: id of the device to serve.
@@ -422,7 +425,7 @@ def serve(
         folder = make_folder(kept.folder / str(port))
         request = msgspec.structs.replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
     child = ServingChild(request)
-    until = until or threading.Event()
+    until = until or CancelToken()
     child.start()
     try:
         serving = child.wait_until_serving(time.monotonic() + START_TIMEOUT_S)

@@ -17,6 +17,7 @@ from functools import partial
 
 import msgspec
 
+from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.processor import default_threads
 from engine.base.units import MIB, format_bytes
@@ -325,13 +326,13 @@ def serve_secure(
     lendings: Sequence[Lending],
     *,
     kept: KeptWeights | None,
-    until: threading.Event,
+    until: CancelToken,
     on_serving: Callable[[Lent], None],
     on_paired: Callable[[Pairing], None],
     on_use: Callable[[tuple[Use, ...]], None] | None = None,
     on_problem: Callable[[str], None] | None = None,
 ) -> None:
-    """Lend devices to paired machines until `until` is set.
+    """Lend devices to paired machines until `until` is cancelled.
 
     Workers and listener have ended when this returns or raises.
 
@@ -436,7 +437,7 @@ def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool
     return True
 
 
-def _supervise(workers: list[_Worker], until: threading.Event, tell: Callable[[str], None]) -> None:
+def _supervise(workers: list[_Worker], until: CancelToken, tell: Callable[[str], None]) -> None:
     # Polled, since the ends of processes and `until` cannot be waited for together.
     while not until.wait(_POLL_S):
         for worker in tuple(workers):

@@ -40,3 +40,30 @@ def test_a_signal_handler_may_cancel_while_its_thread_registers_a_callback(at: s
     thread.join(DEADLINE_S)
     assert not thread.is_alive(), "the handler waits for a lock that its own thread holds"
     assert (token.cancelled, called) == (True, ["woken"])
+
+
+def test_a_signal_handler_may_cancel_while_its_thread_waits_for_it() -> None:
+    """An event would deadlock: the handler waits for a lock that its own thread holds in `wait`."""
+    token = CancelToken()
+
+    class Interrupted(list[Callable[[], None]]):
+        def append(self, callback: Callable[[], None], /) -> None:
+            super().append(callback)
+            token.cancel()
+
+    token._callbacks = Interrupted()
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(token.wait()), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert found == [True]
+
+
+def test_a_wait_ends_with_its_time_or_with_the_cancel_of_another_thread() -> None:
+    token = CancelToken()
+    assert not token.wait(0.0)
+    thread = threading.Thread(target=token.cancel)
+    thread.start()
+    assert token.wait(DEADLINE_S)
+    assert token.wait(0.0)
+    thread.join()

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError, WorkerCrashedError
 from engine.base.units import MIB
 from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
@@ -121,7 +122,7 @@ def test_killing_the_owner_leaves_no_worker() -> None:
 
 
 def test_serving_until_told_to_stop() -> None:
-    until = threading.Event()
+    until = CancelToken()
     ports: queue.SimpleQueue[int] = queue.SimpleQueue()
     thread = threading.Thread(
         target=lambda: serve(port=0, cap_bytes=32 * MIB, until=until, on_serving=lambda it: ports.put(it.port))
@@ -131,7 +132,7 @@ def test_serving_until_told_to_stop() -> None:
         port = ports.get(timeout=DEADLINE_S)
         assert greet("127.0.0.1", port).ok
     finally:
-        until.set()
+        until.cancel()
         thread.join(DEADLINE_S)
     assert greet("127.0.0.1", port).status is GreetingStatus.REFUSED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host, routes_of
@@ -309,7 +309,7 @@ def test_a_machine_that_comes_back_with_less_memory_and_without_a_device_is_aske
 
 
 def test_a_worker_that_ended_for_good_is_not_offered() -> None:
-    until = threading.Event()
+    until = CancelToken()
     told: list[str] = []
 
     class Ended(_Worker):
@@ -318,7 +318,7 @@ def test_a_worker_that_ended_for_good_is_not_offered() -> None:
 
     class Running(_Worker):
         def look(self) -> EngineError | None:
-            until.set()
+            until.cancel()
             return None
 
     host = Lending(make_host("host", 8 << 30))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.devices.endpoint import GreetingStatus, greet_all, parse_endpoint
 from engine.machines.rigs.secure_serving import SecureAddress, serve_secure
@@ -191,7 +192,7 @@ def test_nothing_is_lent_where_other_users_could_reach_the_worker(
             address,
             (),
             kept=None,
-            until=threading.Event(),
+            until=CancelToken(),
             on_serving=lambda _lent: pytest.fail("it serves"),
             on_paired=lambda _pairing: None,
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from openai.types.chat import ChatCompletion
 from pytestqt.qtbot import QtBot
 
 from engine.runtime.session.status import Phase
@@ -58,6 +60,27 @@ def test_a_load_that_waits_is_given_up_with_its_last_client(bench: Bench) -> Non
     stream.leave()
     bench.wait(lambda: bob.loading.phase is Phase.READY)
     assert [held.name for held in bench.desk.models.held] == ["bob"]
+
+
+def test_a_load_that_has_begun_goes_on_without_its_client_and_the_next_ones_are_served(bench: Bench) -> None:
+    worker = bench.start_worker()
+    ada = bench.open(bench.file("ada"), worker)
+    bench.open(bench.file("bob", seed=1), worker)
+    bench.start()
+    gone = bench.stream_of("ada")
+    bench.wait(lambda: ada.loading.is_busy)
+    gone.leave()
+    # One client wants the model of the load that goes on, another one a model that is loaded after it.
+    with bench.client() as client:
+
+        def ask(name: str) -> Future[ChatCompletion]:
+            return bench.ask(
+                lambda: client.chat.completions.create(model=name, messages=HELLO, max_tokens=4)  # type: ignore[arg-type]
+            )
+
+        asked = [ask("ada"), ask("bob")]
+        bench.wait(lambda: all(each.done() for each in asked))
+    assert [each.result().model for each in asked] == ["ada", "bob"]
 
 
 def test_a_load_that_waits_is_for_its_file_even_if_a_person_opens_another_in_its_place(bench: Bench) -> None:

@@ -14,19 +14,12 @@ from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.exchange.exported import Exported
 from engine.planning.exchange.server_command import MIN_BATCH_VARIABLE, device_notes
-from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, TensorOverride
+from engine.planning.layout.engine_parameters import ENGINE_SPLIT_MODES, MATCHES_NO_TENSOR, TensorOverride
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH
-from engine.planning.settings.table import engine_fields
+from engine.planning.settings.table import ENGINE_LOAD_MODES, engine_fields
 
 ENGINE = "llama-cpp-python 0.3.36"
-_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
-}  # fmt: skip
-"""Values of `enum ggml_type` by KV cache type. The binding does not have names for all of them."""
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-_LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 
 _SCRIPT = '''\
 """Loads {name} on the devices of a Layerdeck layout.
@@ -243,9 +236,9 @@ def _model_params(plan: Plan) -> dict[str, object]:
     parameters = plan.parameters
     return {
         "n_gpu_layers": parameters.n_gpu_layers,
-        "split_mode": _SPLIT_MODES[parameters.split_mode],
+        "split_mode": ENGINE_SPLIT_MODES[parameters.split_mode],
         "main_gpu": parameters.main_gpu if parameters.devices else -1,
-        "load_mode": _LOAD_MODES[plan.settings.load_mode],
+        "load_mode": ENGINE_LOAD_MODES[plan.settings.load_mode],
         "use_extra_bufts": parameters.extra_buffers,
     }
 
@@ -256,10 +249,6 @@ def _context_params(plan: Plan) -> dict[str, object]:
         **engine_fields(used),
         "n_threads": used.threads,
         "n_threads_batch": used.threads_batch or used.threads,
-        "type_k": _TYPES[used.type_k],
-        "type_v": _TYPES[used.type_v],
-        "flash_attn_type": _FLASH_ATTENTION[used.flash_attn],
-        "op_offload": bool(used.op_offload),
     }
 
 

@@ -6,12 +6,13 @@ The child process that loads the model replaces each id by its `ggml_backend_dev
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 
 import msgspec
 
 from engine.base.errors import LayoutError
 from engine.devices.device import CPU_ID
-from engine.planning.layout.layout import Layout, Run, merge_runs
+from engine.planning.layout.layout import Layout, Run, SplitMode, merge_runs
 from engine.planning.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
@@ -21,6 +22,8 @@ MAX_ENTRIES = 15
 
 It is `GGML_SCHED_MAX_BACKENDS` less the CPU backend, which llama.cpp adds last.
 """
+ENGINE_SPLIT_MODES: Mapping[SplitMode, int] = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+"""Values of `llama_split_mode` in llama.h, for `llama_model_params.split_mode`."""
 MATCHES_NO_TENSOR = "^no tensor$"
 """Regex that matches no tensor, because llama.cpp's tensor names have no spaces."""
 
@@ -45,7 +48,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     n_gpu_layers: int
     devices: tuple[str, ...]
     tensor_split: tuple[float, ...]
-    split_mode: str
+    split_mode: SplitMode
     main_gpu: int = 0
     overrides: tuple[TensorOverride, ...] = ()
     extra_buffers: bool = True

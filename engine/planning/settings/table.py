@@ -25,6 +25,9 @@ from engine.planning.settings.context_settings import (
     PIPELINE_MODES,
     ROPE_SCALINGS,
     ContextSettings,
+    FlashAttention,
+    KvType,
+    LoadMode,
     RopeScaling,
 )
 from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Real, Switch, Value, WholeNumber
@@ -423,14 +426,29 @@ FROM_FILE: Mapping[str, Value] = {
 
 _ROPE_SCALING_TYPES: Mapping[RopeScaling, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}
 """Values of `llama_rope_scaling_type` in llama.h."""
+_FLASH_ATTENTION_TYPES: Mapping[FlashAttention, int] = {"auto": -1, "off": 0, "on": 1}
+"""Values of `llama_flash_attn_type` in llama.h."""
+_GGML_TYPES: Mapping[KvType, int] = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+"""Values of `ggml_type` in ggml.h. The binding does not have names for all of them."""
+ENGINE_LOAD_MODES: Mapping[LoadMode, int] = {
+    "auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4,
+}  # fmt: skip
+"""Values of `llama_load_mode` in llama.h, for `llama_model_params.load_mode`."""
 
 
 def engine_fields(context: ContextSettings) -> dict[str, Value]:
-    """Return the fields of `llama_context_params` that have a setting's name and value, those of `FROM_FILE`, and the
-    type of RoPE scaling.
-    """
-    same = {setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field}
-    return {**FROM_FILE, **same, "rope_scaling_type": _ROPE_SCALING_TYPES[context.rope_scaling]}
+    """Return the fields of `llama_context_params` that follow from the settings alone, and those of `FROM_FILE`."""
+    return {
+        **FROM_FILE,
+        **{setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field},
+        "type_k": _GGML_TYPES[context.type_k],
+        "type_v": _GGML_TYPES[context.type_v],
+        "flash_attn_type": _FLASH_ATTENTION_TYPES[context.flash_attn],
+        "op_offload": bool(context.op_offload),
+        "rope_scaling_type": _ROPE_SCALING_TYPES[context.rope_scaling],
+    }
 
 
 def kv_state_values(context: ContextSettings) -> dict[Setting, Value]:

@@ -15,9 +15,14 @@ from typing import Any
 import msgspec
 
 from engine.base.processor import default_threads
-from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
+from engine.planning.layout.engine_parameters import (
+    ENGINE_SPLIT_MODES,
+    MATCHES_NO_TENSOR,
+    EngineParameters,
+    TensorOverride,
+)
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.settings.table import engine_fields
+from engine.planning.settings.table import ENGINE_LOAD_MODES, engine_fields
 from engine.runtime.child.load.draft_model import (
     check_rotation,
     check_source,
@@ -51,12 +56,6 @@ from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, Part, SentWeights, Stopped
 from engine.runtime.protocol.requests import Load, Probe
 
-GGML_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
-}  # fmt: skip
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
-LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 NUMA_STRATEGIES = {"off": 0, "distribute": 1, "isolate": 2, "numactl": 3}
 """`ggml_numa_strategy` of ggml-cpu.h. `mirror` (4) is not implemented there."""
 LAZY_AUTO = 1
@@ -92,9 +91,9 @@ class ModelParameters:
         struct.devices = ctypes.addressof(self._devices)
         struct.tensor_buft_overrides = ctypes.addressof(self._overrides) if overrides else None
         struct.n_gpu_layers = parameters.n_gpu_layers
-        struct.split_mode = _choice(SPLIT_MODES, parameters.split_mode, "split mode")
+        struct.split_mode = ENGINE_SPLIT_MODES[parameters.split_mode]
         # llama.cpp asserts that a load with no_alloc does not map the file.
-        struct.load_mode = LOAD_MODES["none"] if dry else _choice(LOAD_MODES, context.load_mode, "load mode")
+        struct.load_mode = ENGINE_LOAD_MODES["none" if dry else context.load_mode]
         struct.lazy_mode = LAZY_AUTO
         # llama.cpp refuses an index into an empty device list; -1 means that there is no device.
         struct.main_gpu = parameters.main_gpu if entries else -1
@@ -137,18 +136,14 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
     # As the model's file says.
     struct.pooling_type = UNSPECIFIED
     struct.attention_type = UNSPECIFIED
-    struct.flash_attn_type = _choice(FLASH_ATTENTION, context.flash_attn, "flash attention")
     struct.defrag_thold = -1.0
     struct.cb_eval = low.ggml_backend_sched_eval_callback()
     struct.cb_eval_user_data = None
-    struct.type_k = _choice(GGML_TYPES, context.type_k, "KV type")
-    struct.type_v = _choice(GGML_TYPES, context.type_v, "KV type")
     struct.abort_callback = low.ggml_abort_callback() if stop is None else stop.native_callback(low.ggml_abort_callback)
     struct.abort_callback_data = None if stop is None else stop.address
     struct.embeddings = False
     # llama.cpp's own timings are not used: the decode loop measures.
     struct.no_perf = True
-    struct.op_offload = bool(context.op_offload)
     struct.samplers = None
     struct.n_samplers = 0
     struct.ctx_other = None
@@ -174,12 +169,6 @@ def _override_table(engine: Bindings, overrides: tuple[TensorOverride, ...], dev
         else:
             entry.buffer_type = engine.device_buffer_type(devices.by_id[override.device])
     return table
-
-
-def _choice(choices: dict[str, int], name: str, what: str) -> int:
-    if name not in choices:
-        raise failure("layout", f'"{name}" is not a {what}; use {", ".join(choices)}.')
-    return choices[name]
 
 
 MAPPING_MODES = ("auto", "mmap", "mmap_mlock")
@@ -251,7 +240,7 @@ class ModelLoader:
     def _run(self) -> tuple[LoadedContext, LoadedModel]:
         check_file(self._load.path)
         # For the whole process, and before its first computation; with "off" llama.cpp does nothing.
-        self._engine.low.llama_numa_init(_choice(NUMA_STRATEGIES, self._load.context.numa, "NUMA mode"))
+        self._engine.low.llama_numa_init(NUMA_STRATEGIES[self._load.context.numa])
         with Links(self._engine, self._devices, self._load.devices) as links:
             send_early(self._engine, self._devices, self._load, links, self._stop, self._reporter)
             self._reporter.enter("allocate")

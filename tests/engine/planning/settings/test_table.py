@@ -15,10 +15,13 @@ import pytest
 from app.cli.settings_options import add_settings_arguments, option_name
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject
-from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.layout.engine_parameters import ENGINE_SPLIT_MODES
+from engine.planning.layout.layout import SPLIT_MODES
+from engine.planning.settings.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings
 from engine.planning.settings.kinds import Real
 from engine.planning.settings.page import settings_page
 from engine.planning.settings.table import (
+    ENGINE_LOAD_MODES,
     GROUPS,
     KEYS,
     SETTINGS,
@@ -149,3 +152,13 @@ def test_a_draft_model_has_its_own_rope_settings() -> None:
 def test_a_field_of_the_engine_has_the_value_of_its_setting(setting: Setting) -> None:
     change: dict[str, Any] = {setting.key: others(setting)[0]}
     assert engine_fields(ContextSettings(**change))[setting.key] == change[setting.key]
+
+
+def test_each_choice_has_a_value_of_the_engine() -> None:
+    assert set(ENGINE_LOAD_MODES) == set(LOAD_MODES)
+    assert set(ENGINE_SPLIT_MODES) == set(SPLIT_MODES)
+    types = {engine_fields(ContextSettings(type_k=each))["type_k"] for each in KV_TYPES}
+    assert types == {engine_fields(ContextSettings(type_v=each))["type_v"] for each in KV_TYPES}
+    assert len(types) == len(KV_TYPES)
+    modes = {each: engine_fields(ContextSettings(flash_attn=each))["flash_attn_type"] for each in FLASH_ATTENTION_MODES}
+    assert modes == {"auto": -1, "off": 0, "on": 1}

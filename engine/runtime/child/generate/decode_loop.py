@@ -7,6 +7,7 @@ damaged a sequence, the tokens of the sequence are computed again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.drafting import Drafting, Step
 from engine.runtime.child.generate.mtp_drafter import Computed
 from engine.runtime.child.generate.outbox import Outbox
-from engine.runtime.child.generate.prompt_budget import PromptBudget
+from engine.runtime.child.generate.prompt_budget import LONGEST_REMOTE_S, PromptBudget
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
@@ -74,7 +75,8 @@ class DecodeLoop:
         self._slots = Slots(loaded)
         self._free = FreeMemory(loaded.devices)
         self._batch = Batch(loaded.engine, loaded.decoded_tokens)
-        self._prompt_budget = PromptBudget(self._batch.size)
+        longest_s = LONGEST_REMOTE_S if loaded.devices.remote else math.inf
+        self._prompt_budget = PromptBudget(self._batch.size, loaded.settings.n_ubatch, longest_s)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []
         self._standalone: deque[StandaloneTask] = deque()

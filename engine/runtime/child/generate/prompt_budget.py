@@ -1,14 +1,25 @@
-"""`PromptBudget`: how many prompt tokens go into a batch, by measured times."""
+"""`PromptBudget`: how many prompt tokens go into a batch, by measured times.
+
+A micro batch takes a + b·n seconds for n tokens. a is the time to read all weights: from host memory, from a disk if
+the model is larger than the memory, or over PCIe with op offload. b is the time to compute a token. Usually b
+dominates, and batches of two seconds show progress without loss. For a model of 380 GB in host memory a is eight
+seconds, in which 512 tokens are computed as well as 32.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 FIRST_TOKENS = 32
-"""Number of prompt tokens in the first batch, when the speed is unknown.
+"""Number of prompt tokens in the first batch, when the speed is unknown, and in later ones if no answer is running.
 
 It is small because a layout on the CPU may compute only one token per second.
 """
+FEWEST_WITH_ANSWERS = 8
+"""Number of prompt tokens that a batch has at least while answers are generated."""
 SECONDS_ALONE = 2.0
-"""Time in seconds of a batch of prompt tokens while no answer is running, unless larger batches gain (`GAIN`).
+"""Time in seconds of a batch of prompt tokens while no answer is running, unless larger batches gain.
 
 The progress of a prompt grows, and other requests begin, only between two batches. A stop request aborts a batch early,
 and `WorkHeartbeat` sends heartbeats while it is computed.
@@ -23,36 +34,47 @@ LARGEST_REST = 0.25
 
 A separate small batch for the last tokens would cost more per token.
 """
-GAIN = 1.1
-"""Smallest gain in tokens/s for which a batch is doubled, even if it then takes longer than the times above.
-
-Part of a batch's time does not depend on its size: each micro batch reads all weights once, from host memory, from the
-disk if the model is larger than the memory, or over PCIe with op offload. For a model of 380 GB in host memory this
-takes ten seconds and more, in which 512 tokens are computed as well as 32. A processor that computes few tokens per
-second gains nothing from large batches.
-"""
+FIXED_SHARE = 0.1
+"""Share of a batch's time that may be fixed (a), if no answer is running: batches grow until it is not larger."""
 SLOWER_WITH_ANSWERS = 1.5
-"""Largest factor by which a batch may take longer than one of `FIRST_TOKENS` while answers are generated.
+"""Factor by which a batch may take longer than one of the fewest tokens while answers are generated.
 
-If nearly all of the time does not depend on the size, the answers hardly lose by larger batches.
+If nearly all of the time is fixed, the answers hardly lose by larger batches.
 """
-TRY_HALF_EVERY = 16
-"""Number of batches after which one of half the size is tried: weights may be in the page cache by now."""
+GROWTH = 4
+"""Largest factor by which a batch is enlarged at once."""
+LONGEST_REMOTE_S = 15.0
+"""Longest expected time in seconds of a batch that is enlarged, if RPC workers compute.
+
+Such a batch cannot be aborted, and a child that waits for a worker for long counts as stalled.
+"""
+KEPT_BATCHES = 16
+"""Number of batches after which a measurement is dropped: weights may be in the page cache by now, and attention takes
+longer in a longer context. If one size is left, another one is tried.
+"""
+
+
+class _Measured(NamedTuple):
+    tokens: int
+    seconds: float
+    number: int
 
 
 class PromptBudget:
     """Limits the number of prompt tokens in a batch, so that progress is seen and answers go on, but no speed is lost.
 
     `most`: largest number of tokens in a batch.
+    `micro_batch`: number of tokens that are computed together; larger batches read the weights several times.
+    `longest_s`: longest expected time in seconds of a batch of more than the fewest tokens.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, micro_batch: int, longest_s: float = math.inf) -> None:
         self._most = most
-        self._latest: float | None = None
-        # Tokens per second of the latest batch of at least this size and less than twice that, by size: FIRST_TOKENS
-        # and its doubles.
-        self._rates: dict[int, float] = {}
+        self._micro_batch = min(micro_batch, most)
+        self._longest_s = longest_s
         self._n_batches = 0
+        # The latest batch of each size, by the power of two below its number of tokens.
+        self._measured: dict[int, _Measured] = {}
 
     def tokens(self, missing: int, *, with_answers: bool) -> int:
         """Return how many tokens of prompts the next batch may have.
@@ -60,41 +82,65 @@ class PromptBudget:
         `missing`: number of tokens of prompts that must still be computed.
         `with_answers`: whether answers are running.
         """
-        if self._latest is None:
+        if not self._measured:
             return min(FIRST_TOKENS, self._most)
+        fewest = FEWEST_WITH_ANSWERS if with_answers else FIRST_TOKENS
+        fixed_s, token_s = self._costs()
         seconds = SECONDS_WITH_ANSWERS if with_answers else SECONDS_ALONE
-        # Not below FIRST_TOKENS: `note` ignores smaller batches, so the measured speed would never change again.
-        tokens = max(FIRST_TOKENS, int(self._latest * seconds), self._worthwhile(with_answers=with_answers))
+        wanted = _within(seconds, fixed_s, token_s)
+        if len(self._measured) == 1:
+            # Another size, to learn how much of the time is fixed.
+            (only,) = self._measured.values()
+            if wanted < 2 * only.tokens:
+                wanted = only.tokens / 2 if only.tokens >= 2 * fewest else 2 * only.tokens
+        elif with_answers:
+            wanted = max(wanted, self._enlarged(fewest, (SLOWER_WITH_ANSWERS - 1) * fixed_s, token_s))
+        else:
+            wanted = max(wanted, self._enlarged(0, fixed_s * (1 / FIXED_SHARE - 1), token_s))
+        tokens = max(fewest, int(min(wanted, _within(self._longest_s, fixed_s, token_s))))
         if not with_answers and missing <= tokens * (1 + LARGEST_REST):
             tokens = missing
         return min(self._most, tokens)
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Update the measured speed of prompts. A batch with few prompt tokens is ignored.
+        """Take the time of a computed batch into account. A batch with few prompt tokens is ignored.
 
-        `tokens`, `seconds`: number of prompt tokens in a computed batch, and duration of the batch.
+        `tokens`, `seconds`: number of prompt tokens in the batch, and duration of the batch.
         """
-        if tokens >= min(FIRST_TOKENS, self._most):
-            self._n_batches += 1
-            self._latest = tokens / max(seconds, 1e-9)
-            if tokens >= FIRST_TOKENS:
-                self._rates[FIRST_TOKENS << (tokens // FIRST_TOKENS).bit_length() - 1] = self._latest
+        if tokens < min(FEWEST_WITH_ANSWERS, self._most):
+            return
+        self._n_batches += 1
+        size = tokens.bit_length()
+        self._measured[size] = _Measured(tokens, max(seconds, 1e-9), self._n_batches)
+        oldest = self._n_batches - KEPT_BATCHES
+        # A smaller batch did not take longer than this one: weights had to be read from the disk then.
+        self._measured = {
+            key: each
+            for key, each in self._measured.items()
+            if each.number > oldest and (key >= size or each.seconds < seconds)
+        }
 
-    def _worthwhile(self, *, with_answers: bool) -> int:
-        """Return the number of tokens up to which larger batches have gained.
+    def _costs(self) -> tuple[float, float]:
+        """Return (seconds of a micro batch of no tokens, further seconds for each token) by the measured batches."""
+        few, many = min(self._measured.values()), max(self._measured.values())
+        if few is not many and few.tokens < self._micro_batch:
+            # Beyond a micro batch each token also pays a share of the fixed time.
+            token_s = (many.seconds - few.seconds) / (many.tokens - few.tokens)
+            fixed_s = few.seconds - token_s * few.tokens
+            if fixed_s > 0 and token_s > 0:
+                return fixed_s, token_s
+        latest = max(self._measured.values(), key=lambda each: each.number)
+        return 0.0, latest.seconds / latest.tokens
 
-        If no larger batch was measured yet, return the double, to measure it.
+    def _enlarged(self, fewest: int, further_s: float, token_s: float) -> float:
+        """Return the tokens of a batch that takes `further_s` longer than `fewest` tokens.
+
+        At most a micro batch, and a few times the largest measured batch, since a measurement may be wrong.
         """
-        rates = self._rates
-        size = FIRST_TOKENS
-        if size not in rates:
-            return size
-        for larger in sorted(rates)[1:]:
-            if with_answers:
-                gains = larger / rates[larger] <= SLOWER_WITH_ANSWERS * FIRST_TOKENS / rates[FIRST_TOKENS]
-            else:
-                gains = rates[larger] >= rates[size] * GAIN ** (larger // size).bit_length() / GAIN
-            if not gains:
-                return size if self._n_batches % TRY_HALF_EVERY else max(FIRST_TOKENS, size // 2)
-            size = larger
-        return 2 * size
+        largest = max(self._measured.values()).tokens
+        return min(self._micro_batch, GROWTH * largest, fewest + further_s / token_s)
+
+
+def _within(seconds: float, fixed_s: float, token_s: float) -> float:
+    """Return how many tokens can be computed in `seconds`."""
+    return max(0.0, seconds - fixed_s) / token_s

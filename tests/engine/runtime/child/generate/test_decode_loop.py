@@ -33,8 +33,8 @@ def loaded() -> LoadedContext:
     )
     return cast("LoadedContext", SimpleNamespace(
         engine=SimpleNamespace(low=low), model=0, context=0, memory=0, devices=SimpleNamespace(remote=()), draft=None,
-        n_sequences=2, batch_tokens=8, decoded_tokens=8, context_tokens=64, needs_checkpoints=True, has_recurrent_state=True,
-        settings=SimpleNamespace(kv_unified=False, n_ubatch=8),
+        n_sequences=2, batch_tokens=8, decoded_tokens=8, context_tokens=64, needs_checkpoints=True,
+        has_recurrent_state=True, settings=SimpleNamespace(kv_unified=False, n_ubatch=8),
     ))  # fmt: skip
 
 

@@ -95,13 +95,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Collect garbage only between tests with Qt, in the main thread: see `app/garbage.py`."""
+    """Delete widgets and collect garbage only between tests with Qt, in the main thread: see `app/garbage.py`."""
     if "qapp" not in getattr(item, "fixturenames", ()):
         return (yield)
+    # Imported here: tests without Qt do not need it.
+    from PySide6.QtCore import QCoreApplication, QEvent
+
     gc.disable()
     try:
         return (yield)
     finally:
+        # Qt deletes widgets in an event loop, and most tests run none after the end of their window. Each change of the
+        # style sheet would take longer by the widgets that are left.
+        if QCoreApplication.instance() is not None:
+            QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
         gc.collect(1)
         gc.enable()
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.models.expert_placing import TO_CPU, ExpertPlacing
-from app.settings import Settings
-from app.theme import Theme
 from app.window.layout.layout_presenter import outcome_text
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.expert_moves import ExpertOutcome
@@ -27,6 +23,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import SpeedForecast
 from tests.support.models import write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
+from tests.support.windows import WindowOpener
 from widgets.layout_editor.number_bar import ExpertCount
 from widgets.layout_editor.placement import PinToggle
 
@@ -34,18 +31,14 @@ START = make_layout(8, ["CUDA0"] * 4 + ["CUDA1"] * 4)
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+    opened = open_window()
     opened.main.resize(1200, 800)
-    opened.main.show()
     model = read_model(write_tiny_moe(tmp_path / "moe.gguf", n_layers=8))
     rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
     opened.desk.document.open(model, rig, Edit(START, ContextSettings(n_ctx=512)))
     qtbot.waitUntil(lambda: opened.main.editor.shown is not None)
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return opened
 
 
 def layout_of(window: WindowParts) -> Layout:

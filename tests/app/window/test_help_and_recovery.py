@@ -21,7 +21,7 @@ from app.window.about_dialog import AboutDialog
 from app.window.handbook import HandbookWindow, page_about
 from app.window.library.welcome_presenter import WelcomePresenter
 from app.window.recovery import OPENED, Recovery, models_to_reopen
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.base.errors import EngineError
 from engine.devices.rig_file import encode_rig
 from engine.planning.layout.layout import Layout, split_evenly
@@ -85,7 +85,9 @@ def test_only_the_demo_that_was_asked_for_is_loaded_at_once(
     assert loads == ["demo.gguf"]
 
 
-def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
+def test_the_first_page_says_what_is_here_and_gives_way(
+    window: WindowParts, open_window: WindowOpener, folder: Path, qtbot: QtBot
+) -> None:
     presenter = window.main.findChild(WelcomePresenter)
     assert presenter is not None
     panel = presenter.panel
@@ -101,7 +103,7 @@ def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, fol
         window.desk.opener.open(folder / "m.gguf")
     assert not panel.isVisible()
     assert window.main.editor.view.isVisible()
-    again = make_window(window.desk.settings, window.theme)
+    again = open_window()
     assert again.main.findChild(WelcomePresenter) is None, "a model was opened before"
     again.main.close()
 

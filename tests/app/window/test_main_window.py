@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.settings import Settings
 from app.theme import THEME_NAMES
 from app.window.help import KeysDialog
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message
 from engine.chat.tree import tree_of
@@ -131,7 +131,7 @@ def test_panels_come_back_from_pages_that_cover_them(window: WindowParts, covere
     assert all(dock.isVisible() for dock in main.docks.values())
 
 
-def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, qapp: QApplication) -> None:
+def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, open_window: WindowOpener) -> None:
     main = window.main
     window.actions["arrange_chat"].trigger()
     assert main.chat_view.isVisible()
@@ -149,8 +149,7 @@ def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, qapp:
     assert main.chat_view.isVisible()
     window.actions["arrange_chat"].trigger()
     main.close()
-    again = make_window(window.desk.settings, window.theme)
-    again.main.show()
+    again = open_window()
     assert again.main.device_strip.line.isVisible()
     assert not again.main.editor.isVisible()
     again.actions["arrange_both"].trigger()

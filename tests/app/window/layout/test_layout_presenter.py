@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Override, SplitMode, make_layout, single_device
@@ -23,6 +20,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
+from tests.support.windows import WindowOpener
 from widgets.controls.values import SplitModeChoice
 
 LEFT, NONE = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
@@ -31,19 +29,15 @@ START = make_layout(N_LAYERS, ["CUDA0"] * 4 + ["CUDA1"] * 4)
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
-    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened.main)
+def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowParts:
+    opened = open_window()
     opened.main.resize(1200, 800)
-    opened.main.show()
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=N_LAYERS))
     rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
     opened.desk.document.open(model, rig, Edit(single_device(N_LAYERS, "CUDA0"), ContextSettings(n_ctx=512)))
     opened.desk.document.set_layout(START, "two cards")
     qtbot.waitUntil(lambda: shown_layout(opened) == START)
-    yield opened
-    opened.main.close()
-    qapp.setStyleSheet("")
+    return opened
 
 
 def shown_layout(window: WindowParts) -> Layout | None:

@@ -111,8 +111,11 @@ class Follower:
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
-        """Mark all interrupts so far as handled. Called when an answer has ended because of an interrupt."""
-        self._heeded = self._interrupts
+        """Mark the first unhandled interrupt as handled. Called when an answer has ended, which it may have stopped.
+
+        A second one, which came before the answer had stopped, is about the command.
+        """
+        self._heeded = min(self._heeded + 1, self._interrupts)
 
     @property
     def cancelled(self) -> Cancelled:
@@ -152,14 +155,12 @@ class Follower:
     def news(self) -> Iterator[SessionUpdate]:
         """Yield the updates of the session as they arrive. The iterator never ends.
 
-        An interrupt stops the load or the requests that are running.
+        An interrupt stops the load or the requests that are running, and unloads the model. A second one does not wait
+        for a batch.
         """
-        stopping = False
+        handled = 0
         while True:
-            if self.interrupted and not stopping:
-                # Once is enough: if the child does not stop in time, the session kills it.
-                stopping = True
-                self.session.stop()
+            handled = self._handle_interrupts(handled, self.session.unload)
             with suppress(queue.Empty):
                 yield self._news.get(timeout=INTERRUPT_POLL_S)
 
@@ -194,11 +195,13 @@ class Follower:
         """Send a request to the loaded model, and return the stream of its events.
 
         Raises:
-            Ended: if the model was just lost, with the event that names the reason.
+            Ended: if the model was just lost, with the event that names the reason; or after an interrupt.
         """
         try:
             return self.session.stream(request)
         except ArgumentError as error:
+            if self.interrupted:
+                raise Ended(self.cancelled) from None
             # The child was lost a moment ago. The event with the reason is in the queue, or follows.
             deadline_s = time.monotonic() + _LOSS_S
             while time.monotonic() < deadline_s:
@@ -208,30 +211,43 @@ class Follower:
                         raise Ended(news) from None
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 
-    def events(self, stream: RequestStream, *, stops: bool = True) -> Iterator[RequestEvent]:
+    def events(self, stream: RequestStream, *, stop: Callable[[], None] | None) -> Iterator[RequestEvent]:
         """Yield the events of a request up to its last one. `stream`: result of `ask`.
 
-        `stops`: whether an interrupt stops the request.
+        `stop`: called for the first interrupt; a second one ends the session at once. None: interrupts do nothing.
         """
+        handled = 0
         while True:
-            if self.interrupted and stops:
-                stops = False
-                stream.stop()
+            if stop is not None:
+                handled = self._handle_interrupts(handled, stop)
             with suppress(queue.Empty):
                 event = stream.next(INTERRUPT_POLL_S)
                 yield event
                 if isinstance(event, RequestEnding):
                     return
 
+    def _handle_interrupts(self, handled: int, stop: Callable[[], None]) -> int:
+        """Call `stop` for the first unhandled interrupt, and close the session for a second one.
+
+        A stop alone waits for an engine that is busy, close does not.
+        Return the number of unhandled interrupts for which that was done. `handled`: result of the call before.
+        """
+        interrupts = self._interrupts - self._heeded
+        if interrupts > 1 and handled < 2:
+            self.session.close()
+        elif interrupts == 1 and not handled:
+            stop()
+        return interrupts
+
     def answer_of(self, request: AnyModelRequest, *, stops: bool = True) -> FinalMessage | BadEnding:
         """Send a request that generates no text, and return its answer, or the event of its failure.
 
-        `stops`: whether an interrupt stops the request.
+        `stops`: whether an interrupt stops the request, and unloads the model.
 
         Raises:
             Ended: if the model was just lost, with the event that names the reason.
         """
-        *_, ending = self.events(self.ask(request), stops=stops)
+        *_, ending = self.events(self.ask(request), stop=self.session.unload if stops else None)
         assert not isinstance(ending, Done | Token | Shifted | Reading)
         return ending.answer if isinstance(ending, Answered) else ending
 

@@ -209,7 +209,7 @@ class Talk:
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return
-        answer = self._follower.answer_of(RestoreSequence(path=str(path)), stops=False)
+        answer = self._follower.answer_of(RestoreSequence(path=str(path)))
         if isinstance(answer, Failed) and answer.kind == "model_file":
             self._states.forget(path)
 
@@ -328,6 +328,8 @@ class Talk:
             self._load_layout()
             self._restore()
             self._go_on(finish.message, run)
+        elif self._follower.interrupted:
+            raise Ended(self._follower.cancelled)
         elif isinstance(self._ending, BadEnding):
             raise Ended(self._ending)
         elif self._options.prompt is not None:
@@ -389,7 +391,7 @@ class Talk:
         Pieces that arrive during a write to the database are written together.
         """
         stream = self._follower.ask(request)
-        for event in self._follower.events(stream):
+        for event in self._follower.events(stream, stop=stream.stop):
             if isinstance(event, Token):
                 run.token(event.text, event.choices)
                 # Each flush waits for a write to the database, so tokens that are there already go with it.
@@ -400,7 +402,7 @@ class Talk:
                 self._do(run, (*run.flush(), *run.shifted(event)))
             elif isinstance(event, RequestEnding):
                 self._ending = event
-                # An interrupt until now was about this answer.
+                # The first interrupt until now was about this answer.
                 self._follower.heed()
                 self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_words(event)))
                 self._request = stream.number

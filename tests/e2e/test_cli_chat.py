@@ -265,6 +265,25 @@ def test_an_interrupt_stops_the_answer_and_keeps_it_and_a_second_one_ends(home: 
         assert process.wait(DEADLINE_S) == 130
 
 
+def test_a_second_interrupt_ends_a_chat_whose_engine_does_not_react(home: Home, model: Path) -> None:
+    with home.start(model, "--threads", "1", "--ctx", "8192", "--seed", "3") as process:
+        assert process.stdin is not None
+        process.stdin.write("Hello\nAnd then?\n")
+        process.stdin.flush()
+        events = wait_for(process, "token", 3)
+        for child in psutil.Process(process.pid).children():
+            child.suspend()
+        # Two signals, because the second one of a kind is dropped while the first one waits.
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 130
+        assert process.stdout is not None
+        events += [json.loads(line) for line in process.stdout]
+    assert events[-1]["event"] == "cancelled"
+    (answer,) = [message for message in home.path(of(events, "conversation")[0]["id"]) if message.role == "assistant"]
+    assert (answer.content, answer.state) == (text_of(events), "interrupted")
+
+
 def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> None:
     lines = "".join(f"{letter * 60}\n" for letter in "abcdefgh")
     events = home.events(

@@ -178,5 +178,5 @@ def test_the_header_of_a_state_is_read_or_refused(tmp_path: Path) -> None:
         path.write_bytes(struct.pack("<4sII", MAGIC, VERSIONS[-1], len(header)) + header + bytes(2 * TOKEN_BYTES + 15))
         with suppress(SequenceFileError):
             n_read += SequenceReader(path).header().is_possible
-            SequenceReader(path).content()
+            list(SequenceReader(path).content())
     assert n_read > 0

@@ -104,6 +104,7 @@ class ChatPane(QWidget):
         self._last_model = ""
         self._context_full = False
         self._is_answering = False
+        self._is_stopping = False
         self._is_lost = False
         self._is_settling = False
         self._is_reading_files = False
@@ -228,6 +229,7 @@ class ChatPane(QWidget):
         """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:
+            self._is_stopping = False
             self.show_reading(None)
             self._search_again()
         self._refresh()
@@ -349,6 +351,9 @@ class ChatPane(QWidget):
             self.prompt_edit.setPlainText(question)
 
     def _on_stop(self) -> None:
+        # With a large model it may take a minute until the engine looks at the request.
+        self._is_stopping = self._is_answering
+        self._refresh()
         self.prompt_edit.setFocus()
         self.stop_requested.emit()
 
@@ -463,6 +468,7 @@ class ChatPane(QWidget):
         # Nothing can be stopped any more while the cause of a lost engine is looked for, which takes seconds.
         can_stop = answering and not self._is_lost
         self.stop_button.setVisible(can_stop)
+        self.stop_button.setText(tr("Stopping…") if self._is_stopping else tr("Stop"))
         self.send_button.setVisible(not can_stop)
         self.send_button.setEnabled(self._can_send() and self._has_words())
         self.full_banner.setVisible(self._context_full and not answering)

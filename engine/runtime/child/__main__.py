@@ -89,7 +89,8 @@ class ModelChild:
         while True:
             # Tokenising a long text, a batch of a prompt, or one token of a model that is paged in from disk may take
             # longer than the parent's stall timeout (60 s). A load has a heartbeat of its own.
-            with nullcontext() if self._loop is None else WorkHeartbeat(self._loop.tell_reading):
+            loop = self._loop
+            with nullcontext() if loop is None else WorkHeartbeat(loop.tell_reading, may_wait=loop.may_wait):
                 if not self._take(request) or not self._run_loop():
                     return
             request = self._requests.next()

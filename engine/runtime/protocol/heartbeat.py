@@ -73,10 +73,19 @@ class WorkHeartbeat:
 
     While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
     called, and the parent's stall timeout expires. As a context manager it ends the thread when the block is left.
+
+    `may_wait`: returns whether the process may wait for others now, so that `tell` is called without work too.
     """
 
-    def __init__(self, tell: Callable[[], None], *, tick_seconds: float = TICK_SECONDS) -> None:
+    def __init__(
+        self,
+        tell: Callable[[], None],
+        *,
+        tick_seconds: float = TICK_SECONDS,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._tell = tell
+        self._may_wait = may_wait
         self._tick_seconds = tick_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
@@ -101,7 +110,7 @@ class WorkHeartbeat:
             else:
                 before_bytes, sent_bytes = sent_bytes, _network_bytes()
                 works = before_bytes is not None and abs(sent_bytes - before_bytes) >= NETWORK_BYTES
-            if works:
+            if works or self._may_wait():
                 self._tell()
             # Compared tick by tick: counters that creep do not add up to work.
             use = now

@@ -53,7 +53,6 @@ def ask(transition: Transition, request: AnyModelRequest) -> None:
         transition.watch(True)
     transition.change(asked=state.asked + 1, requests=(*state.requests, run))
     transition.send(run.request)
-    _update_timer(transition)
 
 
 def stop(transition: Transition, number: int) -> None:
@@ -62,7 +61,6 @@ def stop(transition: Transition, number: int) -> None:
     if run is not None and not run.stopping and transition.state.child is not None:
         _put(transition, run.stopped(on_cpu=_is_on_cpu(transition)))
         transition.send(Stop(request=number))
-        _update_timer(transition)
 
 
 def stop_all(transition: Transition) -> None:
@@ -78,7 +76,6 @@ def stop_all(transition: Transition) -> None:
     else:
         for run in stoppable:
             transition.send(Stop(request=run.id))
-    _update_timer(transition)
 
 
 def kill(transition: Transition) -> None:
@@ -174,7 +171,6 @@ def _end(transition: Transition, run: RequestRun, ending: RequestEnding) -> None
     if not left:
         transition.watch(False)
     transition.report(ending)
-    _update_timer(transition)
 
 
 def _put(transition: Transition, run: RequestRun) -> None:
@@ -198,21 +194,23 @@ def _is_on_cpu(transition: Transition) -> bool:
 
 
 def _stop_timeout_s(state: State) -> float:
-    """Return the seconds from a stop of all requests until the child is killed."""
+    """Return the seconds until the child is killed, from when all requests are being stopped and it is to end."""
     # When the session is closed the model goes anyway.
     ends_late = not state.closing and any(run.ends_late for run in state.requests)
     return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
 
 
-def _update_timer(transition: Transition) -> None:
-    """Start the stop timer if every request is being stopped, else cancel it. When it expires, the child is killed.
+def update_timer(transition: Transition) -> None:
+    """Start or cancel the stop timer. When it expires, the child is killed.
 
-    While other requests continue, a request that is slow to stop does no harm, and killing the child would end the
-    other requests too. The stall timeout finds a child that hangs.
+    It runs while the child is to end (close, unload, or a load that waits) and all its requests are being stopped. A
+    stop alone never costs the model: a graph node of a large model may take a minute, a load of it a quarter of an
+    hour. The stall timeout finds a child that hangs.
     """
     state = transition.state
     stoppable = _stoppable(state)
-    wanted = bool(stoppable) and all(run.stopping for run in stoppable)
+    must_end = state.closing or state.unload_wanted or state.waiting is not None
+    wanted = must_end and bool(stoppable) and all(run.stopping for run in stoppable)
     if state.child is None or state.child.ending:
         return
     if wanted and state.stop_timer is None:

@@ -49,6 +49,7 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
     transition = Transition(state)
     _take(transition, event)
     _end_waiting(transition)
+    answers.update_timer(transition)
     _settle(transition)
     return transition.state, tuple(transition.effects)
 

@@ -35,7 +35,7 @@ from engine.runtime.session.events import (
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Longest time in seconds from a stop request to the end of a child that does not stop and has to be killed."""
+"""Longest time in seconds in which a child that is to end may stop its requests or its load before it is killed."""
 READING_PATIENCE = 15
 """Factor that lengthens `STOP_TIMEOUT_S` while a prompt is tokenised, or devices other than the CPU compute it.
 

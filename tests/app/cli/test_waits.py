@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from app.cli.follow import IDLE_POLL_S, Follower
+from app.cli.follow import IDLE_POLL_S, Ended, Follower
 from app.cli.talk import LineReader
-from engine.runtime.session.events import Failed
+from engine.runtime.protocol.requests import Generate
+from engine.runtime.session.events import Cancelled, Failed, Loaded, Token
+from engine.runtime.session.session import ModelSession
+from engine.runtime.session.status import Phase
+from tests.support.fake_worker import fake_worker_argv
+from tests.support.orders import make_order
 from tests.support.patience import DEADLINE_S
 
 
@@ -39,3 +45,31 @@ def test_a_chat_that_waits_for_a_line_wakes_for_events_only(ends: tuple[int, int
 @pytest.mark.skipif(os.name == "nt", reason="a wait without limit would hold up signal handlers there")
 def test_no_timer_runs_while_a_person_thinks() -> None:
     assert IDLE_POLL_S is None
+
+
+def test_a_second_interrupt_does_not_wait_for_an_engine_that_is_busy() -> None:
+    follower = Follower()
+    argv = fake_worker_argv("stubborn_generate")
+    follower.session = ModelSession(follower._receive, argv=argv, stop_timeout_s=0.8)
+    with follower.loading(make_order()):
+        assert isinstance(follower.load(None), Loaded)
+        stream = follower.ask(Generate(prompt="x"))
+        stops: list[Phase] = []
+
+        def stop() -> None:
+            stream.stop()
+            stops.append(follower.session.snapshot.phase)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        events = follower.events(stream, stop=stop)
+        assert isinstance(next(events), Token)
+        os.kill(os.getpid(), signal.SIGINT)
+        *_, ending = events
+        assert stops == [Phase.STOPPING]
+        assert isinstance(ending, Failed)
+        assert "did not stop" in ending.message
+        follower.heed()
+        assert follower.interrupted
+        with pytest.raises(Ended) as ended:
+            follower.ask(Generate(prompt="x"))
+        assert isinstance(ended.value.ending, Cancelled)

@@ -355,6 +355,17 @@ def test_escape_stops_an_answer(qtbot: QtBot, pane: ChatPane) -> None:
     assert bubble.edit_box is None
 
 
+def test_a_stop_is_shown_until_the_answer_has_ended(pane: ChatPane) -> None:
+    ask(pane, "why?")
+    assert pane.stop_button.text() == "Stop"
+    pane.stop_button.click()
+    pane.set_answering(True)
+    assert pane.stop_button.text() == "Stopping…"
+    pane.set_answering(False)
+    ask(pane, "why?")
+    assert pane.stop_button.text() == "Stop"
+
+
 def test_stop_goes_as_soon_as_the_engine_is_lost(pane: ChatPane) -> None:
     ask(pane, "why?")
     assert pane.stop_button.isVisible()

@@ -61,8 +61,8 @@ class _Share(NamedTuple):
 class DecodeLoop:
     """Computes all requests to one loaded context in common batches.
 
-    The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` may be
-    called in another thread.
+    The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` and
+    `may_wait` may be called in another thread.
     `stop`: flag that the thread which reads requests sets if a request must stop.
     `send`: sends messages in their order.
     """
@@ -130,6 +130,13 @@ class DecodeLoop:
         if running or taken is None:
             return [task.reading for task in running[:1]]
         return [Reading(request=taken, read_tokens=0, prompt_tokens=0)]
+
+    def may_wait(self) -> bool:
+        """Return whether RPC workers may be computing a batch, so that silence is no stall.
+
+        May be called in any thread.
+        """
+        return self._loaded.may_wait()
 
     def lose_memory(self) -> None:
         """Empty all slots, because other code is going to use the context's KV cache."""

@@ -31,9 +31,16 @@ VERSIONS = (1, 2)
 MAX_HEADER_BYTES = 1 << 16
 TOKEN_BYTES = 4
 PIECE_BYTES = 16 << 20
-"""Number of bytes after which a save reports progress. They are on the disk by then, even a slow one, within seconds.
+"""Number of bytes after which a save reports progress, and restoring may be stopped.
+
+Even a slow disk writes or reads them within seconds.
 """
 _PREFIX = struct.Struct("<4sII")
+
+SequenceContent = tuple[list[int], bytearray, list[tuple[int, bytearray]]]
+"""Content of a saved KV state: the tokens, the state of the sequence, and the checkpoints, each as (number of tokens,
+state).
+"""
 
 
 class SequenceFileError(Exception):
@@ -168,8 +175,8 @@ class SequenceReader:
                 raise self._damaged("its length does not match its header")
         return header
 
-    def content(self) -> tuple[list[int], bytearray, list[tuple[int, bytearray]]]:
-        """Return the tokens, the state of the sequence, and the checkpoints, each as (number of tokens, state).
+    def content(self) -> Iterator[SequenceContent | None]:
+        """Read and check the content. Yield None after each piece of `PIECE_BYTES`, then the content.
 
         Call `header` first.
 
@@ -179,15 +186,20 @@ class SequenceReader:
         with self._open() as file:
             header, _ = self._read_header(file)
             token_bytes = file.read(header.tokens * TOKEN_BYTES)
-            state = _read(file, header.state_bytes)
-            checkpoints = [_read(file, each.size_bytes) for each in header.checkpoints]
+            digest = hashlib.sha256(token_bytes)
+            n_bytes = len(token_bytes)
+            states = [bytearray(header.state_bytes), *(bytearray(each.size_bytes) for each in header.checkpoints)]
+            for piece in _pieces(states):
+                n_bytes += file.readinto(piece)
+                digest.update(piece)
+                yield None
         # The header was read again: the file may have been replaced since `header`.
-        if len(token_bytes) + len(state) + sum(map(len, checkpoints)) != header.content_bytes:
+        if n_bytes != header.content_bytes:
             raise self._damaged("it ends too early")
-        if _digest(token_bytes, [state, *checkpoints]) != header.digest:
+        if digest.hexdigest() != header.digest:
             raise self._damaged("its checksum is wrong")
         places = [each.tokens for each in header.checkpoints]
-        return _tokens(token_bytes), state, list(zip(places, checkpoints, strict=True))
+        yield _tokens(token_bytes), states[0], list(zip(places, states[1:], strict=True))
 
     def _open(self) -> BufferedReader:
         try:
@@ -236,13 +248,6 @@ def _pieces(states: Sequence[bytearray | memoryview]) -> Iterator[memoryview]:
         whole = memoryview(state)
         for begin in range(0, len(whole), PIECE_BYTES):
             yield whole[begin : begin + PIECE_BYTES]
-
-
-def _read(file: BufferedReader, size_bytes: int) -> bytearray:
-    """Return the next bytes of a file; fewer than `size_bytes` at its end. The bytes are in memory only once."""
-    data = bytearray(size_bytes)
-    del data[file.readinto(data) :]
-    return data
 
 
 def _token_bytes(tokens: list[int]) -> bytes:

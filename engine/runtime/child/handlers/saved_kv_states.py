@@ -42,6 +42,8 @@ With them a restored conversation can continue, answer the last question again, 
 """
 WAIT_S = 0.05
 """Seconds for which `run_part` waits for the writing thread if no other request is running."""
+PART_S = 0.5
+"""Seconds of a part of restoring. Then answers continue, and a stop is handled: 10 GB of a hard disk take a minute."""
 SILENT_S = 10.0
 """Longest time in seconds without progress (`PIECE_BYTES`), after which a save fails.
 
@@ -176,7 +178,7 @@ def _failure_of(error: SequenceFileError) -> RequestError:
 
 
 class RestoreTask(StandaloneTask):
-    """Task that reads a saved KV state into one slot, between two batches."""
+    """Task that reads a saved KV state into one slot, in parts of `PART_S` between two batches."""
 
     n_slots = 1
 
@@ -185,15 +187,19 @@ class RestoreTask(StandaloneTask):
     ) -> None:
         super().__init__(request.id)
         self._loaded = loaded
-        self._reader = reader
+        self._reading = reader.content()
         self._images = images
         self._name = Path(request.path).name
 
-    def run_part(self, slots: Slots) -> SequenceRestored:
+    def run_part(self, slots: Slots) -> SequenceRestored | None:
+        until_s = time.monotonic() + PART_S
         try:
-            tokens, state, checkpoints = self._reader.content()
+            while (content := next(self._reading)) is None:
+                if time.monotonic() >= until_s:
+                    return None
         except SequenceFileError as error:
             raise _failure_of(error) from None
+        tokens, state, checkpoints = content
         size = self._loaded.vocabulary_size
         if not all(-len(self._images) <= token < size for token in tokens):
             raise failure("model_file", f"{self._name} is damaged: it contains tokens that the model does not have.")

@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,6 +31,12 @@ DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
 POOLING_NONE, POOLING_RANK = 0, 4
+REMOTE_PATIENCE = 10
+"""Factor by which a batch of RPC workers may take longer than the longest batch before, until it counts as stalled.
+
+It is generous, because batches grow from 1 token to a full micro batch, with the context, and with other users of a
+worker. A worker that is lost is found that much later.
+"""
 
 
 @dataclass(slots=True)
@@ -69,6 +76,10 @@ class LoadedContext:
     """Number of rows of hidden states in the output buffer, which MTP heads read; 0 if the model has no such heads."""
     limit: NodeLimit | None = None
     """Time limit of each operation of a computation; None for no limit."""
+    longest_s: float = 0.0
+    """Time in seconds of the longest computation so far."""
+    computing_since_s: float | None = None
+    """When the running computation began, in seconds of `time.monotonic`; None if none runs."""
     _special_tokens: SpecialTokens | None = None
 
     @property
@@ -187,13 +198,26 @@ class LoadedContext:
 
     def compute(self, batch: Any) -> int:
         """Decode a `llama_batch`, wait for the result, and return the status of llama_decode."""
+        self.computing_since_s = begun_s = time.monotonic()
         with self.limit or nullcontext():
             status = int(self.engine.low.llama_decode(self.context, batch))
             if status == DECODED:
                 # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too
                 # early.
                 self.engine.low.llama_synchronize(self.context)
+        self.computing_since_s = None
+        self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
         return status
+
+    def may_wait(self) -> bool:
+        """Return whether this process may wait for RPC workers that compute a batch. May be called in any thread.
+
+        Meanwhile it uses neither the processor nor the network, as if a worker were lost.
+        """
+        since_s = self.computing_since_s
+        if not self.devices.remote or since_s is None:
+            return False
+        return time.monotonic() - since_s < REMOTE_PATIENCE * self.longest_s
 
     def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
         """Limit the time of each graph operation in later computations. `stop`: flag that stops computations of this

@@ -314,7 +314,7 @@ HEADER = SequenceHeader(
 )
 
 
-def test_a_state_is_written_in_pieces_which_show_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_written_and_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_kv_state, "PIECE_BYTES", 4)
     states = [memoryview(bytes(range(10))), memoryview(b"later")]
     told: list[None] = []
@@ -327,7 +327,25 @@ def test_a_state_is_written_in_pieces_which_show_progress(tmp_path: Path, monkey
     assert len(told) == 10
     reader = SequenceReader(tmp_path / "s")
     assert reader.header().tokens == 3
-    assert reader.content() == ([1, 2, 3], bytearray(states[0]), [(2, bytearray(states[1]))])
+    *pieces, content = reader.content()
+    assert pieces == [None] * 5
+    assert content == ([1, 2, 3], bytearray(states[0]), [(2, bytearray(states[1]))])
+
+
+def test_restoring_is_done_in_parts_between_which_it_may_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_kv_state, "PIECE_BYTES", 4)
+    monkeypatch.setattr(saved_kv_states, "PART_S", 0.0)
+    states = [memoryview(bytes(range(10))), memoryview(b"later")]
+    write_sequence(tmp_path / "s", [1, 2, 3], states, lambda digest: msgspec.structs.replace(HEADER, digest=digest))
+    loaded = cast("LoadedContext", SimpleNamespace(vocabulary_size=0))
+    request = RestoreSequence(id=1, path=str(tmp_path / "s"))
+    task = saved_kv_states.RestoreTask(loaded, request, SequenceReader(tmp_path / "s"), ())
+    slots = cast("Slots", None)
+    assert [task.run_part(slots) for _ in range(5)] == [None] * 5
+    with pytest.raises(RequestError, match="tokens that the model does not have"):
+        task.run_part(slots)
 
 
 def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

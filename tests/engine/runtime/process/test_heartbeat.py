@@ -85,6 +85,15 @@ def test_no_ticks_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ticks == []
 
 
+def test_ticks_come_without_work_while_others_may_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An RPC worker sends nothing while it computes a batch."""
+    monkeypatch.setattr(heartbeat, "current_use", lambda **_: BEFORE)
+    monkeypatch.setattr(heartbeat, "_network_bytes", lambda: 0)
+    ticks: queue.SimpleQueue[None] = queue.SimpleQueue()
+    with WorkHeartbeat(lambda: ticks.put(None), tick_seconds=0.01, may_wait=lambda: True):
+        ticks.get(timeout=DEADLINE_S)
+
+
 def test_connections_are_looked_at_only_where_nothing_else_shows_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look walks all descriptors, and an answer uses the processor anyway."""
     cpu_s, n_bytes, looks = iter(range(1000)), iter(range(0, 1 << 30, NETWORK_BYTES)), queue.SimpleQueue[str]()

@@ -229,6 +229,23 @@ TOKENISING = Reading(request=0, read_tokens=0, prompt_tokens=0)
 BEGUN = Piece(request=0, text="the answer has begun")
 
 
+def test_a_stop_alone_never_costs_the_model() -> None:
+    """One graph node of a large model may take a minute, and a load of it a quarter of an hour."""
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")))
+    child = story.state.child.id  # type: ignore[union-attr]
+    assert story.put(inputs.StopRequest(0)) == (effects.Send(child, Stop(request=0)),)
+    assert story.snapshot.phase is Phase.STOPPING
+    story.put(inputs.Load(make_order()))
+    timer = story.done[-1]
+    assert isinstance(timer, effects.SetTimer)
+    # The load is cancelled: nothing asks for the end of the model any more.
+    assert effects.CancelTimer(timer.timer) in story.put(inputs.StopAll())
+    assert story.put(inputs.TimerExpired(timer.timer)) == ()
+    story.said(generated(0))
+    assert story.snapshot.is_ready
+
+
 @pytest.mark.parametrize(("on_card", "heard", "timeout_s"), [
     (False, TOKENISED, 2.0), (False, BEGUN, 2.0), (True, BEGUN, 2.0), (True, TOKENISED, 30.0),
     (False, None, 30.0), (False, TOKENISING, 30.0), (True, None, 30.0),
@@ -236,16 +253,13 @@ BEGUN = Piece(request=0, text="the answer has begun")
 def test_what_cannot_be_interrupted_has_longer_to_stop(
     *, on_card: bool, heard: AnyMessage | None, timeout_s: float
 ) -> None:
-    """A card computes the batch to its end, and a prompt is tokenised in one native call.
-
-    A model that is killed for that has to be loaded again.
-    """
+    """A card computes the batch to its end, and a prompt is tokenised in one native call."""
     card = replace(worker_device("CUDA0", ""), backend="CUDA", endpoint=None)
     story = Story().loaded(make_order([card] if on_card else ()))
     story.put(inputs.Ask(Generate(prompt="a")))
     if heard is not None:
         story.said(heard)
-    story.put(inputs.StopRequest(0))
+    story.put(inputs.StopRequest(0), inputs.Unload())
     timer = story.done[-1]
     assert isinstance(timer, effects.SetTimer)
     assert timer.timeout_s == timeout_s
@@ -267,6 +281,7 @@ def test_a_request_that_does_not_stop_costs_no_other_one() -> None:
     story.put(inputs.Ask(Generate(prompt="a")), inputs.Ask(Generate(prompt="b")))
     assert story.put(inputs.StopRequest(0)) == (effects.Send(story.state.child.id, Stop(request=0)),)  # type: ignore[union-attr]
     story.said(generated(1))
+    story.put(inputs.Unload())
     assert isinstance(story.done[-1], effects.SetTimer)
     story.put(inputs.TimerExpired(story.done[-1].timer))
     assert isinstance(story.done[-1], effects.KillChild)

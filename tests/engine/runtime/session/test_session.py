@@ -97,14 +97,14 @@ def test_a_stream_ends_whatever_becomes_of_the_child(mode: str, ending: type[Cra
 
 
 def test_a_stream_is_stopped_by_itself() -> None:
-    with fake("stubborn_generate", stop_timeout_s=1.0) as log:
+    with fake("endless") as log:
         log.session.load(make_order())
         log.wait_for_endings(1)
         stream = log.session.stream(Generate(prompt="Hello"))
         stream.stop()
         *_, ending = stream
-        assert isinstance(ending, Failed)
-        assert "did not stop" in ending.message
+        assert isinstance(ending, Done)
+        assert ending.stop_reason == "stopped"
 
 
 def test_progress_begins_before_the_child_and_never_goes_back() -> None:
@@ -389,8 +389,24 @@ def test_requests_end_one_by_one_as_they_are_stopped() -> None:
 
 
 @pytest.mark.parametrize("mode", ["deaf_generate", "deaf_flood", "stubborn_generate"])
-def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
+def test_a_generation_that_does_not_stop_is_killed_by_an_unload(mode: str) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
+        log.session.load(make_order())
+        log.wait_for_endings(1)
+        log.session.ask(Generate(prompt="x"))
+        log.wait_for_event(Token)
+        log.session.stop()
+        log.session.unload()
+        ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, Failed)
+        assert ending.kind == "stalled"
+        assert "did not stop" in ending.message
+        assert not log.session.snapshot.is_ready
+        assert psutil.Process().children() == []
+
+
+def test_a_child_that_is_silent_after_a_stop_is_left_to_the_stall_timeout() -> None:
+    with fake("stubborn_generate", stop_timeout_s=0.1, stall_timeout_s=1.0) as log:
         log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
@@ -399,8 +415,7 @@ def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
         ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Failed)
         assert ending.kind == "stalled"
-        assert not log.session.snapshot.is_ready
-        assert psutil.Process().children() == []
+        assert "no progress for 1 s" in ending.message
 
 
 def test_memory_that_runs_out_while_generating_keeps_the_text_and_names_device_and_stage() -> None:

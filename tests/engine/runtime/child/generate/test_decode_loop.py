@@ -14,7 +14,7 @@ from engine.runtime.child.generate.decode_loop import DecodeLoop
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import StandaloneTask
 from engine.runtime.child.handlers.generate import Generation
-from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.load.loaded_context import ABORTED, LoadedContext
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Failure, FinalMessage, Message, Reading, Tokenised
 from engine.runtime.protocol.requests import Tokenise
@@ -122,3 +122,35 @@ def test_no_state_is_copied_if_host_memory_became_short(
 
     monkeypatch.setattr(checkpoints.CheckpointTaker, "take", allocate)
     assert slots.copy_state(slots.all[0]) is None
+
+
+@pytest.mark.parametrize(("remote", "longest_s", "since_s", "may_wait"), [
+    ({"RPC0"}, 20.0, 199.0, True),
+    ({"RPC0"}, 20.0, 201.0, False),
+    ({"RPC0"}, 20.0, None, False),
+    (set(), 20.0, 199.0, False),
+])  # fmt: skip
+def test_workers_may_take_several_times_as_long_as_for_the_longest_batch(
+    remote: set[str], longest_s: float, since_s: float | None, may_wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.runtime.child.load.loaded_context.time.monotonic", lambda: 1000.0)
+    devices = SimpleNamespace(remote=frozenset(remote))
+    begun_s = None if since_s is None else 1000.0 - since_s
+    loaded = SimpleNamespace(devices=devices, longest_s=longest_s, computing_since_s=begun_s)
+    assert LoadedContext.may_wait(cast("LoadedContext", loaded)) is may_wait
+
+
+def test_the_longest_computation_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 3.0, 3.0, 5.0])
+    monkeypatch.setattr("engine.runtime.child.load.loaded_context.time.monotonic", lambda: next(clock))
+    context: Any = SimpleNamespace(context=0, limit=None, longest_s=0.0)
+    begun: list[float | None] = []
+
+    def decode(*_: object) -> int:
+        begun.append(context.computing_since_s)
+        return ABORTED
+
+    context.engine = SimpleNamespace(low=SimpleNamespace(llama_decode=decode))
+    for _ in range(2):
+        assert LoadedContext.compute(context, None) == ABORTED
+    assert (begun, context.computing_since_s, context.longest_s) == ([0.0, 3.0], None, 3.0)

@@ -30,6 +30,7 @@ from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.base.cancellation import CancelToken
+from engine.base.engine_build import own_version
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
@@ -71,7 +72,7 @@ def run_serve(options: Namespace) -> int:
     log = ServeLog(as_json=options.json)
     # Cancelled by an interrupt, and when the server's thread ends.
     ended = CancelToken()
-    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.cancel)
+    server = ApiServer(address, access, pool, version=own_version(), journal=Journal(log.request), on_end=ended.cancel)
 
     with on_interrupt(ended.cancel):
         try:
@@ -98,16 +99,6 @@ def run_serve(options: Namespace) -> int:
 def _first(*values: float | None) -> float:
     """Return the first value that is not None. The last value must be a number."""
     return next(value for value in values if value is not None)
-
-
-def _version() -> str:
-    """Return the version of Layerdeck; empty in a source tree that was never installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("layerdeck")
-    except PackageNotFoundError:
-        return ""
 
 
 def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:

@@ -11,12 +11,11 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from math import inf
 
 import msgspec
 
-from engine.base.engine_build import engine_version
+from engine.base.engine_build import engine_version, own_version
 from engine.base.errors import CancelledError
 from engine.base.language import tr
 from engine.base.processor import own_processor
@@ -434,11 +433,3 @@ def machine_of(rig: Rig) -> Machine:
         rig.host.total_bytes,
         devices,
     )
-
-
-def own_version() -> str:
-    """Return the version of Layerdeck; empty if the package is not installed."""
-    try:
-        return version("layerdeck")
-    except PackageNotFoundError:
-        return ""

@@ -23,7 +23,7 @@ from app.paths import library_path
 from app.serving.address import is_loopback
 from engine.api.server.journal import Journal
 from engine.api.server.offers import entries_of_library, entry_of_file
-from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool
+from engine.api.server.pool import ModelPool
 from engine.api.server.pool_parts import PoolParts
 from engine.api.server.preferences import Preferences, with_preferences
 from engine.api.server.server import ApiServer
@@ -65,7 +65,7 @@ def run_serve(options: Namespace) -> int:
             holders=memory_holders,
             learn=learn_need,
         ),
-        keep_alive_s=_first(keep_alive_s, preferences.keep_alive_s, DEFAULT_KEEP_ALIVE_S),
+        keep_alive_s=preferences.keep_alive_s if keep_alive_s is None else keep_alive_s,
         pinned_s=UNTIL_UNLOADED_S if keep_alive_s is None else keep_alive_s,
         pinned=[entry.id for entry in entries],
     )
@@ -94,11 +94,6 @@ def run_serve(options: Namespace) -> int:
             server.stop()
             log.close()
     return exit_codes.OK
-
-
-def _first(*values: float | None) -> float:
-    """Return the first value that is not None. The last value must be a number."""
-    return next(value for value in values if value is not None)
 
 
 def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:

@@ -101,7 +101,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
         raise failure("argument", f"There is no device {request.device} to serve; choose one of {names}.")
     port = request.port or _free_port(request.host)
     _check_address(request.host, port)
-    _keep_weights(request)
+    _keep_weights(request, port)
     # Before the server's thread starts: it inherits the binding, and so do the threads that compute.
     is_memory_bound = _bind(request)
     ended = threading.Event()
@@ -150,7 +150,7 @@ def _run(engine: Bindings, request: Serve, port: int, device: int, ended: thread
     ended.set()
 
 
-def _keep_weights(request: Serve) -> None:
+def _keep_weights(request: Serve, port: int) -> None:
     """Start a thread that checks the folder of cached weights and keeps it within its quota."""
     if request.kept_weights is None:
         return
@@ -163,11 +163,17 @@ def _keep_weights(request: Serve) -> None:
     def look() -> None:
         while True:
             time.sleep(LOOK_S)
-            keeper.look()
+            keeper.look(_client(port))
 
     threading.stack_size(KEEPER_STACK_BYTES)
     threading.Thread(target=look, name="kept-weights", daemon=True).start()
     threading.stack_size(0)
+
+
+def _client(port: int) -> str:
+    """Return the inodes of the server's connections: another text for each client. Empty without one, or if unknown."""
+    # Connections that the server has not accepted yet have no descriptor.
+    return ",".join(sorted(_inodes(port, CONNECTED) & own_sockets().keys())) if TABLE.exists() else ""
 
 
 def _free_port(host: str) -> int:
@@ -220,8 +226,11 @@ def is_listening(host: str, port: int) -> bool:
 
 def _inodes(port: int, state: str) -> set[str]:
     """Return the inodes of this machine's TCP sockets with local port `port`. `state`: `LISTENING` or `CONNECTED`."""
-    rows = [line.split() for line in TABLE.read_text(encoding="ascii").splitlines()[1:]]
-    return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
+    # Line by line: the table may have thousands of rows, and the memory of a capped worker is limited.
+    with TABLE.open(encoding="ascii") as lines:
+        next(lines)
+        rows = (line.split() for line in lines)
+        return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
 
 
 def _guard(port: int, client_port: int) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.base.units import MIB
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child import rpc_server
 from engine.runtime.child.rpc_server import is_listening
 from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadedModel, Probed, Serving
 from engine.runtime.protocol.requests import Load, Probe, Serve
@@ -89,3 +90,18 @@ def test_a_server_ends_with_its_parent_even_while_a_client_is_connected() -> Non
         with socket.create_connection(("127.0.0.1", served.port), timeout=10):
             child.process.stdin.close()
             assert child.ended() == 0
+
+
+@pytest.mark.skipif(not rpc_server.TABLE.exists(), reason="only Linux lists its sockets")
+def test_each_client_is_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+        seen = [rpc_server._client(port)]
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port)):
+                connection, _ = listener.accept()
+                with connection:
+                    seen.append(rpc_server._client(port))
+        assert rpc_server._client(port) == ""
+    assert seen[0] == ""
+    assert len(set(seen)) == 3

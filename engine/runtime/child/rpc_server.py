@@ -20,6 +20,7 @@ from pathlib import Path
 from engine.base.errors import EngineError
 from engine.base.kept_weights import LOOK_S, WeightKeeper
 from engine.base.numa import bind_to_node, read_nodes
+from engine.base.units import GIB
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID
 from engine.runtime.child.native.failures import failure
@@ -75,11 +76,18 @@ SLACK_BYTES = 8 << 20
 Measured: 3.4 MiB with a model of 252 MiB.
 """
 RECEIVE_SHARE = 64
-"""The memory cap divided by this number is added to the cap, for the server's receive buffer.
+"""The memory cap divided by this number is added to a small cap, for the server's receive buffer.
 
-The buffer holds a tensor while the server copies it to the device. The largest tensors of a model may need more. Then a
-plan that uses the whole cap fails.
+The buffer holds a whole tensor while the server copies it to the device. The largest tensors of a model may need more.
+Then a plan that uses the whole cap fails.
 """
+LARGE_CAP_BYTES = 8 * GIB
+"""A quarter of what a cap has above this size is added, up to `LARGEST_RECEIVE_BYTES`, if that is more.
+
+Models of hundreds of GB have such workers, and large tensors. Caps of lab rigs are smaller; they stay tight.
+"""
+LARGEST_RECEIVE_BYTES = 4 * GIB
+"""Room for the experts of a layer in one tensor: DeepSeek with 671B has 3.72 GiB as Q8_0, 1.97 GiB as Q4_K."""
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
 KEEPER_STACK_BYTES = 256 << 10
@@ -259,4 +267,5 @@ def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
     stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if stack_bytes == resource.RLIM_INFINITY:
         stack_bytes = DEFAULT_STACK_BYTES
-    return SLACK_BYTES + cap_bytes // RECEIVE_SHARE + (n_threads - 1) * stack_bytes
+    large_bytes = min(LARGEST_RECEIVE_BYTES, (cap_bytes - LARGE_CAP_BYTES) // 4)
+    return SLACK_BYTES + max(cap_bytes // RECEIVE_SHARE, large_bytes) + (n_threads - 1) * stack_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.units import MIB
+from engine.base.units import GIB, MIB
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child import rpc_server
 from engine.runtime.child.rpc_server import is_listening
@@ -105,3 +105,15 @@ def test_each_client_is_told_apart() -> None:
         assert rpc_server._client(port) == ""
     assert seen[0] == ""
     assert len(set(seen)) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts all private memory in RLIMIT_DATA")
+@pytest.mark.parametrize(("cap", "tensor"), [(16, 1.97), (24, 3.72), (32, 3.72), (48, 3.72), (96, 3.72), (512, 3.72)])
+def test_a_large_cap_has_room_to_receive_experts_of_hundreds_of_gb(cap: int, tensor: float) -> None:
+    assert rpc_server._slack_bytes(cap * GIB, 1) > tensor * GIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts all private memory in RLIMIT_DATA")
+def test_a_small_cap_stays_tight() -> None:
+    for cap_bytes in (MIB, GIB, 8 * GIB):
+        assert rpc_server._slack_bytes(cap_bytes, 1) <= cap_bytes // 64 + 8 * MIB

@@ -17,6 +17,7 @@ from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import QApplication, QLabel, QPlainTextEdit, QWidget
 from shiboken6 import isValid
 
+from engine.base.engine_build import own_version
 from engine.base.language import tr
 from widgets.common.dialog import Dialog
 
@@ -32,13 +33,8 @@ def scrub(text: str, home: Path | None = None) -> str:
 
 def versions() -> str:
     """Return the versions of Layerdeck, Python, PySide6 and the system, in one line."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        own = version("layerdeck")
-    except PackageNotFoundError:
-        own = "not installed"
-    return f"Layerdeck {own}, Python {platform.python_version()}, PySide6 {PySide6.__version__}, {platform.platform()}"
+    python = platform.python_version()
+    return f"Layerdeck {own_version()}, Python {python}, PySide6 {PySide6.__version__}, {platform.platform()}"
 
 
 def describe_bug(error: BaseException) -> str:

@@ -108,7 +108,7 @@ class _ProgressLine:
 
     def __call__(self, progress: BenchProgress) -> None:
         if sys.stderr.isatty():
-            say(f"{progress.words} ({progress.done} of {progress.total})", end="", over=True)
+            say(f"{progress.words} ({progress.done} of {progress.total}{progress.left_words})", end="", over=True)
 
 
 def _keep(learnt: SpeedBook, before: SpeedBook) -> None:

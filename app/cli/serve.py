@@ -23,13 +23,14 @@ from app.paths import library_path
 from app.serving.address import is_loopback
 from engine.api.server.journal import Journal
 from engine.api.server.offers import entries_of_library, entry_of_file
-from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool
+from engine.api.server.pool import ModelPool
 from engine.api.server.pool_parts import PoolParts
 from engine.api.server.preferences import Preferences, with_preferences
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.base.cancellation import CancelToken
+from engine.base.engine_build import own_version
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
@@ -64,14 +65,14 @@ def run_serve(options: Namespace) -> int:
             holders=memory_holders,
             learn=learn_need,
         ),
-        keep_alive_s=_first(keep_alive_s, preferences.keep_alive_s, DEFAULT_KEEP_ALIVE_S),
+        keep_alive_s=preferences.keep_alive_s if keep_alive_s is None else keep_alive_s,
         pinned_s=UNTIL_UNLOADED_S if keep_alive_s is None else keep_alive_s,
         pinned=[entry.id for entry in entries],
     )
     log = ServeLog(as_json=options.json)
     # Cancelled by an interrupt, and when the server's thread ends.
     ended = CancelToken()
-    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.cancel)
+    server = ApiServer(address, access, pool, version=own_version(), journal=Journal(log.request), on_end=ended.cancel)
 
     with on_interrupt(ended.cancel):
         try:
@@ -93,21 +94,6 @@ def run_serve(options: Namespace) -> int:
             server.stop()
             log.close()
     return exit_codes.OK
-
-
-def _first(*values: float | None) -> float:
-    """Return the first value that is not None. The last value must be a number."""
-    return next(value for value in values if value is not None)
-
-
-def _version() -> str:
-    """Return the version of Layerdeck; empty in a source tree that was never installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("layerdeck")
-    except PackageNotFoundError:
-        return ""
 
 
 def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:

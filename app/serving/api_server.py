@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.paths import APPLICATION, api_key_path, make_folder
+from app.paths import api_key_path, make_folder
 from app.serving.address import address_fault, is_loopback, listen_fault, own_names, reached_url
 from app.serving.key_file import read_keys, replace_keys, unusable
 from app.settings import Settings
+from engine.base.engine_build import own_version
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
 
@@ -330,8 +331,6 @@ def _keys(path: Path, *, fresh: bool) -> tuple[str, ...]:
 
 
 def _make_server(host: str, port: int, keys: tuple[str, ...], parts: _Parts) -> ApiServer:
-    from importlib.metadata import version
-
     from engine.api.server.guard import Access, key_digest
     from engine.api.server.pool import ModelPool
     from engine.api.server.pool_parts import PoolParts
@@ -344,4 +343,4 @@ def _make_server(host: str, port: int, keys: tuple[str, ...], parts: _Parts) -> 
             parts.offers.entries, rig=served.rig, plan=served.plan, load=served.load, keep_alive=served.keep_alive
         )
     )
-    return ApiServer(Address(host, port), access, pool, version=version(APPLICATION), journal=parts.journal)
+    return ApiServer(Address(host, port), access, pool, version=own_version(), journal=parts.journal)

@@ -12,7 +12,7 @@ from pathlib import Path
 from app.library.catalogue import LibraryCatalogue
 from app.paths import serve_settings_path
 from engine.api.server.offers import entries_of_library
-from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S
+from engine.api.server.pool import default_keep_alive_s
 from engine.api.server.preferences import Preferences, read_preferences, with_preferences
 from engine.api.wire.names import ModelEntry
 from engine.base.cancellation import CancelToken
@@ -85,10 +85,13 @@ class Offers:
         own = (_joined(entry, listed.get(entry.path)) for entry in opened)
         return with_preferences((*own, *others), self._preferences)
 
-    def keep_alive_s(self, entry: ModelEntry) -> float:
-        """Return the idle time in seconds after which the model of `entry`, loaded for a request, is unloaded."""
+    def keep_alive_s(self, entry: ModelEntry, load_s: float = 0.0) -> float:
+        """Return the idle time in seconds after which the model of `entry`, loaded for a request, is unloaded.
+
+        `load_s`: seconds that its load took, on which the default depends.
+        """
         kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
-        return next((seconds for seconds in kept if seconds is not None), DEFAULT_KEEP_ALIVE_S)
+        return next((seconds for seconds in kept if seconds is not None), default_keep_alive_s(load_s))
 
     def _scan(self) -> None:
         catalogue = self._catalogue

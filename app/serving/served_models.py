@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
@@ -150,6 +151,8 @@ class ServedModels(QObject):
         """
         self._begun: OpenModel | None = None
         """The model that the loader loads for the present request; None before the load was passed to the loader."""
+        self._begun_s = 0.0
+        """Time by the monotonic clock at which that load began."""
         self._ending_before: LoadEnding | None = None
         """How the previous load of the requested model has ended, to tell it from the end of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
@@ -461,6 +464,7 @@ class ServedModels(QObject):
                 tr("Unloaded {name}: a program asked for the model {wanted}", name=victim.name, wanted=plan.model.name)
             )
         self._planned, self._begun, self._ending_before = None, model, model.loading.snapshot.ending
+        self._begun_s = time.monotonic()
         if model.is_of_program:
             model.keep_alive(self._offers.keep_alive_s(wanted.entry))
         self._loader.load_unasked(model, plan)
@@ -472,6 +476,7 @@ class ServedModels(QObject):
         if model is None:
             return
         if model.loading.phase in _LOADED:
+            self._keep_for_load_time(model)
             self._finish(None)
         elif model.loading.phase is Phase.STOPPED and self._loader.memory_return.waiting is not model:
             ending = model.loading.snapshot.ending
@@ -479,6 +484,14 @@ class ServedModels(QObject):
                 self._finish(error_of(ending))
             else:
                 self._finish(ApiError(503, "The load was cancelled in the window.", code="cancelled"))
+
+    def _keep_for_load_time(self, model: OpenModel) -> None:
+        """Keep a model that took long to load for as long a time, if nobody has chosen another idle time."""
+        assert self._wanted is not None
+        entry = self._wanted.entry
+        # During the load a person may have chosen one in the window.
+        if model.is_of_program and model.keep_alive_s == self._offers.keep_alive_s(entry):
+            model.keep_alive(self._offers.keep_alive_s(entry, time.monotonic() - self._begun_s))
 
     def _refuse(self, wanted: _Wanted, error: EngineError) -> None:
         if wanted is self._preparing:

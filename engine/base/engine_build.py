@@ -1,9 +1,20 @@
-"""The version of the installed engine (llama-cpp-python), and a digest that differs between builds of one version."""
+"""The versions of Layerdeck and of the installed engine (llama-cpp-python), and a digest of the engine's build."""
 
 from __future__ import annotations
 
 import hashlib
 from functools import cache
+
+
+@cache
+def own_version() -> str:
+    """Return the version of the installed package `layerdeck`; "not installed" if there is none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("layerdeck")
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def engine_version() -> str:

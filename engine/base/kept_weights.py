@@ -4,7 +4,8 @@ llama.cpp's RPC server writes one file for each tensor of more than 10 MiB, name
 checks the hash again when it reads a file. So this module records which files are complete: a file is complete if its
 size was equal in two scans, it was synced to disk, and the disk was not full meanwhile. The list of complete files is
 stored in the folder. All other files are removed before the worker starts. If the folder exceeds its quota, the least
-recently used files are removed.
+recently used files are removed, but last those that the present client has used or stored: a load asks for each tensor
+once, in the same order each time, so that with a quota below its size it would remove every file before its next use.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -36,12 +39,14 @@ _MAX_LIST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """The file of a cached tensor. `used_s`: time of the last write or, if the file system records it, of the last
-    read.
+    """The file of a cached tensor.
+
+    `written_s`: time of the last write. `used_s`: the same or, if the file system records it, time of the last read.
     """
 
     path: Path
     size_bytes: int
+    written_s: float
     used_s: float
 
 
@@ -76,14 +81,19 @@ class WeightKeeper:
     """Limits one worker's cache folder to a quota, and records which files are complete.
 
     Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.
-    `reserve_bytes`: free space to leave on the disk.
+    `reserve_bytes`: free space to leave on the disk. `clock`: returns seconds, as the times of files.
     """
 
     folder: Path
     quota_bytes: int
     reserve_bytes: int = RESERVE_BYTES
+    clock: Callable[[], float] = time.time
     _whole: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
+    _client: str = ""
+    _client_since_s: float = inf
+    """Time at which the present or last client was connected at the earliest; infinite before the first client."""
+    _looked_s: float = 0.0
 
     def begin(self) -> None:
         """Remove the files that are not recorded as complete. Call it before the worker starts.
@@ -106,9 +116,15 @@ class WeightKeeper:
                 _remove(file.path)
         self._trim()
         self._write_list()
+        self._looked_s = self.clock()
+        _record_next_reads(self.folder)
 
-    def look(self) -> None:
-        """Scan the folder: record the files that have become complete, and remove files beyond the quota."""
+    def look(self, client: str = "") -> None:
+        """Scan the folder: record the files that have become complete, and remove files beyond the quota.
+
+        `client`: another text for each connection of a client; empty if none is connected, or if that is unknown.
+        """
+        self._note_client(client)
         sizes = {file.path.name: file.size_bytes for file in _files(self.folder)}
         whole = {name: size for name, size in self._whole.items() if sizes.get(name) == size}
         if not self._has_room():
@@ -124,12 +140,21 @@ class WeightKeeper:
         if self._trim() or changed:
             self._write_list()
 
+    def _note_client(self, client: str) -> None:
+        if client != self._client:
+            if client:
+                # It was not connected at the last look.
+                self._client_since_s = self._looked_s
+            self._client = client
+            _record_next_reads(self.folder)
+        self._looked_s = self.clock()
+
     def _trim(self) -> bool:
-        """Remove the least recently used files until the folder is within its quota and the disk has enough free space.
+        """Remove files until the folder is within its quota and the disk has enough free space.
 
         Return whether any file was removed.
         """
-        files = sorted(_files(self.folder), key=lambda file: file.used_s)
+        files = sorted(_files(self.folder), key=self._removal_order)
         too_many_bytes = sum(file.size_bytes for file in files) - self.quota_bytes
         # Removed files help quota and reserve alike, so the larger excess decides.
         too_many_bytes = max(too_many_bytes, self.reserve_bytes - _free_bytes(self.folder))
@@ -142,6 +167,14 @@ class WeightKeeper:
             too_many_bytes -= file.size_bytes
             removed = True
         return removed
+
+    def _removal_order(self, file: KeptFile) -> tuple[bool, float]:
+        """Return the sort key of a file: the least recently used first, those of the present client last.
+
+        Of the client's files, the newest come first: a later load then finds those that the quota has room for.
+        """
+        is_of_client = file.used_s >= self._client_since_s
+        return (is_of_client, -file.written_s if is_of_client else file.used_s)
 
     def _has_room(self) -> bool:
         return _free_bytes(self.folder) >= self.reserve_bytes // 2
@@ -171,7 +204,20 @@ def _files(folder: Path) -> Iterator[KeptFile]:
             if entry.is_file(follow_symlinks=False):
                 state = entry.stat(follow_symlinks=False)
                 # On file systems mounted with noatime the access time stays, and the order is that of writing.
-                yield KeptFile(Path(entry.path), state.st_size, max(state.st_mtime, state.st_atime))
+                used_s = max(state.st_mtime, state.st_atime)
+                yield KeptFile(Path(entry.path), state.st_size, state.st_mtime, used_s)
+
+
+def _record_next_reads(folder: Path) -> None:
+    """Make the file system record the next read of each file in its access time.
+
+    With the mount option `relatime`, the default, it records a read only if the file has changed since the last
+    recorded one, or once a day. To set the times, even to the same values, is a change (inode(7), `ctime`).
+    """
+    for file in _files(folder):
+        with suppress(OSError):  # gone by now
+            state = file.path.stat()
+            os.utime(file.path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
 def _read_list(path: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of both."""
+"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of both and of durations."""
 
 from __future__ import annotations
 
@@ -80,6 +80,12 @@ def format_bytes(size_bytes: int) -> str:
     if size < GIB:
         return f"{sign}{size / MIB:.1f} MiB"
     return f"{sign}{size / GIB:.2f} GiB"
+
+
+def format_rough_time(seconds: float) -> str:
+    """Return an estimated duration as text: "5 min", or "3 h" from 90 minutes on. The shortest is "1 min"."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 90 else f"{round(minutes / 60)} h"
 
 
 SEPARATOR = "\N{NARROW NO-BREAK SPACE}"

@@ -22,6 +22,7 @@ from msgspec import structs
 
 from engine.base.cancellation import CancelToken
 from engine.base.confinement import LIBRARY
+from engine.base.engine_build import own_version
 from engine.base.errors import EngineError, LibraryError
 from engine.base.programs import child_argv
 from engine.devices.device import Rig
@@ -44,7 +45,7 @@ from engine.library.names import role_of
 from engine.library.planning import Job
 from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
-from engine.runtime.process.outcome import EndReason, ProcessOutcome, own_version
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.messages import Message

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.base.cancellation import CancelToken
+from engine.base.engine_build import own_version
 from engine.base.errors import LibraryError
 from engine.base.language import tr
 from engine.base.texts import quote
@@ -23,7 +24,6 @@ from engine.library.notes import Notes
 from engine.library.scan import scan
 from engine.library.stores import Store
 from engine.library.walking import is_text
-from engine.runtime.process.outcome import own_version
 
 Known = Mapping[Path, tuple[State, Facts]]
 

@@ -138,7 +138,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
     def _on_progressed(self, progress: BenchProgress) -> None:
         if self.dialog is not None and self._comparer.is_running:
-            self.dialog.show_progress(progress.words, progress.done, progress.total)
+            self.dialog.show_progress(progress.words + progress.left_words, progress.done, progress.total)
             self.dialog.show_results(progress.results)
 
     def _on_finished(self, results: BenchResults) -> None:

@@ -48,11 +48,19 @@ from engine.runtime.session.snapshot import Snapshot
 
 _log = logging.getLogger("layerdeck.server")
 
-DEFAULT_KEEP_ALIVE_S = 300.0
+_DEFAULT_KEEP_ALIVE_S = 300.0
 """Seconds after which an idle model is unloaded if a request loaded it; Ollama's default."""
 MAX_WAITING = 64
 """Largest number of requests that wait until their models are loaded; further requests are refused."""
 RETRY = {"Retry-After": "5"}
+
+
+def default_keep_alive_s(load_s: float) -> float:
+    """Return the idle time in seconds after which a model is unloaded, if nobody has chosen one.
+
+    A model that took longer to load stays at least as long. `load_s`: seconds that its load took.
+    """
+    return max(_DEFAULT_KEEP_ALIVE_S, load_s)
 
 
 class _Slot:
@@ -61,11 +69,12 @@ class _Slot:
     `session`: the model's session; None: not loaded.
     `waiting`: futures of the requests that wait for the model.
     `users`: number of requests that the model is answering.
+    `keep_alive_s`: the chosen idle time in seconds; None: the default one. `load_s`: seconds that the last load took.
     `held`: memory of the model; None: the pool has not loaded it.
     """
 
-    def __init__(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        self.entry, self.keep_alive_s = entry, keep_alive_s
+    def __init__(self, entry: ModelEntry, keep_alive_s: float | None) -> None:
+        self.entry, self.keep_alive_s, self.load_s = entry, keep_alive_s, 0.0
         self.session: ModelSession | None = None
         self.waiting: list[asyncio.Future[None]] = []
         self.users = 0
@@ -80,6 +89,10 @@ class _Slot:
     @property
     def snapshot(self) -> Snapshot:
         return Snapshot() if self.session is None else self.session.snapshot
+
+    @property
+    def idle_time_s(self) -> float:
+        return default_keep_alive_s(self.load_s) if self.keep_alive_s is None else self.keep_alive_s
 
     @property
     def is_ready(self) -> bool:
@@ -100,7 +113,7 @@ class LoadedModel:
 class ModelPool:
     """The models of a server: loads them for requests, and unloads idle ones. For the server's event loop.
 
-    `keep_alive_s`: idle time in seconds after which a model is unloaded.
+    `keep_alive_s`: idle time in seconds after which a model is unloaded; None: `default_keep_alive_s`.
     `pinned_s`: idle time in seconds of the models whose ids are in `pinned`.
     """
 
@@ -108,7 +121,7 @@ class ModelPool:
         self,
         parts: PoolParts,
         *,
-        keep_alive_s: float = DEFAULT_KEEP_ALIVE_S,
+        keep_alive_s: float | None = None,
         pinned_s: float = UNTIL_UNLOADED_S,
         pinned: Sequence[str] = (),
     ) -> None:
@@ -298,7 +311,7 @@ class ModelPool:
     def _leave(self, slot: _Slot, *, answered: bool) -> None:
         slot.users -= 1
         if not slot.users and slot.held is not None:
-            held = replace(slot.held, keep_alive_s=slot.keep_alive_s)
+            held = replace(slot.held, keep_alive_s=slot.idle_time_s)
             slot.held = held.idle(time.monotonic(), answered=answered)
         self._changed.set()
 
@@ -409,6 +422,7 @@ class ModelPool:
         if not isinstance(ending, Loaded):
             await self._unload(slot)
             raise error_of(ending)
+        slot.load_s = sum(ending.seconds.values())
         self._note_held(slot)
         self._admit(slot)
 
@@ -437,7 +451,7 @@ class ModelPool:
         plan = info.order.plan
         loaded = LoadedLayout(plan.edit, info.measured, info.forecast, info.context, info.flash_attention)
         key = identify(plan.model.paths)
-        held = HeldModel(key, slot.entry.id, keep_alive_s=slot.keep_alive_s)
+        held = HeldModel(key, slot.entry.id, keep_alive_s=slot.idle_time_s)
         held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
         slot.held = held.idle(time.monotonic(), answered=False)
 

@@ -9,8 +9,8 @@ import os
 import sys
 import threading
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 
+from engine.base.engine_build import own_version
 from engine.base.errors import EngineError
 from engine.library.downloads.file_transfer import carry_out
 from engine.library.downloads.rights import give_up_rights
@@ -25,7 +25,7 @@ def main() -> None:
 
     The process also ends after a request to quit, or when the parent ends.
     """
-    pipe, stop = begin_child(f"layerdeck {_version()}"), threading.Event()
+    pipe, stop = begin_child(f"layerdeck {own_version()}"), threading.Event()
 
     def note(request: DownloadRequest) -> DownloadRequest:
         if isinstance(request, Quit):
@@ -54,13 +54,6 @@ def main() -> None:
     sys.stderr.flush()
     # No shutdown of the interpreter: a connection may be waiting for a silent server.
     os._exit(0)
-
-
-def _version() -> str:
-    try:
-        return version("layerdeck")
-    except PackageNotFoundError:
-        return "?"
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from math import inf
+from statistics import fmean
 
 import msgspec
 
-from engine.base.engine_build import engine_version
+from engine.base.engine_build import engine_version, own_version
 from engine.base.errors import CancelledError
 from engine.base.language import tr
 from engine.base.processor import own_processor
+from engine.base.units import format_rough_time
 from engine.devices.device import Rig
 from engine.machines.bench.candidates import Candidate, Predictor
 from engine.machines.bench.loads import Answer, LoadEndedError, Subject
@@ -67,12 +68,19 @@ class BenchProgress:
     `words`: the current action, for people.
     `done`, `total`: number of completed measurements, and of all measurements; `total` may shrink in a search.
     `results`: the results so far.
+    `left_s`: estimated remaining seconds, from the measured loads and answers; None before the first measurement.
     """
 
     words: str
     done: int
     total: int
     results: BenchResults
+    left_s: float | None = None
+
+    @property
+    def left_words(self) -> str:
+        """The remaining time as text to append to a text about progress; empty if unknown."""
+        return "" if self.left_s is None else tr(", about {time} left", time=format_rough_time(self.left_s))
 
 
 @dataclass(slots=True)
@@ -116,6 +124,7 @@ class Bench:
     `preset`: lengths, depths and number of rounds.
     `predictor`: predicts the times of candidates, and is corrected by measured speeds.
     `tell`: called with the progress.
+    `clock`: returns seconds.
     """
 
     def __init__(
@@ -125,16 +134,24 @@ class Bench:
         preset: Preset,
         predictor: Predictor,
         tell: Callable[[BenchProgress], None] = _nothing,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subject = subject
         self._watch = watch
         self._preset = preset
         self._predictor = predictor
         self._tell = tell
+        self._clock = clock
         self._trials: list[_Trial] = []
         self._held: _Trial | None = None
         self._rounds = 0
         self._done, self._total = 0, 0
+        self._n_in_turns = 1
+        """Number of layouts that are measured in the present round."""
+        self._load_times_s: list[float] = []
+        """Durations of the loads, each with its warm-up."""
+        self._turn_times_s: list[float] = []
+        """Durations of the turns after their loads."""
         self._prompts: dict[tuple[int, int], str] = {}
         self._results: BenchResults | None = None
 
@@ -214,16 +231,21 @@ class Bench:
             # All layouts have failed.
             if not going:
                 return
+            self._n_in_turns = len(going)
             for name in turn_order(tuple(going), self._rounds):
                 self._take_turn(going[name])
             self._rounds += 1
 
     def _take_turn(self, trial: _Trial) -> None:
+        begun_s = self._clock()
         try:
             if self._held is not trial:
                 self._load(trial)
+                self._load_times_s.append(self._clock() - begun_s)
+                begun_s = self._clock()
             for depth in self._depths(trial):
                 self._measure(trial, depth)
+            self._turn_times_s.append(self._clock() - begun_s)
         except LoadEndedError as error:
             # What was measured before stays, and the other layouts go on.
             trial.is_over, self._held = True, None
@@ -384,7 +406,16 @@ class Bench:
         )
 
     def _say(self, words: str) -> None:
-        self._tell(BenchProgress(words, self._done, max(self._total, self._done), with_comparisons(self._known())))
+        total, results = max(self._total, self._done), with_comparisons(self._known())
+        self._tell(BenchProgress(words, self._done, total, results, self._left_s()))
+
+    def _left_s(self) -> float | None:
+        turns = self._total - self._done
+        if not self._turn_times_s or turns <= 0:
+            return None
+        # The layout that ends a round begins the next one, and stays loaded.
+        loads = turns * (1 - 1 / self._n_in_turns)
+        return turns * fmean(self._turn_times_s) + loads * fmean(self._load_times_s)
 
 
 def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample:
@@ -434,11 +465,3 @@ def machine_of(rig: Rig) -> Machine:
         rig.host.total_bytes,
         devices,
     )
-
-
-def own_version() -> str:
-    """Return the version of Layerdeck; empty if the package is not installed."""
-    try:
-        return version("layerdeck")
-    except PackageNotFoundError:
-        return ""

@@ -20,6 +20,7 @@ from pathlib import Path
 from engine.base.errors import EngineError
 from engine.base.kept_weights import LOOK_S, WeightKeeper
 from engine.base.numa import bind_to_node, read_nodes
+from engine.base.units import GIB
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID
 from engine.runtime.child.native.failures import failure
@@ -75,11 +76,18 @@ SLACK_BYTES = 8 << 20
 Measured: 3.4 MiB with a model of 252 MiB.
 """
 RECEIVE_SHARE = 64
-"""The memory cap divided by this number is added to the cap, for the server's receive buffer.
+"""The memory cap divided by this number is added to a small cap, for the server's receive buffer.
 
-The buffer holds a tensor while the server copies it to the device. The largest tensors of a model may need more. Then a
-plan that uses the whole cap fails.
+The buffer holds a whole tensor while the server copies it to the device. The largest tensors of a model may need more.
+Then a plan that uses the whole cap fails.
 """
+LARGE_CAP_BYTES = 8 * GIB
+"""A quarter of what a cap has above this size is added, up to `LARGEST_RECEIVE_BYTES`, if that is more.
+
+Models of hundreds of GB have such workers, and large tensors. Caps of lab rigs are smaller; they stay tight.
+"""
+LARGEST_RECEIVE_BYTES = 4 * GIB
+"""Room for the experts of a layer in one tensor: DeepSeek with 671B has 3.72 GiB as Q8_0, 1.97 GiB as Q4_K."""
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
 KEEPER_STACK_BYTES = 256 << 10
@@ -101,7 +109,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
         raise failure("argument", f"There is no device {request.device} to serve; choose one of {names}.")
     port = request.port or _free_port(request.host)
     _check_address(request.host, port)
-    _keep_weights(request)
+    _keep_weights(request, port)
     # Before the server's thread starts: it inherits the binding, and so do the threads that compute.
     is_memory_bound = _bind(request)
     ended = threading.Event()
@@ -150,7 +158,7 @@ def _run(engine: Bindings, request: Serve, port: int, device: int, ended: thread
     ended.set()
 
 
-def _keep_weights(request: Serve) -> None:
+def _keep_weights(request: Serve, port: int) -> None:
     """Start a thread that checks the folder of cached weights and keeps it within its quota."""
     if request.kept_weights is None:
         return
@@ -163,11 +171,17 @@ def _keep_weights(request: Serve) -> None:
     def look() -> None:
         while True:
             time.sleep(LOOK_S)
-            keeper.look()
+            keeper.look(_client(port))
 
     threading.stack_size(KEEPER_STACK_BYTES)
     threading.Thread(target=look, name="kept-weights", daemon=True).start()
     threading.stack_size(0)
+
+
+def _client(port: int) -> str:
+    """Return the inodes of the server's connections: another text for each client. Empty without one, or if unknown."""
+    # Connections that the server has not accepted yet have no descriptor.
+    return ",".join(sorted(_inodes(port, CONNECTED) & own_sockets().keys())) if TABLE.exists() else ""
 
 
 def _free_port(host: str) -> int:
@@ -220,8 +234,11 @@ def is_listening(host: str, port: int) -> bool:
 
 def _inodes(port: int, state: str) -> set[str]:
     """Return the inodes of this machine's TCP sockets with local port `port`. `state`: `LISTENING` or `CONNECTED`."""
-    rows = [line.split() for line in TABLE.read_text(encoding="ascii").splitlines()[1:]]
-    return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
+    # Line by line: the table may have thousands of rows, and the memory of a capped worker is limited.
+    with TABLE.open(encoding="ascii") as lines:
+        next(lines)
+        rows = (line.split() for line in lines)
+        return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
 
 
 def _guard(port: int, client_port: int) -> bool:
@@ -250,4 +267,5 @@ def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
     stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if stack_bytes == resource.RLIM_INFINITY:
         stack_bytes = DEFAULT_STACK_BYTES
-    return SLACK_BYTES + cap_bytes // RECEIVE_SHARE + (n_threads - 1) * stack_bytes
+    large_bytes = min(LARGEST_RECEIVE_BYTES, (cap_bytes - LARGE_CAP_BYTES) // 4)
+    return SLACK_BYTES + max(cap_bytes // RECEIVE_SHARE, large_bytes) + (n_threads - 1) * stack_bytes

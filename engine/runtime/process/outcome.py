@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib import metadata
 
+from engine.base.engine_build import own_version
 from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.base.language import tr
@@ -292,15 +292,6 @@ def _exit_words(outcome: ProcessOutcome) -> str:
         how = "never ran"
     detail = f" ({show(outcome.detail, 300)})" if outcome.detail else ""
     return f"ended: {outcome.reason}, {how}{detail}"
-
-
-@cache
-def own_version() -> str:
-    """Return the version of the installed package `layerdeck`; "not installed" if there is none."""
-    try:
-        return metadata.version("layerdeck")
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 @cache

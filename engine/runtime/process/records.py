@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.base.engine_build import own_version
 from engine.base.texts import show
-from engine.runtime.process.outcome import own_version
 from engine.runtime.process.system import is_secret
 from engine.runtime.protocol.requests import DeviceRef, Load, Probe, Request
 

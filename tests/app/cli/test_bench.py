@@ -19,6 +19,7 @@ from engine.base.errors import ArgumentError
 from engine.base.numa import NumaNode, read_nodes
 from engine.base.units import GIB, MIB
 from engine.machines.bench.results import FULL, PRESETS, read_results, write_results
+from engine.machines.bench.runner import BenchProgress
 from engine.machines.rigs.lab import LabRig
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.planning.speed.answers import Answer
@@ -181,3 +182,12 @@ def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
     monkeypatch.setattr(bench, "run_order", measuring)
     assert run_here(capsys, "bench", str(model), *SHORT, "--json").code == 0
     assert read_speed_book(path).answers == (theirs, ours)
+
+
+def test_progress_tells_the_remaining_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    line = bench._ProgressLine()
+    line(BenchProgress("Loading first", 1, 10, results_of(), 7200.0))
+    assert capsys.readouterr().err.endswith("Loading first (1 of 10, about 2 h left)")
+    line(BenchProgress("Loading first", 0, 10, results_of()))
+    assert capsys.readouterr().err.endswith("Loading first (0 of 10)")

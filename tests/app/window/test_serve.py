@@ -16,6 +16,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.paths import serve_settings_path
+from app.serving import offers
 from app.serving.api_server import ServerPhase
 from engine.base.errors import ArgumentError
 from engine.devices.device import CPU_ID
@@ -112,6 +113,19 @@ def test_names_and_idle_times_of_the_user_count_in_the_window_too(bench: Bench) 
         assert bench.desk.models.current.keep_alive_s == 1800.0
     finally:
         serve_settings_path().unlink()
+
+
+def test_a_model_that_took_long_to_load_stays_as_long_unless_a_time_was_chosen(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bench.file("bob", seed=1)
+    bench.desk.library.catalogue.index.save_folders((path.parent,))
+    monkeypatch.setattr(offers, "default_keep_alive_s", lambda load_s: 900.0 if load_s > 0 else 300.0)
+    bench.start()
+    assert bench.say_hello("bob") == "bob"
+    model = bench.desk.models.current
+    # The request may be answered before the window notes that the load has ended.
+    bench.wait(lambda: model.held is not None and model.held.keep_alive_s == 900.0)
 
 
 def test_a_window_without_a_model_shows_the_one_that_a_program_asked_for(bench: Bench) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from engine.base.errors import EngineError
 from engine.base.kept_weights import WeightKeeper, empty, kept_bytes, kept_files
+from tests.support.patience import DEADLINE_S
 
 
 def write(folder: Path, number: int, size_bytes: int, used_s: float | None = None) -> Path:
@@ -64,6 +66,52 @@ def test_what_was_used_least_lately_goes_first(tmp_path: Path) -> None:
     found.look()
     assert [path.exists() for path in files] == [True, False, True]
     assert kept_bytes(tmp_path) == 800
+
+
+def test_a_load_larger_than_the_quota_finds_what_had_room(tmp_path: Path) -> None:
+    """A load asks for its files once, in the same order: of the least recently used ones it would find none."""
+    now_s = 1000.0
+    old = write(tmp_path, 99, 400, used_s=now_s - 100.0)
+    found = WeightKeeper(tmp_path, 1000, 0, clock=lambda: now_s)
+
+    def load(client: str, numbers: range) -> int:
+        """Ask for these files; store those that are not there. Return how many were there."""
+        nonlocal now_s
+        hits = 0
+        for number in numbers:
+            now_s += 5.0
+            path = tmp_path / f"{number:016x}"
+            if path.exists():
+                hits += 1
+                os.utime(path, (now_s, path.stat().st_mtime))
+            else:
+                write(tmp_path, number, 250, used_s=now_s)
+            now_s += 1.0
+            found.look(client)
+        return hits
+
+    found.look()
+    assert [load("first", range(10)), load("second", range(10)), load("third", range(10))] == [0, 4, 4]
+    assert not old.exists(), "what another client has stored goes first"
+    assert [load("fourth", range(20, 23)), load("fifth", range(20, 23))] == [0, 3], "another model"
+
+
+@pytest.mark.skipif(not hasattr(os, "ST_NOATIME"), reason="only Linux tells whether reads are recorded")
+def test_reads_of_each_client_are_recorded(tmp_path: Path) -> None:
+    """With the mount option `relatime` a second read on the same day is not recorded."""
+    if os.statvfs(tmp_path).f_flag & os.ST_NOATIME:
+        pytest.skip("the file system records no reads")
+    found = keeper(tmp_path)
+    path = write(tmp_path, 1, 100)
+    for client in ("first", "second"):
+        before_s = kept_files(tmp_path)[0].used_s
+        found.look(client)
+        deadline_s = time.monotonic() + DEADLINE_S
+        # The clock of the file system has ticks of some milliseconds.
+        while (state := path.stat()).st_atime <= max(state.st_ctime, before_s):
+            assert time.monotonic() < deadline_s
+            path.read_bytes()
+        assert kept_files(tmp_path)[0].used_s > before_s
 
 
 def test_a_full_disk_leaves_nothing_that_may_be_cut_off(tmp_path: Path) -> None:

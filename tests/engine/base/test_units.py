@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.base.units import GIB, KIB, MIB, format_bytes, parse_count, parse_size
+from engine.base.units import GIB, KIB, MIB, format_bytes, format_rough_time, parse_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,8 @@ def test_counts_take_thousands_and_k(text: str, count: int) -> None:
 def test_other_texts_are_not_counts(text: str) -> None:
     with pytest.raises(ValueError, match="is not a count"):
         parse_count(text)
+
+
+def test_estimated_times_are_rounded() -> None:
+    times = [format_rough_time(seconds) for seconds in (0, 89, 290, 89 * 60, 90 * 60, 3.3 * 3600)]
+    assert times == ["1 min", "1 min", "5 min", "89 min", "2 h", "3 h"]

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.base.units import GIB
 from engine.runtime.child.load.warm_up import StageReporter
 from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import ResolvedDevices
@@ -44,6 +45,11 @@ _PROBE_BYTES = (10 << 20) + 4096
 """Size in bytes of a tensor of zeros that is sent to find out whether a worker caches weights.
 
 Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc).
+"""
+_CHECK_BYTES = 8 * GIB
+"""Largest number of bytes that are sent before the sender checks whether the worker still has what was sent.
+
+The checks begin at four tensors, and the bytes between two of them double until then.
 """
 _I8 = 24
 _WEIGHTS = 1
@@ -218,20 +224,29 @@ class _Sender:
         if self._send_probe() and self._send_probe():
             return
         spans = sorted(self._spans, key=lambda span: span.size_bytes)
-        # Two that it has tell that it has them all: the first, which a small quota loses first, and one of medium size.
-        # Large ones take longer to hash and to find. A tensor that it lacks after all is sent by the load.
+        # Two that it has tell that it has all that its quota has room for: the first, and one of medium size. Large
+        # ones take longer to hash and to find. A tensor that it lacks after all is sent by the load.
         asked = dict.fromkeys((spans[0], spans[len(spans) // 2]))
         were_sent = [self._send(span) for span in asked]
         if not any(were_sent):
             return
         rest = [span for span in spans if span not in asked]
-        for count, span in enumerate(rest, start=1):
+        batch: list[WeightSpan] = []
+        n_checks = due_bytes = 0
+        for span in rest:
             if self._stop.requested:
                 return
-            self._send(span)
-            # At 4, 8, 16...: if the quota of the worker is too small, early ones are gone, and more are of no use.
-            if count >= 4 and count.bit_count() == 1 and self._send(rest[count // 2]):
+            if self._send(span):
+                batch.append(span)
+            batch_bytes = sum(each.size_bytes for each in batch)
+            if len(batch) < 4 or batch_bytes < due_bytes:
+                continue
+            # If the worker's quota is too small, more tensors are of no use: it has removed the oldest or, if it knows
+            # its client, recent ones. Another old one is asked for each time, since a worker counts that as a use. The
+            # newest are not asked for, because it looks at its cache once a second.
+            if self._send(rest[n_checks]) or self._send(batch[len(batch) // 2]):
                 return
+            n_checks, due_bytes, batch = n_checks + 1, min(_CHECK_BYTES, due_bytes + batch_bytes), []
 
     def _send_probe(self) -> bool:
         """Send a tensor of zeros, to find out whether the worker caches weights; return whether its bytes were sent.

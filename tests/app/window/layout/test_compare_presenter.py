@@ -15,6 +15,7 @@ from app.window.layout import compare_presenter
 from app.wiring import WindowParts
 from engine.machines.bench import results as bench_results
 from engine.machines.bench.results import Preset, read_results, write_results
+from engine.machines.bench.runner import BenchProgress
 from engine.planning.layout.layout_file import DraftEntry, LayoutFile, layout_document, write_layout
 from engine.planning.memory.drafts import Draft
 from tests.support.bench import measured, results_of
@@ -118,6 +119,15 @@ def test_closing_the_dialog_ends_a_comparison(window: WindowParts, qtbot: QtBot)
         assert window.desk.comparer.is_running
         dialog.close()
     assert "cancelled" in ended.args[0].ended
+
+
+def test_the_remaining_time_is_shown(window: WindowParts, qtbot: QtBot) -> None:
+    dialog = opened_dialog(window)
+    qtbot.waitUntil(lambda: window.desk.document.plan is not None, timeout=DEADLINE_MS)
+    with qtbot.waitSignal(window.desk.comparer.finished, timeout=DEADLINE_MS):
+        dialog.start_button.click()
+        window.desk.comparer.progressed.emit(BenchProgress("Loading first", 1, 10, results_of(), 7200.0))
+        assert dialog.status_label.text() == "Loading first, about 2 h left…"
 
 
 def test_layout_files_of_another_model_leave_the_list(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:

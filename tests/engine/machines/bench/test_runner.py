@@ -209,6 +209,26 @@ def test_progress_has_results(plans: dict[str, Plan]) -> None:
     assert len(told[-1].results.layouts[1].samples) == 5
 
 
+def test_the_remaining_time_follows_from_measured_loads_and_answers(plans: dict[str, Plan]) -> None:
+    told: list[BenchProgress] = []
+    subject = by_device(CUDA0=50.0, CUDA1=50.0)
+
+    def clock() -> float:
+        """Count 900 s for a load and 20 s for an answer, as a model of hundreds of GB needs."""
+        return 900.0 * len(subject.loads) + 20.0 * len(subject.answers)
+
+    bench = Bench(subject, FakeWatch(), PRESET, cast(Predictor, FakePredictor()), told.append, clock)
+    bench.run(pair(plans))
+    ends_s = clock()
+    assert told[0].left_s is None
+    assert told[0].left_words == ""
+    (after_first, *_) = [each for each in told if each.done == 1]
+    spent_s = 900.0 + 20.0 * next(at for at, (plan, _) in enumerate(subject.answers) if plan is not subject.loads[0])
+    assert after_first.left_s == pytest.approx(ends_s - spent_s, rel=0.2)
+    assert after_first.left_words == ", about 74 min left"
+    assert told[-1].left_s is None, "nothing is left"
+
+
 def test_results_name_neither_paths_nor_machines(plans: dict[str, Plan], tmp_path: Path) -> None:
     results = bench_of(by_device(CUDA0=50.0)).run([candidate("first", plans["CUDA0"])])
     text = msgspec.json.encode(results).decode()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.units import MIB
+from engine.base.units import GIB, MIB
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child import rpc_server
 from engine.runtime.child.rpc_server import is_listening
 from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadedModel, Probed, Serving
 from engine.runtime.protocol.requests import Load, Probe, Serve
@@ -89,3 +90,30 @@ def test_a_server_ends_with_its_parent_even_while_a_client_is_connected() -> Non
         with socket.create_connection(("127.0.0.1", served.port), timeout=10):
             child.process.stdin.close()
             assert child.ended() == 0
+
+
+@pytest.mark.skipif(not rpc_server.TABLE.exists(), reason="only Linux lists its sockets")
+def test_each_client_is_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+        seen = [rpc_server._client(port)]
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port)):
+                connection, _ = listener.accept()
+                with connection:
+                    seen.append(rpc_server._client(port))
+        assert rpc_server._client(port) == ""
+    assert seen[0] == ""
+    assert len(set(seen)) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts all private memory in RLIMIT_DATA")
+@pytest.mark.parametrize(("cap", "tensor"), [(16, 1.97), (24, 3.72), (32, 3.72), (48, 3.72), (96, 3.72), (512, 3.72)])
+def test_a_large_cap_has_room_to_receive_experts_of_hundreds_of_gb(cap: int, tensor: float) -> None:
+    assert rpc_server._slack_bytes(cap * GIB, 1) > tensor * GIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts all private memory in RLIMIT_DATA")
+def test_a_small_cap_stays_tight() -> None:
+    for cap_bytes in (MIB, GIB, 8 * GIB):
+        assert rpc_server._slack_bytes(cap_bytes, 1) <= cap_bytes // 64 + 8 * MIB

@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from engine.base.units import GIB
 from engine.runtime.child.load import early_weights
 from engine.runtime.child.load.early_weights import Links
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import ResolvedDevices
-from engine.runtime.protocol.requests import DeviceRef
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.requests import DeviceRef, WeightSpan
 from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts bytes of a connection")
@@ -103,3 +106,47 @@ def test_a_descriptor_that_is_no_socket_any_more_is_closed(tmp_path: Path) -> No
         with pytest.raises(OSError, match="socket"):
             early_weights._duplicate(file.fileno())
         assert open_descriptors() == before
+
+
+class Cache:
+    """A worker's cache with a quota. It removes the oldest tensors or, if it knows its client, the newest."""
+
+    def __init__(self, quota_bytes: int, *, knows_client: bool) -> None:
+        self._quota_bytes, self._knows_client = quota_bytes, knows_client
+        self._sizes: dict[object, int] = {}
+        self.received_bytes = 0
+
+    def put(self, key: object, size_bytes: int) -> bool:
+        """Store a tensor that is not here, and return whether it was received."""
+        if key in self._sizes:
+            self._sizes[key] = self._sizes.pop(key)
+            return False
+        self.received_bytes += size_bytes
+        self._sizes[key] = size_bytes
+        while sum(self._sizes.values()) > self._quota_bytes:
+            del self._sizes[list(self._sizes)[-1 if self._knows_client else 0]]
+        return True
+
+
+class SenderToCache(early_weights._Sender):
+    def __init__(self, cache: Cache, spans: list[WeightSpan]) -> None:
+        self.done_bytes = 0
+        self._cache, self._spans, self._stop = cache, spans, cast(StopFlag, SimpleNamespace(requested=False))
+
+    def _send_probe(self) -> bool:
+        return self._cache.put("probe", 1)
+
+    def _send(self, span: WeightSpan) -> bool:
+        return self._cache.put(span.offset, span.size_bytes)
+
+
+@pytest.mark.parametrize("knows_client", [True, False])
+@pytest.mark.parametrize(("quota", "most"), [(20, 30), (3, 8), (70, 64)])
+def test_a_small_quota_is_noticed_soon(knows_client: bool, quota: int, most: int) -> None:
+    """64 GiB are 10 minutes of a link with 1 Gbit/s, which the load needs once more."""
+    spans = [WeightSpan(path="", offset=at, size_bytes=GIB // 2 + at) for at in range(128)]
+    cache = Cache(quota * GIB, knows_client=knows_client)
+    SenderToCache(cache, spans)._send_all()
+    assert cache.received_bytes < (most + 1) * GIB
+    if quota == 70:
+        assert cache.received_bytes > 64 * GIB

@@ -217,9 +217,14 @@ class Talk:
         if tokens < MIN_TOKENS or not self._keeps_states:
             return
         path = self._states.place(self._conversation.id, self._key)
-        answer = self._follower.answer_of(SaveSequence(path=str(path), of=request), stops=False)
+        save = SaveSequence(path=str(path), of=request, most_bytes=self._states.quota_bytes)
+        answer = self._follower.answer_of(save, stops=False)
         if isinstance(answer, SequenceSaved):
             self._states.keep(path)
+        elif isinstance(answer, Failed) and answer.kind == "does_not_fit":
+            # The conversation only grows: its later states are not saved either.
+            self._keeps_states = False
+            self._printer.notice(answer.message)
 
     # ------------------------------------------------------------------ questions
 

@@ -57,8 +57,8 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
     """Copy the KV state of an ended request out of the context, and return the task that writes it.
 
     Raises:
-        RequestError: the request still runs, its tokens are no longer cached, its context was shifted, host memory is
-            short, or the disk did not answer an earlier save.
+        RequestError: the request still runs, its tokens are no longer cached, its context was shifted, the state is
+            larger than the limit of the request, host memory is short, or the disk did not answer an earlier save.
     """
     slot = slots.holding(request.of)
     if slot is None:
@@ -75,13 +75,20 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
         raise _no_answer(Path(request.path))
     low, context = loaded.engine.low, loaded.context
     size_bytes = int(low.llama_state_seq_get_size(context, slot.number))
+    checkpoints = slot.checkpoints[-KEPT_CHECKPOINTS:]
+    whole_bytes = size_bytes + sum(each.size_bytes for each in checkpoints)
+    if request.most_bytes is not None and whole_bytes > request.most_bytes:
+        raise failure(
+            "does_not_fit",
+            f"The KV state has {format_bytes(whole_bytes)}, and the limit for saved KV states is "
+            f"{format_bytes(request.most_bytes)}; it is not saved.",
+        )
     _check_memory(size_bytes, "Saving the KV state")
     state = (ctypes.c_uint8 * size_bytes)()
     if not size_bytes or int(low.llama_state_seq_get_data(context, state, size_bytes, slot.number)) != size_bytes:
         raise failure("internal", "llama.cpp did not give the state of the sequence.")
     # Negative tokens of images count in the order of this process. The file gets numbers of its own, with names.
     tokens, images = without_numbers(loaded.media, slot.tokens)
-    checkpoints = slot.checkpoints[-KEPT_CHECKPOINTS:]
     kept = tuple(KeptCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
     states = [memoryview(state).cast("B"), *(each.state for each in checkpoints)]
     header = msgspec.structs.replace(header_of(loaded, len(tokens), size_bytes, "", kept), images=images)

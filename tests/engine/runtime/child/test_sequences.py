@@ -22,6 +22,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.table import SETTINGS
 from engine.runtime.child.generate import saved_kv_state
+from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
     KeptCheckpoint,
     ModelIdentity,
@@ -384,7 +385,19 @@ def test_a_save_is_refused_before_the_free_memory_is_used_up(monkeypatch: pytest
     monkeypatch.setattr(saved_kv_states, "read_host_memory", lambda: HostMemory(64 * MIB, 4 * MIB))
     low = SimpleNamespace(llama_state_seq_get_size=lambda *_: 5 * MIB)
     loaded = cast("LoadedContext", SimpleNamespace(engine=SimpleNamespace(low=low), context=0))
-    slot = SimpleNamespace(number=0, taken=False, exact=None)
+    slot = SimpleNamespace(number=0, taken=False, exact=None, checkpoints=[])
     slots = cast("Slots", SimpleNamespace(holding=lambda _of: slot))
     with pytest.raises(RequestError, match=r"takes 5\.0 MiB of host memory, but 4\.0 MiB are free"):
         saved_kv_states.begin_saving(loaded, slots, SaveSequence(path="s", of=0))
+
+
+def test_a_state_above_the_limit_of_its_request_is_refused_before_it_is_copied() -> None:
+    low = SimpleNamespace(llama_state_seq_get_size=lambda *_: 5 * MIB)
+    loaded = cast("LoadedContext", SimpleNamespace(engine=SimpleNamespace(low=low), context=0))
+    slot = SimpleNamespace(number=0, taken=False, exact=None, checkpoints=[Checkpoint(1, memoryview(bytes(MIB)))])
+    slots = cast("Slots", SimpleNamespace(holding=lambda _of: slot))
+    with pytest.raises(RequestError, match=r"has 6\.0 MiB, and the limit for saved KV states is 5\.0 MiB") as refused:
+        saved_kv_states.begin_saving(loaded, slots, SaveSequence(path="s", of=0, most_bytes=5 * MIB))
+    message = refused.value.message_for(0)
+    assert isinstance(message, Failure)
+    assert message.kind == "does_not_fit"

@@ -34,6 +34,7 @@ from engine.runtime.session.events import (
     Reading,
     RequestEnding,
     RequestEvent,
+    Saving,
     Shifted,
     Stage,
     Token,
@@ -232,7 +233,7 @@ class Follower:
             Ended: if the model was just lost, with the event that names the reason.
         """
         *_, ending = self.events(self.ask(request), stops=stops)
-        assert not isinstance(ending, Done | Token | Shifted | Reading)
+        assert not isinstance(ending, Done | Token | Shifted | Reading | Saving)
         return ending.answer if isinstance(ending, Answered) else ending
 
 

@@ -17,6 +17,7 @@ from engine.base.units import format_bytes
 from engine.devices.host_memory import read_host_memory
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
+    PIECE_BYTES,
     DamagedSequenceError,
     KeptCheckpoint,
     SequenceFileError,
@@ -32,7 +33,7 @@ from engine.runtime.child.generate.tasks import StandaloneTask
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import with_numbers, without_numbers
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.protocol.messages import SequenceRestored, SequenceSaved
+from engine.runtime.protocol.messages import Saving, SequenceRestored, SequenceSaved
 from engine.runtime.protocol.requests import RestoreSequence, SaveSequence
 
 KEPT_CHECKPOINTS = 2
@@ -46,7 +47,7 @@ SILENT_S = 10.0
 """Longest time in seconds without progress (`PIECE_BYTES`), after which a save fails.
 
 A disk that does not answer may never do so, and a saved KV state is only a cache. An unload and another load wait for
-saves without a limit of their own; closing a session waits 12 s.
+saves without a limit of their own, and so does the closing window; closing a session waits 12 s.
 """
 
 _hung: list[threading.Thread] = []
@@ -104,11 +105,22 @@ class SaveTask(StandaloneTask):
         super().__init__(request.id)
         self._path, self._tokens, self._states, self._header = Path(request.path), tokens, states, header
         self._written_bytes = 0
+        # The digest and the disk take each piece.
+        self._steps = 2 * sum(-(-len(state) // PIECE_BYTES) for state in states)
+        self._steps_done = 0
         self._fault = ""
         self._given_up = False
         self._moved_s = time.monotonic()
         self._thread = threading.Thread(target=self._write, name="save a sequence", daemon=True)
         self._thread.start()
+
+    @property
+    def reading(self) -> Saving:
+        """Message about the progress of the save."""
+        size_bytes = sum(state.nbytes for state in self._states)
+        return Saving(
+            request=self.id, saved_bytes=size_bytes * self._steps_done // max(self._steps, 1), size_bytes=size_bytes
+        )
 
     def run_part(self, slots: Slots) -> SequenceSaved | None:
         self._thread.join(0 if any(slot.taken for slot in slots.all) else WAIT_S)
@@ -138,6 +150,7 @@ class SaveTask(StandaloneTask):
         if self._given_up:
             # The save was reported as failed, so that no file of it may appear later.
             raise SequenceFileError(f"{self._path.name} was given up.")
+        self._steps_done += 1
         self._moved_s = time.monotonic()
 
 

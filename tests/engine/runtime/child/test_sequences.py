@@ -40,6 +40,7 @@ from engine.runtime.protocol.messages import (
     LoadedModel,
     Piece,
     Reading,
+    Saving,
     SequenceRestored,
     SequenceSaved,
 )
@@ -47,6 +48,7 @@ from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreS
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.setting_values import others
 
 CONTEXT = ContextSettings(n_ctx=1024, n_ubatch=64, n_seq_max=2, threads=1)
@@ -329,6 +331,26 @@ def test_a_state_is_written_in_pieces_which_show_progress(tmp_path: Path, monkey
     reader = SequenceReader(tmp_path / "s")
     assert reader.header().tokens == 3
     assert reader.content() == ([1, 2, 3], bytearray(states[0]), [(2, bytearray(states[1]))])
+
+
+def test_a_save_tells_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, reached = threading.Event(), threading.Event()
+
+    def write(*parts: Any) -> int:
+        for _ in range(3):  # the digest took both pieces, and the disk the first
+            parts[-1]()
+        reached.set()
+        go_on.wait(DEADLINE_S)
+        return 1
+
+    monkeypatch.setattr(saved_kv_states, "write_sequence", write)
+    monkeypatch.setattr(saved_kv_states, "PIECE_BYTES", 8)
+    request = SaveSequence(id=1, path=str(tmp_path / "s"), of=0)
+    task = saved_kv_states.SaveTask(request, [], [memoryview(bytes(16))], HEADER)
+    assert reached.wait(DEADLINE_S)
+    assert task.reading == Saving(request=1, saved_bytes=12, size_bytes=16)
+    go_on.set()
+    task._thread.join()
 
 
 def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

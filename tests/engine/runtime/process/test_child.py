@@ -13,6 +13,7 @@ import pytest
 from engine.runtime.process import child as child_module
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.process.system import wait_for_exit
 from engine.runtime.protocol.messages import AnyMessage, Hello, Piece
 from engine.runtime.protocol.requests import Generate
 from tests.support.fake_worker import fake_worker_argv
@@ -73,8 +74,6 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(monke
 
 def test_the_end_of_a_large_child_is_told_when_its_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes up to minutes to free hundreds of GB, and the process exists until then."""
-    wait_for_exit = child_module.wait_for_exit
-
     def wait_longer(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
         return None if timeout_s < 170 else wait_for_exit(process, timeout_s)
 

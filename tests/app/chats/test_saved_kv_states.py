@@ -135,9 +135,7 @@ def test_other_cache_types_are_another_state_and_a_damaged_one_is_read_again(ben
     assert (answer.state, read_tokens(answer) > 100) == ("done", True)
 
 
-def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.load(n_ctx=2048)
     bench.say(LONG_WORDS)
     bench.settle()

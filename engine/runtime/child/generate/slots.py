@@ -14,8 +14,8 @@ MIN_COPIED_TOKENS = 16
 MOST_COPIED_BYTES = 256 << 20
 """Largest recurrent state in bytes that is copied before a batch with drafts, so that rejected drafts can be undone.
 
-Qwen3-Next has 79 MB, and larger hybrid models two to three times as much. The time of the copy is a part of the step's measured duration, so that
-`DraftLengths` drafts nothing if the copy takes longer than the drafts save.
+Qwen3-Next has 79 MB, and larger hybrid models two to three times as much. The time of the copy is a part of the step's
+measured duration, so that `DraftLengths` drafts nothing if the copy takes longer than the drafts save.
 """
 
 

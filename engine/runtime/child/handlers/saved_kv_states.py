@@ -134,6 +134,9 @@ class SaveTask(StandaloneTask):
             raise failure("argument", self._fault)
         return SequenceSaved(request=self.id, tokens=len(self._tokens), size_bytes=self._written_bytes)
 
+    def free(self) -> None:
+        self._given_up = True
+
     def _write(self) -> None:
         try:
             self._written_bytes = write_sequence(

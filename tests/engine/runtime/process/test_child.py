@@ -74,6 +74,7 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(monke
 
 def test_the_end_of_a_large_child_is_told_when_its_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes up to minutes to free hundreds of GB, and the process exists until then."""
+
     def wait_longer(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
         return None if timeout_s < 170 else wait_for_exit(process, timeout_s)
 

@@ -167,6 +167,12 @@ class Loading(QObject):
         """Whether KV states of the model are being saved."""
         return any(isinstance(run.request, SaveSequence) for run in self.bridge.session.snapshot.requests)
 
+    def stop_saving(self) -> None:
+        """Stop saving KV states of the model; unfinished ones are lost."""
+        for run in self.bridge.session.snapshot.requests:
+            if isinstance(run.request, SaveSequence):
+                self.bridge.session.stop(run.id)
+
     @property
     def has_child(self) -> bool:
         """Whether a child process exists, running or exiting."""

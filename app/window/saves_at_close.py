@@ -59,6 +59,8 @@ def wait_for_saves(models: OpenModels) -> None:
         poll.stop()
         for model in saving:
             model.loading.bridge.saving.disconnect(show_progress)
+            # Otherwise the session would wait some seconds more for what the user does not wait for.
+            model.loading.stop_saving()
         dialog.finished.disconnect(loop.quit)
         dialog.close()
         dialog.deleteLater()

@@ -29,8 +29,13 @@ class SavingModel:
     def __init__(self) -> None:
         self.bridge, self.is_saving, self.loading = Bridge(), False, self
 
+        self.is_stopped = False
+
     def prepare_close(self) -> None:
         self.is_saving = True
+
+    def stop_saving(self) -> None:
+        self.is_stopped = self.is_saving
 
 
 def wait_with(model: SavingModel, act: Callable[[StatusDialog], None]) -> None:
@@ -65,6 +70,7 @@ def test_the_dialog_shows_the_progress_until_the_state_is_saved(model: SavingMod
         model.is_saving = False
 
     wait_with(model, act)
+    assert not model.is_stopped
     assert said == [
         "Saving the KV state of the conversation…",
         "Saving the KV state of the conversation… (3.00 GiB of 12.00 GiB)",
@@ -78,7 +84,7 @@ def test_the_dialog_ends_the_wait(model: SavingModel, end: Callable[[StatusDialo
         end(dialog)
 
     wait_with(model, act)
-    assert model.is_saving
+    assert model.is_stopped
 
 
 def test_without_a_save_nothing_is_waited_for(model: SavingModel, monkeypatch: pytest.MonkeyPatch) -> None:

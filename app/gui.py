@@ -211,7 +211,7 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
 
     opening.opened.connect(serve)
     # Not only at the end of the process: files that arrive at a closed window are lost.
-    opening.picture.main.closing.connect(first.close)
+    opening.picture.main.about_to_close.connect(first.close)
     application.aboutToQuit.connect(first.close)
 
 

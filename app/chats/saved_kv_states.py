@@ -138,7 +138,7 @@ class KvStateRepository(QObject):
 
         def tell(gone: tuple[Path, ...]) -> None:
             if path in gone:
-                self.warn(tr("The KV state of this conversation is larger than the limit for saved KV states."))
+                self.warn_of_size()
 
         self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
 
@@ -156,6 +156,15 @@ class KvStateRepository(QObject):
     def remember(self, conversation: str) -> None:
         """Allow saved states of a conversation again, because its deletion was undone."""
         self._deleted.discard(conversation)
+
+    @property
+    def quota_bytes(self) -> int:
+        """Limit for the size of all saved states."""
+        return self._states.quota_bytes
+
+    def warn_of_size(self) -> None:
+        """Log that a state alone exceeds the limit of the disk space, and tell the user as `warn` does."""
+        self.warn(tr("The KV state of this conversation is larger than the limit for saved KV states."))
 
     def warn(self, sentence: str) -> None:
         """Log `sentence`, which says why a state is not saved or restored. The first one is shown to the user, too."""
@@ -306,8 +315,9 @@ class ModelKvStates(QObject, StateStorage):
         path = self._repository.place(unsaved.chat, self._key)
         if path is None:
             return
+        request = SaveSequence(path=str(path), of=unsaved.request, most_bytes=self._repository.quota_bytes)
         try:
-            number = self._loading.ask(SaveSequence(path=str(path), of=unsaved.request))
+            number = self._loading.ask(request)
         except EngineError:
             return  # The model was lost a moment ago, and the state with it.
         self._saving[number] = unsaved.chat, path
@@ -399,6 +409,8 @@ class ModelKvStates(QObject, StateStorage):
         if lost.request in self._saving:
             self._saving.pop(lost.request)
             _log.info("a state was not saved: %s", lost.sentence)
+            if lost.kind == "does_not_fit":
+                self._repository.warn_of_size()
         elif self._restoring is not None and lost.request == self._restoring.request:
             _log.info("a state was not restored: %s", lost.sentence)
             if lost.kind == "model_file" and self._restoring.path is not None:

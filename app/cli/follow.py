@@ -34,6 +34,7 @@ from engine.runtime.session.events import (
     Reading,
     RequestEnding,
     RequestEvent,
+    Saving,
     Shifted,
     Stage,
     Token,
@@ -48,6 +49,8 @@ from engine.runtime.session.status import Phase
 INTERRUPT_POLL_S = 0.2
 # Limit of a wait in which a person may think for hours. Elsewhere a signal handler ends the wait by an event.
 IDLE_POLL_S = INTERRUPT_POLL_S if os.name == "nt" else None
+LONG_S = 2.0
+"""Seconds after which the user is told of a request that holds up the command."""
 # Seconds to wait for the reason of a loss, which may need answers of RPC workers.
 _LOSS_S = 30.0
 
@@ -239,16 +242,29 @@ class Follower:
             stop()
         return interrupts
 
-    def answer_of(self, request: AnyModelRequest, *, stops: bool = True) -> FinalMessage | BadEnding:
+    def answer_of(
+        self, request: AnyModelRequest, *, stops: bool = True, on_long: Callable[[], None] | None = None
+    ) -> FinalMessage | BadEnding:
         """Send a request that generates no text, and return its answer, or the event of its failure.
 
         `stops`: whether an interrupt stops the request, and unloads the model.
+        `on_long`: called once if the request takes longer than `LONG_S`; later interrupts stop the request.
 
         Raises:
             Ended: if the model was just lost, with the event that names the reason.
         """
-        *_, ending = self.events(self.ask(request), stop=self.session.unload if stops else None)
-        assert not isinstance(ending, Done | Token | Shifted | Reading)
+        begun_s, stream = time.monotonic(), self.ask(request)
+        told_at: int | None = None
+        ending: RequestEvent | None = None
+        for event in self.events(stream, stop=self.session.unload if stops else None):
+            ending = event
+            if told_at is not None and self._interrupts > told_at:
+                stream.stop()
+            elif told_at is None and on_long is not None and time.monotonic() - begun_s >= LONG_S:
+                told_at = self._interrupts
+                on_long()
+        assert ending is not None
+        assert not isinstance(ending, Done | Token | Shifted | Reading | Saving)
         return ending.answer if isinstance(ending, Answered) else ending
 
 

@@ -52,6 +52,7 @@ _READ_BYTES = 1 << 16
 
 
 NOT_STORED = "The text from here on is not saved yet: it is lost if the program is killed before there is disk space."
+SAVING = "Saving the KV state of the conversation… Ctrl+C ends without it."
 STORED_AGAIN = "The conversation is saved again, with the text since the failure."
 
 
@@ -217,9 +218,14 @@ class Talk:
         if tokens < MIN_TOKENS or not self._keeps_states:
             return
         path = self._states.place(self._conversation.id, self._key)
-        answer = self._follower.answer_of(SaveSequence(path=str(path), of=request), stops=False)
+        save = SaveSequence(path=str(path), of=request, most_bytes=self._states.quota_bytes)
+        answer = self._follower.answer_of(save, stops=False, on_long=lambda: self._printer.notice(SAVING))
         if isinstance(answer, SequenceSaved):
             self._states.keep(path)
+        elif isinstance(answer, Failed) and answer.kind == "does_not_fit":
+            # The conversation only grows: its later states are not saved either.
+            self._keeps_states = False
+            self._printer.notice(answer.message)
 
     # ------------------------------------------------------------------ questions
 

@@ -21,6 +21,7 @@ from engine.runtime.session.events import (
     OutOfMemory,
     Progress,
     Reading,
+    Saving,
     Shifted,
     Token,
 )
@@ -44,6 +45,7 @@ class EngineBridge(QObject):
     crashed = Signal(Crashed)
     cancelled = Signal(Cancelled)
     reading = Signal(Reading)
+    saving = Signal(Saving)
     token = Signal(Token)
     shifted = Signal(Shifted)
     done = Signal(Done)
@@ -69,6 +71,7 @@ class EngineBridge(QObject):
             Crashed: self.crashed,
             Cancelled: self.cancelled,
             Reading: self.reading,
+            Saving: self.saving,
             Token: self.token,
             Shifted: self.shifted,
             Done: self.done,

@@ -134,7 +134,7 @@ class Loading(QObject):
         bridge.need_found.connect(self._calibrator.learn_need)
 
     def prepare_close(self) -> None:
-        """Emit `leaving` if a model is loaded. Called in the GUI thread before `close`."""
+        """Emit `leaving` if a model is loaded: KV states are saved. Called in the GUI thread before `close`."""
         self._leave()
 
     def close(self) -> None:
@@ -161,6 +161,17 @@ class Loading(QObject):
         loaded, pending = self.snapshot.loaded, self.snapshot.pending
         held = frozenset() if loaded is None else frozenset(loaded.order.plan.used_endpoints)
         return held if pending is None else held | pending.order.possible_endpoints()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether KV states of the model are being saved."""
+        return any(isinstance(run.request, SaveSequence) for run in self.bridge.session.snapshot.requests)
+
+    def stop_saving(self) -> None:
+        """Stop saving KV states of the model; unfinished ones are lost."""
+        for run in self.bridge.session.snapshot.requests:
+            if isinstance(run.request, SaveSequence):
+                self.bridge.session.stop(run.id)
 
     @property
     def has_child(self) -> bool:

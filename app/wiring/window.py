@@ -22,6 +22,7 @@ from app.window.library.model_presenter import ModelPresenter
 from app.window.main_window import MainWindow
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
+from app.window.saves_at_close import wait_for_saves
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
 from app.wiring.presenters import (
@@ -155,6 +156,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.device_strip.add_lab_requested.connect(questions.start_lab)
     main.device_strip.split_requested.connect(questions.split_numa)
     main.files_dropped.connect(lambda files: questions.open_dropped(*files))
+    main.closing.connect(partial(wait_for_saves, desk.models))
     # PySide holds bound methods of plain objects weakly; the partial keeps `desk` as long as the window.
     main.closing.connect(partial(desk.close))
 

@@ -193,6 +193,8 @@ class LoadReportPresenter(QObject):
         loading.bridge.fell_back.connect(self._on_fell_back)
         loading.bridge.loaded.connect(self._on_loaded)
         loading.ended.connect(self._on_ended)
+        # The model that a load replaces is gone from the snapshot before its process has ended.
+        loading.loaded_changed.connect(self._show_wait)
         report.proposal_chosen.connect(other_layouts.apply_proposal)
         report.restart_requested.connect(lab.restart)
         report.lay_out_requested.connect(layouts.propose)
@@ -222,9 +224,15 @@ class LoadReportPresenter(QObject):
             self._set_busy(status.waits)
         elif status.phase is Phase.STOPPING:
             self._set_busy(tr("Cancelling"))
-        # During a load, `_on_progress` sets the text.
+        # During a load, `_on_progress` and `_show_wait` set the text.
         elif status.phase is not Phase.LOADING:
             self._set_busy("")
+
+    def _show_wait(self) -> None:
+        """Show why the load waits. The kernel takes minutes to free the memory of a large model."""
+        pending = self._model.loading.snapshot.pending
+        if pending is not None and pending.waits and not pending.cancelled:
+            self._set_busy(tr("Waiting: {reason}", reason=pending.waits))
 
     def _on_progress(self, event: Progress) -> None:
         words = progress_words(event.stage, event.device)

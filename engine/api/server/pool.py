@@ -53,6 +53,7 @@ _DEFAULT_KEEP_ALIVE_S = 300.0
 MAX_WAITING = 64
 """Largest number of requests that wait until their models are loaded; further requests are refused."""
 RETRY = {"Retry-After": "5"}
+_END_POLL_S = 0.1
 
 
 def default_keep_alive_s(load_s: float) -> float:
@@ -385,6 +386,9 @@ class ModelPool:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
+            # `close` waits some seconds, but the kernel takes minutes to free the memory of a large model.
+            while session.snapshot.holds_child:
+                await asyncio.sleep(_END_POLL_S)
 
     async def _load(self, slot: _Slot) -> None:
         """Load a model, after unloading others if necessary, and admit the requests that wait for it.

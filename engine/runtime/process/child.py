@@ -38,15 +38,19 @@ from engine.runtime.protocol.requests import Quit, Request
 DEFAULT_STALL_TIMEOUT_S = 60.0
 STDERR_TAIL_LINES = 40
 _MAX_STDERR_LINE_BYTES = 4096
-# Asked to end, a child has 1 s. Terminated, it has 0.5 s more before it is killed. A killed process that waits for a
-# driver in the kernel may still take seconds to disappear.
+# Asked to end, a child has 1 s. Terminated, it has 0.5 s more before it is killed.
 _ASK_S = 1.0
 _OVERSLEPT_S = 3.0
 """Seconds by which a wait may end too late. A longer delay shows that this process was stopped, or the machine
 suspended.
 """
 _TERMINATE_S = 0.5
-_KILL_WAIT_S = 5.0
+_KILL_WAIT_S = 300.0
+"""Longest wait in seconds for the end of a killed process.
+
+The kernel takes 40 to 170 s to free 400 GB of memory, and the process exists until then. A process that waits for a
+driver or a disk in the kernel may also take long.
+"""
 _EXIT_AFTER_EOF_S = 2.0
 _STDERR_DRAIN_S = 1.0
 """Seconds to wait, after the child's end, for the threads that read standard error and write requests.
@@ -348,13 +352,11 @@ class ChildProcess:
         assert self._process is not None
         if reason is not EndReason.ITSELF:
             self._end_group(reason)
-        returncode = wait_for_exit(self._process, _EXIT_AFTER_EOF_S if reason is EndReason.ITSELF else _KILL_WAIT_S)
-        # Standard output is closed, but the process goes on: it is broken, and killed.
-        if returncode is None:
-            reason = EndReason.BROKEN if reason is EndReason.ITSELF else reason
-            detail = detail or "it closed its output and went on running"
+        elif wait_for_exit(self._process, _EXIT_AFTER_EOF_S) is None:
+            # Standard output is closed, but the process goes on: it is broken, and killed.
+            reason, detail = EndReason.BROKEN, "it closed its output and went on running"
             self._signal(kill=True)
-            returncode = wait_for_exit(self._process, _KILL_WAIT_S)
+        returncode = wait_for_exit(self._process, _KILL_WAIT_S)
         self._requests.put(None)
         # All messages before `on_end`; hence the reader first, and with the longest time.
         reader, stderr, writer, *_ = self._threads

@@ -110,6 +110,11 @@ class ProcessOutcome:
     failed_in_tensor_api: bool = False
 
     @property
+    def still_exists(self) -> bool:
+        """Whether the process could not be ended, so that it may still hold memory."""
+        return self.reason is EndReason.BROKEN and self.exit_code is None and self.signal is None
+
+    @property
     def lost_rpc(self) -> bool:
         """Whether the child ended because an RPC server did not answer, or answered wrongly."""
         if self.reason is not EndReason.ITSELF or self.exit_code == 0:

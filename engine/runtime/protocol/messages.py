@@ -280,7 +280,6 @@ class FinalMessage(Answer, frozen=True, kw_only=True):
 
 class Reading(Answer, frozen=True, tag="reading", kw_only=True):
     """Progress of computing a prompt, sent after each batch, and repeated as a heartbeat during a long batch.
-
     `read_tokens`: number of tokens of the prompt that are in the KV cache now.
     `cached_tokens`: number of tokens of the prompt that were in the cache before the request, and so are not computed
     again.
@@ -453,6 +452,13 @@ class Rendered(FinalMessage, frozen=True, tag="rendered", kw_only=True):
     n_tokens: int = 0
 
 
+class Saving(Answer, frozen=True, tag="saving", kw_only=True):
+    """Progress of saving a KV state: about `saved_bytes` of `size_bytes` bytes. Repeated as a heartbeat."""
+
+    saved_bytes: int
+    size_bytes: int
+
+
 class SequenceSaved(FinalMessage, frozen=True, tag="sequence_saved", kw_only=True):
     """A KV state was written to a file. `tokens`: length of the sequence. `size_bytes`: size of the file."""
 
@@ -543,6 +549,7 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
 LoadMessage = Probed | StageProgress | LoadedModel | AllocationFailure | Stopped
 ModelAnswer = (
     Reading
+    | Saving
     | Piece
     | Shifted
     | Generated

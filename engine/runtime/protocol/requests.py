@@ -372,12 +372,15 @@ class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True)
     The child copies the state at once and writes it in a separate thread, so later requests do not wait.
     `path`: the file to write.
     `of`: id of the generation.
+    `most_bytes`: limit for the state; a larger one is refused with a `Failure` of kind `does_not_fit`, before it is
+    copied. None: no limit.
     """
 
     outlasts_stop: ClassVar[bool] = True
 
     path: str
     of: int
+    most_bytes: int | None = None
 
 
 class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only=True):

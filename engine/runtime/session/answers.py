@@ -23,6 +23,7 @@ from engine.runtime.protocol.messages import (
     Generated,
     Piece,
     Reading,
+    Saving,
     Shifted,
 )
 from engine.runtime.protocol.requests import AnyModelRequest, Stop
@@ -111,6 +112,10 @@ def take_message(transition: Transition, message: AnyMessage) -> None:
                 _put(transition, replace(run, state=RequestState.ANSWERING))
             transition.report(
                 Token(text=message.text, request=run.id, choices=message.choices, context_used=message.context_used)
+            )
+        case Saving():
+            transition.report(
+                events.Saving(request=run.id, saved_bytes=message.saved_bytes, size_bytes=message.size_bytes)
             )
         case Shifted():
             transition.report(

@@ -148,6 +148,14 @@ class Reading(Event, frozen=True, kw_only=True, tag="reading"):
     cached_tokens: int = 0
 
 
+class Saving(Event, frozen=True, kw_only=True, tag="saving"):
+    """Progress of saving a KV state: about `saved_bytes` of `size_bytes` bytes."""
+
+    request: int
+    saved_bytes: int
+    size_bytes: int
+
+
 class Token(Event, frozen=True, kw_only=True, tag="token"):
     """New text of an answer, from one or a few tokens.
 
@@ -266,5 +274,5 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
-RequestEvent = Reading | Token | Shifted | RequestEnding
-AnyEvent = Progress | Attempt | Fallback | Reading | Token | Shifted | LoadEnding | RequestEnding
+RequestEvent = Reading | Saving | Token | Shifted | RequestEnding
+AnyEvent = Progress | Attempt | Fallback | Reading | Saving | Token | Shifted | LoadEnding | RequestEnding

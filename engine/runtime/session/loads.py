@@ -436,6 +436,9 @@ def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Ca
             conclude(transition, load.ending)
         case Step.LOADING:
             diagnose()
+        case Step.REPLACING if outcome.still_exists:
+            # It holds the memory that the new layout needs.
+            diagnose()
         case Step.REPLACING:
             _start(transition)
         case _:

@@ -135,7 +135,7 @@ def test_other_cache_types_are_another_state_and_a_damaged_one_is_read_again(ben
     assert (answer.state, read_tokens(answer) > 100) == ("done", True)
 
 
-def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -> None:
+def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.load(n_ctx=2048)
     bench.say(LONG_WORDS)
     bench.settle()
@@ -151,10 +151,12 @@ def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -
     bench.wait(lambda: bool(done))
     assert bench.files == []
     assert Settings(bench.folder / "settings.ini").saved_states_bytes == 1
+    written: list[Path] = []
+    monkeypatch.setattr(bench.desk.states, "keep", lambda _chat, path: written.append(path))
     bench.say(LONG_WORDS)
     bench.settle()
     bench.wait(lambda: any("larger than the limit" in text for text in said))
-    assert bench.files == []
+    assert (bench.files, written) == ([], [])
 
 
 def test_a_search_that_fails_answers_that_there_is_no_state(

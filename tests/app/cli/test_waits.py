@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from app.cli import follow
 from app.cli.follow import IDLE_POLL_S, Ended, Follower
 from app.cli.talk import LineReader
-from engine.runtime.protocol.requests import Generate
-from engine.runtime.session.events import Cancelled, Failed, Loaded, Token
+from engine.runtime.protocol.requests import Generate, SaveSequence
+from engine.runtime.session.events import Cancelled, Failed, Loaded, RequestEvent, Saving, Token
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.status import Phase
 from tests.support.fake_worker import fake_worker_argv
@@ -40,6 +41,29 @@ def test_a_chat_that_waits_for_a_line_wakes_for_events_only(ends: tuple[int, int
         timer.join(DEADLINE_S)
     os.write(ends[1], b"hello\n")
     assert reader.next(None) == "hello"
+
+
+def test_a_long_save_is_told_and_an_interrupt_then_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "LONG_S", 0.0)
+    follower, said = Follower(), list[str]()
+
+    class Stream:
+        is_stopped = False
+
+        def next(self, _timeout_s: float) -> RequestEvent:
+            if self.is_stopped:
+                return Cancelled(stage="warm_up", request=0)
+            if said:
+                follower._interrupt()
+            return Saving(request=0, saved_bytes=0, size_bytes=1)
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    monkeypatch.setattr(follower, "ask", lambda _request: Stream())
+    answer = follower.answer_of(SaveSequence(path="s", of=0), stops=False, on_long=lambda: said.append("long"))
+    assert isinstance(answer, Cancelled)
+    assert said == ["long"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a wait without limit would hold up signal handlers there")

@@ -23,7 +23,11 @@ MOST = 16
 MOST_BYTES = 2 << 30
 """Limit for all checkpoints together, in bytes. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
 HOST_SHARE = 16
-"""Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free."""
+"""Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free.
+
+At most `MOST_FREE_BYTES` stay free: a large model may leave less than 1/16 of the memory, and a checkpoint is small.
+"""
+MOST_FREE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -56,8 +60,9 @@ class CheckpointTaker:
         self._flags = loaded.engine.low.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         self.is_needed = loaded.needs_checkpoints
         self.spacing = max(loaded.batch_tokens, loaded.context_tokens // MOST)
-        self._part_bytes = read_host_memory().total_bytes // HOST_SHARE if self.is_needed else 0
-        self.most_bytes = min(MOST_BYTES, self._part_bytes)
+        part_bytes = read_host_memory().total_bytes // HOST_SHARE if self.is_needed else 0
+        self.most_bytes = min(MOST_BYTES, part_bytes)
+        self._left_free_bytes = min(MOST_FREE_BYTES, part_bytes)
 
     def size_bytes(self, sequence: int) -> int:
         """Return the size in bytes that a new checkpoint of a sequence would have.
@@ -70,7 +75,7 @@ class CheckpointTaker:
             self._loaded.engine.low.llama_state_seq_get_size_ext(self._loaded.context, sequence, self._flags)
         )
         # Read anew each time: other programs use host memory too.
-        has_room = read_host_memory().free_bytes >= size_bytes + self._part_bytes
+        has_room = read_host_memory().free_bytes >= size_bytes + self._left_free_bytes
         return size_bytes if has_room else self.most_bytes + 1
 
     def take(self, sequence: int, tokens: int, size_bytes: int) -> Checkpoint | None:

@@ -25,7 +25,7 @@ from engine.runtime.child.load.loaded_context import ABORTED, DECODED, NO_SLOT, 
 from engine.runtime.child.native.failures import RequestError, failure, look_at_nodes
 from engine.runtime.child.native.log import FreeMemory
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import Message, Reading
+from engine.runtime.protocol.messages import Message, Reading, Saving
 from engine.runtime.protocol.requests import ModelRequest
 
 
@@ -125,7 +125,7 @@ class DecodeLoop:
         look_at_nodes()
         self._outbox.send_reading(self._reading)
 
-    def _reading(self) -> list[Reading]:
+    def _reading(self) -> list[Reading | Saving]:
         running, taken = (*self._running, *self._standalone), self._taken
         if running or taken is None:
             return [task.reading for task in running[:1]]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from engine.runtime.protocol.messages import Message, Piece, Reading
+from engine.runtime.protocol.messages import Message, Piece, Reading, Saving
 
 
 class Outbox:
@@ -60,7 +60,7 @@ class Outbox:
             if others or self._clock() + batch_s - self._written_s >= interval_s:
                 self._send(others)
 
-    def send_reading(self, readings: Callable[[], Iterable[Reading]]) -> None:
+    def send_reading(self, readings: Callable[[], Iterable[Reading | Saving]]) -> None:
         """Send the progress messages that `readings` returns. May be called in any thread.
 
         No other message is sent between the call of `readings` and the end of sending.

@@ -11,8 +11,12 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
 """Smallest number of tokens that copying a prefix must save, because a copy between streams moves a whole KV cache."""
-MOST_COPIED_BYTES = 64 << 20
-"""Largest recurrent state in bytes that is copied before a batch with drafts, so that rejected drafts can be undone."""
+MOST_COPIED_BYTES = 256 << 20
+"""Largest recurrent state in bytes that is copied before a batch with drafts, so that rejected drafts can be undone.
+
+Qwen3-Next has 79 MB, and larger hybrid models two to three times as much. The time of the copy is a part of the step's
+measured duration, so that `DraftLengths` drafts nothing if the copy takes longer than the drafts save.
+"""
 
 
 @dataclass(eq=False, slots=True)

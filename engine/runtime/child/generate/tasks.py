@@ -14,7 +14,7 @@ from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.load.media import MediaPart
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import Answer, FinalMessage, Message, Reading
+from engine.runtime.protocol.messages import Answer, FinalMessage, Message, Reading, Saving
 from engine.runtime.protocol.requests import STREAM_INTERVAL_S
 
 
@@ -32,8 +32,8 @@ class Task:
         """Free the native objects of this task. Called when the task has ended."""
 
     @property
-    def reading(self) -> Reading:
-        """Message about the progress of the prompt, or of the texts to embed."""
+    def reading(self) -> Reading | Saving:
+        """Message about the progress of the prompt, of the texts to embed, or of saving a KV state."""
         return Reading(request=self.id, read_tokens=0, prompt_tokens=0)
 
 

@@ -17,6 +17,7 @@ from engine.base.units import format_bytes
 from engine.devices.host_memory import read_host_memory
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
+    PIECE_BYTES,
     DamagedSequenceError,
     KeptCheckpoint,
     SequenceFileError,
@@ -32,7 +33,7 @@ from engine.runtime.child.generate.tasks import StandaloneTask
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import with_numbers, without_numbers
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.protocol.messages import SequenceRestored, SequenceSaved
+from engine.runtime.protocol.messages import Saving, SequenceRestored, SequenceSaved
 from engine.runtime.protocol.requests import RestoreSequence, SaveSequence
 
 KEPT_CHECKPOINTS = 2
@@ -48,7 +49,7 @@ SILENT_S = 10.0
 """Longest time in seconds without progress (`PIECE_BYTES`), after which a save fails.
 
 A disk that does not answer may never do so, and a saved KV state is only a cache. An unload and another load wait for
-saves without a limit of their own; closing a session waits 12 s.
+saves without a limit of their own, and so does the closing window; closing a session waits 12 s.
 """
 
 _hung: list[threading.Thread] = []
@@ -59,8 +60,8 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
     """Copy the KV state of an ended request out of the context, and return the task that writes it.
 
     Raises:
-        RequestError: the request still runs, its tokens are no longer cached, its context was shifted, host memory is
-            short, or the disk did not answer an earlier save.
+        RequestError: the request still runs, its tokens are no longer cached, its context was shifted, the state is
+            larger than the limit of the request, host memory is short, or the disk did not answer an earlier save.
     """
     slot = slots.holding(request.of)
     if slot is None:
@@ -77,13 +78,20 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
         raise _no_answer(Path(request.path))
     low, context = loaded.engine.low, loaded.context
     size_bytes = int(low.llama_state_seq_get_size(context, slot.number))
+    checkpoints = slot.checkpoints[-KEPT_CHECKPOINTS:]
+    whole_bytes = size_bytes + sum(each.size_bytes for each in checkpoints)
+    if request.most_bytes is not None and whole_bytes > request.most_bytes:
+        raise failure(
+            "does_not_fit",
+            f"The KV state has {format_bytes(whole_bytes)}, and the limit for saved KV states is "
+            f"{format_bytes(request.most_bytes)}; it is not saved.",
+        )
     _check_memory(size_bytes, "Saving the KV state")
     state = (ctypes.c_uint8 * size_bytes)()
     if not size_bytes or int(low.llama_state_seq_get_data(context, state, size_bytes, slot.number)) != size_bytes:
         raise failure("internal", "llama.cpp did not give the state of the sequence.")
     # Negative tokens of images count in the order of this process. The file gets numbers of its own, with names.
     tokens, images = without_numbers(loaded.media, slot.tokens)
-    checkpoints = slot.checkpoints[-KEPT_CHECKPOINTS:]
     kept = tuple(KeptCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
     states = [memoryview(state).cast("B"), *(each.state for each in checkpoints)]
     header = msgspec.structs.replace(header_of(loaded, len(tokens), size_bytes, "", kept), images=images)
@@ -99,11 +107,22 @@ class SaveTask(StandaloneTask):
         super().__init__(request.id)
         self._path, self._tokens, self._states, self._header = Path(request.path), tokens, states, header
         self._written_bytes = 0
+        # The digest and the disk take each piece.
+        self._steps = 2 * sum(-(-len(state) // PIECE_BYTES) for state in states)
+        self._steps_done = 0
         self._fault = ""
         self._given_up = False
         self._moved_s = time.monotonic()
         self._thread = threading.Thread(target=self._write, name="save a sequence", daemon=True)
         self._thread.start()
+
+    @property
+    def reading(self) -> Saving:
+        """Message about the progress of the save."""
+        size_bytes = sum(state.nbytes for state in self._states)
+        return Saving(
+            request=self.id, saved_bytes=size_bytes * self._steps_done // max(self._steps, 1), size_bytes=size_bytes
+        )
 
     def run_part(self, slots: Slots) -> SequenceSaved | None:
         self._thread.join(0 if any(slot.taken for slot in slots.all) else WAIT_S)
@@ -116,6 +135,9 @@ class SaveTask(StandaloneTask):
         if self._fault:
             raise failure("argument", self._fault)
         return SequenceSaved(request=self.id, tokens=len(self._tokens), size_bytes=self._written_bytes)
+
+    def free(self) -> None:
+        self._given_up = True
 
     def _write(self) -> None:
         try:
@@ -133,6 +155,7 @@ class SaveTask(StandaloneTask):
         if self._given_up:
             # The save was reported as failed, so that no file of it may appear later.
             raise SequenceFileError(f"{self._path.name} was given up.")
+        self._steps_done += 1
         self._moved_s = time.monotonic()
 
 

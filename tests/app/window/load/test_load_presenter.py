@@ -10,7 +10,9 @@ from app.wiring import WindowParts
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.events import Cancelled, Failed, Fallback, Loaded
+from engine.runtime.session.snapshot import Pending, Snapshot
 from engine.runtime.session.status import Phase
+from tests.support.orders import make_order
 
 
 @pytest.mark.parametrize(("phase", "said"), [(Phase.LOADING, "<loading>"), (Phase.STOPPING, "<cancelling>")])
@@ -24,6 +26,17 @@ def test_what_a_model_does_is_translated(
     window.desk.models.changed.emit()
     (row,) = window.main.model_panel.loaded_list.rows()
     assert said in row.accessibleName()
+
+
+def test_a_load_says_that_it_waits_for_the_model_that_it_replaces(
+    window: WindowParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, said = window.desk.models.current.loading, list[str]()
+    monkeypatch.setattr(window.main.status_line, "set_busy", lambda _source, text: said.append(text))
+    pending = Pending(make_order(), waits="the previous model is being unloaded")
+    monkeypatch.setattr(loading, "snapshot", Snapshot(number=1001, phase=Phase.STARTING, pending=pending))
+    loading.loaded_changed.emit(None)
+    assert said[-1].endswith("Waiting: the previous model is being unloaded")
 
 
 def test_a_load_without_the_tensor_api_says_so_when_it_begins_and_when_it_is_done(

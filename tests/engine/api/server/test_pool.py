@@ -21,10 +21,11 @@ from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
 from engine.devices.device import ComputingNeed, Rig
 from engine.runtime.session.driver import SessionUpdate
+from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
-from tests.support.patience import wait_until
+from tests.support.patience import DEADLINE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,36 @@ def test_models_that_exclude_each_other_take_turns(paths: tuple[Path, Path]) -> 
         assert [reply.status for reply in replies] == [200] * 8
         assert [reply.document["model"] for reply in replies] == names
         assert sorted(states(server).values()) == ["loaded", "unloaded"]
+
+
+def test_a_load_waits_until_the_process_of_an_unloaded_model_has_ended(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ModelSession.close` waits some seconds only. The process of a large model may exist for minutes."""
+    may_end, closed = threading.Event(), threading.Event()
+    sessions: list[ModelSession] = []
+    held: list[bool] = []
+
+    class LargeSession(ModelSession):
+        def load(self, order: LoadOrder) -> None:
+            held.append(any(session.snapshot.holds_child for session in sessions))
+            sessions.append(self)
+            super().load(order)
+
+        def close(self) -> None:
+            if may_end.is_set():
+                super().close()
+            closed.set()
+
+    monkeypatch.setattr(pool, "ModelSession", LargeSession)
+    with running(list(map(entry_of, paths)), rig=rig_for_one(paths[0])) as server, ThreadPoolExecutor(1) as threads:
+        assert ask(server, "first").status == 200
+        reply = threads.submit(ask, server, "second")
+        assert closed.wait(DEADLINE_S)
+        may_end.set()
+        sessions[0].close()
+        assert reply.result(DEADLINE_S).status == 200
+    assert held == [False, False]
 
 
 def test_a_model_that_is_asked_all_the_time_lets_another_one_have_its_turn(paths: tuple[Path, Path]) -> None:

@@ -21,6 +21,7 @@ from engine.runtime.protocol.messages import (
     Hello,
     Piece,
     Reading,
+    Saving,
     Serving,
     Shifted,
     StageProgress,
@@ -78,7 +79,7 @@ class RawChild:
     def answer(self) -> AnyMessage | None:
         """Return the next message that is neither progress nor a piece of text; those are in `heard`."""
         self.heard = []
-        while isinstance(message := self.message(), StageProgress | Reading | Piece | Shifted):
+        while isinstance(message := self.message(), StageProgress | Reading | Saving | Piece | Shifted):
             self.heard.append(message)
         return message
 

@@ -22,6 +22,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.table import SETTINGS
 from engine.runtime.child.generate import saved_kv_state
+from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
     KeptCheckpoint,
     ModelIdentity,
@@ -39,6 +40,7 @@ from engine.runtime.protocol.messages import (
     LoadedModel,
     Piece,
     Reading,
+    Saving,
     SequenceRestored,
     SequenceSaved,
 )
@@ -46,6 +48,7 @@ from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreS
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.setting_values import others
 
 CONTEXT = ContextSettings(n_ctx=1024, n_ubatch=64, n_seq_max=2, threads=1)
@@ -348,6 +351,26 @@ def test_restoring_is_done_in_parts_between_which_it_may_be_stopped(
         task.run_part(slots)
 
 
+def test_a_save_tells_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, reached = threading.Event(), threading.Event()
+
+    def write(*parts: Any) -> int:
+        for _ in range(3):  # the digest took both pieces, and the disk the first
+            parts[-1]()
+        reached.set()
+        go_on.wait(DEADLINE_S)
+        return 1
+
+    monkeypatch.setattr(saved_kv_states, "write_sequence", write)
+    monkeypatch.setattr(saved_kv_states, "PIECE_BYTES", 8)
+    request = SaveSequence(id=1, path=str(tmp_path / "s"), of=0)
+    task = saved_kv_states.SaveTask(request, [], [memoryview(bytes(16))], HEADER)
+    assert reached.wait(DEADLINE_S)
+    assert task.reading == Saving(request=1, saved_bytes=12, size_bytes=16)
+    go_on.set()
+    task._thread.join()
+
+
 def test_a_disk_that_does_not_answer_ends_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     written = []
@@ -402,7 +425,19 @@ def test_a_save_is_refused_before_the_free_memory_is_used_up(monkeypatch: pytest
     monkeypatch.setattr(saved_kv_states, "read_host_memory", lambda: HostMemory(64 * MIB, 4 * MIB))
     low = SimpleNamespace(llama_state_seq_get_size=lambda *_: 5 * MIB)
     loaded = cast("LoadedContext", SimpleNamespace(engine=SimpleNamespace(low=low), context=0))
-    slot = SimpleNamespace(number=0, taken=False, exact=None)
+    slot = SimpleNamespace(number=0, taken=False, exact=None, checkpoints=[])
     slots = cast("Slots", SimpleNamespace(holding=lambda _of: slot))
     with pytest.raises(RequestError, match=r"takes 5\.0 MiB of host memory, but 4\.0 MiB are free"):
         saved_kv_states.begin_saving(loaded, slots, SaveSequence(path="s", of=0))
+
+
+def test_a_state_above_the_limit_of_its_request_is_refused_before_it_is_copied() -> None:
+    low = SimpleNamespace(llama_state_seq_get_size=lambda *_: 5 * MIB)
+    loaded = cast("LoadedContext", SimpleNamespace(engine=SimpleNamespace(low=low), context=0))
+    slot = SimpleNamespace(number=0, taken=False, exact=None, checkpoints=[Checkpoint(1, memoryview(bytes(MIB)))])
+    slots = cast("Slots", SimpleNamespace(holding=lambda _of: slot))
+    with pytest.raises(RequestError, match=r"has 6\.0 MiB, and the limit for saved KV states is 5\.0 MiB") as refused:
+        saved_kv_states.begin_saving(loaded, slots, SaveSequence(path="s", of=0, most_bytes=5 * MIB))
+    message = refused.value.message_for(0)
+    assert isinstance(message, Failure)
+    assert message.kind == "does_not_fit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from engine.runtime.process import child as child_module
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.process.system import wait_for_exit
 from engine.runtime.protocol.messages import AnyMessage, Hello, Piece
 from engine.runtime.protocol.requests import Generate
 from tests.support.fake_worker import fake_worker_argv
@@ -68,6 +70,24 @@ def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(monke
     child.stop()
     assert child.wait(DEADLINE_S) is not None
     assert [outcome.reason for outcome in ended] == [EndReason.STOPPED]
+
+
+def test_the_end_of_a_large_child_is_told_when_its_process_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes up to minutes to free hundreds of GB, and the process exists until then."""
+
+    def wait_longer(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+        return None if timeout_s < 170 else wait_for_exit(process, timeout_s)
+
+    monkeypatch.setattr(child_module, "wait_for_exit", wait_longer)
+    ended: list[ProcessOutcome] = []
+    greeted = threading.Event()
+    child = ChildProcess(lambda message: greeted.set(), ended.append, argv=fake_worker_argv("normal"))
+    child.start()
+    assert greeted.wait(DEADLINE_S)
+    child.stop()
+    assert child.wait(DEADLINE_S) is not None
+    assert [outcome.reason for outcome in ended] == [EndReason.STOPPED]
+    assert not ended[0].still_exists
 
 
 @pytest.mark.parametrize("started", range(4))

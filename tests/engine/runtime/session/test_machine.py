@@ -125,6 +125,19 @@ def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() 
     assert isinstance(story.done[-1], effects.Prepare)
 
 
+def test_no_load_begins_beside_a_process_that_cannot_be_ended() -> None:
+    story = Story().loaded()
+    story.put(inputs.Load(make_order()))
+    story.prepared()
+    assert story.snapshot.pending is not None
+    assert story.snapshot.pending.waits == "the previous model is being unloaded"
+    done = story.ended(ProcessOutcome(EndReason.BROKEN, detail="process 7 does not end, even when killed"))
+    assert not [each for each in done if isinstance(each, effects.StartChild)]
+    (ending,) = story.endings
+    assert isinstance(ending, Failed)
+    assert "process 7 does not end" in ending.message
+
+
 def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() -> None:
     stalled = ProcessOutcome(EndReason.STALLED, detail="90 s")
     for fraction, words in ((0.4, "reading the weights (40 % done)"), (None, "reading the weights.")):

@@ -10,6 +10,7 @@ import pytest
 
 from engine.devices.host_memory import HostMemory
 from engine.runtime.child.generate import checkpoints, decode_loop
+from engine.runtime.child.generate.checkpoints import CheckpointTaker
 from engine.runtime.child.generate.decode_loop import DecodeLoop
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import StandaloneTask
@@ -19,7 +20,7 @@ from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Failure, FinalMessage, Message, Reading, Tokenised
 from engine.runtime.protocol.requests import Tokenise
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.fixture
@@ -154,3 +155,19 @@ def test_the_longest_computation_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(2):
         assert LoadedContext.compute(context, None) == ABORTED
     assert (begun, context.computing_since_s, context.longest_s) == ([0.0, 3.0], None, 3.0)
+
+
+@pytest.mark.parametrize(("state_bytes", "free_bytes", "is_taken"), [
+    (200 * MIB, 3 * GIB, True),  # a large model has left less than 1/16 of the memory
+    (200 * MIB, GIB, False),
+    (GIB, 32 * GIB, False),
+])  # fmt: skip
+def test_drafts_and_checkpoints_need_some_free_host_memory(
+    loaded: LoadedContext, monkeypatch: pytest.MonkeyPatch, state_bytes: int, free_bytes: int, is_taken: bool
+) -> None:
+    monkeypatch.setattr(checkpoints, "read_host_memory", lambda: HostMemory(64 * GIB, free_bytes))
+    monkeypatch.setattr(loaded.engine.low, "llama_state_seq_get_size_ext", lambda *_: state_bytes)
+    slots = Slots(loaded)
+    assert slots.can_roll_back(slots.all[0]) == is_taken
+    taker = CheckpointTaker(loaded)
+    assert (taker.size_bytes(0) <= taker.most_bytes) == (free_bytes > GIB)

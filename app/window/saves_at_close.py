@@ -1,0 +1,66 @@
+"""The wait for KV states that are being saved when the window closes, with a dialog if it is long.
+
+The wait has no limit of its own. The model's child ends a save whose disk does not answer for 10 seconds.
+"""
+
+from __future__ import annotations
+
+import time
+
+from PySide6.QtCore import QEventLoop, Qt, QTimer
+
+from app.models.open_models import OpenModels
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.runtime.session.events import Saving
+from widgets.common.dialog import StatusDialog
+
+SHOW_AFTER_S = 2.0
+_POLL_MS = 50
+
+
+def wait_for_saves(models: OpenModels) -> None:
+    """Save the KV states of all models. Return when they are saved, or when the user ends the wait.
+
+    If that takes longer than `SHOW_AFTER_S` seconds, a dialog shows the progress, with a button to close at once.
+    Called in the GUI thread when the window was hidden, while all objects still exist. Events are processed meanwhile.
+    """
+    begun_s = time.monotonic()
+    for model in models.all:
+        model.loading.prepare_close()
+    saving = [model for model in models.all if model.loading.is_saving]
+    if not saving:
+        return
+    loop, poll = QEventLoop(), QTimer()
+    dialog = StatusDialog(tr("Saving KV states"))
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)  # deleted below
+    dialog.close_button.setText(tr("Close Now"))
+    dialog.lay_out(dialog.status_label)
+    dialog.say(tr("Saving the KV state of the conversation…"))
+
+    def show_progress(event: Saving) -> None:
+        saved, size = format_bytes(event.saved_bytes), format_bytes(event.size_bytes)
+        dialog.say(tr("Saving the KV state of the conversation… ({saved} of {size})", saved=saved, size=size))
+
+    def look() -> None:
+        if not any(model.loading.is_saving for model in saving):
+            loop.quit()
+        elif dialog.isHidden() and time.monotonic() - begun_s >= SHOW_AFTER_S:
+            dialog.show()
+
+    for model in saving:
+        model.loading.bridge.saving.connect(show_progress)
+    dialog.finished.connect(loop.quit)
+    poll.timeout.connect(look)
+    poll.start(_POLL_MS)
+    try:
+        loop.exec()
+    finally:
+        poll.stop()
+        for model in saving:
+            model.loading.bridge.saving.disconnect(show_progress)
+            # Otherwise the session would wait some seconds more for what the user does not wait for.
+            model.loading.stop_saving()
+        dialog.finished.disconnect(loop.quit)
+        dialog.close()
+        dialog.deleteLater()

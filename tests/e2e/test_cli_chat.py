@@ -200,6 +200,7 @@ def test_each_answer_teaches_the_speed_book(
     assert done.generated_tokens == json.loads(answer.out.splitlines()[-1])["generated_tokens"]
 
 
+@pytest.mark.exhaustive
 def test_a_template_that_was_replaced_is_said_once(
     home: Home,
     model: Path,
@@ -284,6 +285,7 @@ def test_a_second_interrupt_ends_a_chat_whose_engine_does_not_react(home: Home, 
     assert (answer.content, answer.state) == (text_of(events), "interrupted")
 
 
+@pytest.mark.exhaustive
 def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> None:
     lines = "".join(f"{letter * 60}\n" for letter in "abcdefgh")
     events = home.events(
@@ -320,6 +322,7 @@ LETTERS = (
 )
 
 
+@pytest.mark.exhaustive
 def test_an_answer_goes_on_in_a_full_context_where_that_was_chosen(home: Home, model: Path) -> None:
     events = home.events(model, *LETTERS, "--full-context", "shift", "--prompt", "Begin")
     (shifted,) = of(events, "shifted")
@@ -350,6 +353,7 @@ def test_a_shift_with_a_quantised_cache_is_refused_before_the_load(
     assert "f16 and q8_0" in answer.document["error"]["message"]
 
 
+@pytest.mark.exhaustive
 def test_presets_give_a_system_prompt_and_settings(home: Home, model: Path) -> None:
     home.data.mkdir(parents=True)
     write_presets(home.data / "presets.json", [Preset(name="Yes", settings={"grammar": 'root ::= "yes"'})])
@@ -372,6 +376,7 @@ def test_a_question_that_is_not_asked_ends_with_an_error_where_it_is_the_only_on
     assert "too long for the context" in last["message"]
 
 
+@pytest.mark.exhaustive
 def test_a_kept_conversation_gets_another_system_prompt_and_preset_for_good(
     home: Home, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,6 +408,7 @@ def test_a_file_goes_with_the_first_question(home: Home, model: Path, tmp_path: 
     assert of(events, "done")[0]["prompt_tokens"] > len("File: a.py print(1) One")
 
 
+@pytest.mark.exhaustive
 def test_an_attached_image_goes_to_a_model_that_sees(home: Home, model: Path, tmp_path: Path) -> None:
     image, projector = tmp_path / "a.png", write_tiny_projector(tmp_path / "mmproj.gguf")
     image.write_bytes(picture())
@@ -461,6 +467,7 @@ CALLS = (
 )
 
 
+@pytest.mark.exhaustive
 def test_calls_are_told_and_their_results_are_read_from_the_input(home: Home, model: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps(TOOLS))

@@ -151,6 +151,7 @@ def test_several_prompts_are_answered_at_a_time(lab: Lab, tmp_path: Path) -> Non
         assert last[key] == sum(event[key] for event in ends)
 
 
+@pytest.mark.exhaustive
 def test_texts_are_embedded_on_a_worker_as_on_the_processor(lab: Lab, tmp_path: Path) -> None:
     encoder = write_tiny_encoder(tmp_path / "bert.gguf", pooling=gguf.PoolingType.MEAN)
     texts = ("hello", "hello there", "there there hello")
@@ -170,6 +171,7 @@ def test_texts_are_embedded_on_a_worker_as_on_the_processor(lab: Lab, tmp_path: 
     assert plain.error["kind"] == "argument"
 
 
+@pytest.mark.exhaustive
 def test_an_interrupt_ends_embedding(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "m.gguf", n_embd=512, n_ff=2048, extra_metadata={"llama.pooling_type": 3})
     texts = ("hello there " * 20,) * 2000
@@ -197,6 +199,7 @@ def test_a_probe_tells_what_the_load_then_measures(lab: Lab, tmp_path: Path) -> 
     assert [row | {"grade": ""} for row in probed] == [row | {"grade": ""} for row in measured]
 
 
+@pytest.mark.exhaustive
 def test_a_context_too_large_for_one_worker(lab: Lab, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "l.json", RUNS, n_ctx=40960)
     words = (lab.model, "--rig", lab.rig, "--layout", layout, "--json")
@@ -237,6 +240,7 @@ def test_people_read_which_worker_is_too_small(lab: Lab, tmp_path: Path) -> None
     assert any("Move layer" in line for line in lines[failure + 2 :])
 
 
+@pytest.mark.exhaustive
 def test_a_load_with_retries_steps_back_and_tells_each_attempt(lab: Lab, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "l.json", [{"device": "RPC0", "layers": "0-15"}], output="RPC0", n_ctx=24576)
     words = ("load", lab.model, "--rig", lab.rig, "--layout", layout)
@@ -267,6 +271,7 @@ def test_a_load_with_retries_steps_back_and_tells_each_attempt(lab: Lab, tmp_pat
     assert run_cli(*words).code == 3
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_that_is_longer_than_the_context(lab: Lab, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "l.json", [{"device": "CPU", "layers": "0-15"}], output="CPU", n_ctx=256)
     answer = run_cli("load", lab.model, "--layout", layout, "--prompt", "long " * 200, "--json")
@@ -302,6 +307,7 @@ def test_devices_asks_the_workers(lab: Lab, tmp_path: Path) -> None:
     assert by_id(load.events[-1]["devices"])["RPC1"]["kv_cache_bytes"] > 0
 
 
+@pytest.mark.exhaustive
 def test_layers_that_run_twice_are_forecast_probed_and_loaded_alike(lab: Lab, tmp_path: Path) -> None:
     model = write_tiny_llama(
         tmp_path / "odd.gguf", n_layers=4, architecture=LOOPED_ARCHITECTURE, extra_metadata=LOOPED_METADATA

@@ -242,6 +242,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, monke
     assert "another program uses this port" in answer.err
 
 
+@pytest.mark.exhaustive
 def test_images_and_sound_come_as_data(folder: Path, tmp_path: Path) -> None:
     cases: list[tuple[Path, dict[str, Any]]] = [
         (

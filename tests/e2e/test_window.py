@@ -105,6 +105,7 @@ def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -
     wait_until_gone(children)
 
 
+@pytest.mark.exhaustive
 def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
     window.click(LOAD_BUTTON)
     window.wait_for("the child", lambda: bool(engines(window)))
@@ -114,6 +115,7 @@ def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
     wait_until_gone(children)
 
 
+@pytest.mark.exhaustive
 def test_a_drag_is_given_up_keys_move_layers_and_a_bad_file_says_why(window: Window, tmp_path: Path) -> None:
     mouse = window.desktop
     start, target = window.ask("layer", "3@RPC2"), window.ask("layer", "3@RPC0")

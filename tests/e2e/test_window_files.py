@@ -111,6 +111,7 @@ def test_a_bad_file_is_one_sentence_that_names_it(desktop: Desktop, tmp_path: Pa
         assert window.ask("bugs") == []
 
 
+@pytest.mark.exhaustive
 def test_a_rig_file_can_be_planned_with_and_says_why_it_cannot_be_loaded(desktop: Desktop, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model.gguf", n_layers=4)
     rig = tmp_path / "rig.json"
@@ -124,6 +125,7 @@ def test_a_rig_file_can_be_planned_with_and_says_why_it_cannot_be_loaded(desktop
         assert window.ask("bugs") == []
 
 
+@pytest.mark.exhaustive
 def test_a_restart_remembers_the_window_and_the_models(desktop: Desktop, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "remembered.gguf", n_layers=2)
     with open_window(desktop, tmp_path, model=model) as window:

@@ -51,6 +51,7 @@ def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Wi
     assert len(engines(window)) == 1
 
 
+@pytest.mark.exhaustive
 def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Window) -> None:
     load(window)
     ask_model(window, "one")
@@ -104,6 +105,7 @@ def test_a_conversation_too_long_for_the_context_leaves_the_report_alone(window:
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "", "the question stays in the conversation"
 
 
+@pytest.mark.exhaustive
 def test_the_lab_can_go_under_a_loaded_model_and_comes_once(window: Window) -> None:
     load(window)
     ask_model(window, "go on")

@@ -101,6 +101,7 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     assert window.ask("bugs") == []
 
 
+@pytest.mark.exhaustive
 def test_a_crash_of_one_is_told_by_name_and_closing_ends_the_other(window: Window, tmp_path: Path) -> None:
     load(window)
     (demo,) = engines(window)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.desktop import open_desktop, open_window
 from tests.support.window_steps import ask_model, load, open_demo
 
 TENSOR = "settings_bar.split_chooser.tensor_button"
 
 
+@pytest.mark.exhaustive
 def test_a_click_on_tensor_splits_over_all_workers_and_loads(tmp_path: Path) -> None:
     with open_desktop("1280x800") as desktop, open_window(desktop, tmp_path) as window:
         open_demo(window)

@@ -138,6 +138,7 @@ def ending_of(
         return endings[-1], endpoint, most_bytes[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("command", "lie"), some(LOADS, 2))
 def test_a_worker_that_turns_in_a_load_is_named(
     worker: tuple[Rig, str], model: ModelFile, command: int, lie: Lie

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Thumbnails
@@ -77,6 +78,7 @@ def test_a_model_without_eyes_says_what_to_do(bench: Bench) -> None:
     assert "Choose the model's projector" in refused.note
 
 
+@pytest.mark.exhaustive
 def test_images_that_are_too_many_leave_out_old_turns(bench: Bench) -> None:
     bench.load(sees=True)
     for seed in range(6):

@@ -212,6 +212,7 @@ def test_load_says_why_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert explanation in answer.err.splitlines()
 
 
+@pytest.mark.exhaustive
 def test_speeds_are_measured_on_request_and_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk,
     assert desk.is_edited
 
 
+@pytest.mark.exhaustive
 def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_path: Path) -> None:
     model = desk.document.model
     assert model is not None
@@ -87,6 +88,7 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     assert desk.document.edit == asked
 
 
+@pytest.mark.exhaustive
 def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
     desk.settings.steps_back = True
     desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
@@ -119,6 +121,7 @@ def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_me
     assert [(pin.device, pin.first) for pin in orders[0].retry.constraints.pins] == [("RPC0", 0), ("RPC0", 1)]
 
 
+@pytest.mark.exhaustive
 def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBot) -> None:
     assert not desk.settings.steps_back
     attempts: list[Attempt] = []

@@ -232,6 +232,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     model.loading.loaded = None
 
 
+@pytest.mark.exhaustive
 def test_speeds_are_measured_from_the_menu(
     open_window: OpenWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def rig() -> Iterator[Rig]:
         yield lab.rig
 
 
+@pytest.mark.exhaustive
 def test_loads_are_forecast_exactly_and_speeds_are_kept(
     rig: Rig, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_what_works_here_is_found_to_work(models: Models) -> None:
     assert 0 < (found[0].difference or 0) < 0.5, "other weights give other logits, and not quite others"
 
 
+@pytest.mark.exhaustive
 def test_workers_compute_as_the_cpu_does_alone_and_as_a_split(models: Models) -> None:
     with LabRig([64 * MIB] * 2) as lab:
         few = {name: models[name] for name in ("F16", "Q8_0")}

@@ -162,6 +162,7 @@ def load_on_both(memory: ModelMemory, first: CountingRelay, second: CountingRela
     return ending
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection")
 def test_several_workers_get_their_weights_at_the_same_time(memory: ModelMemory, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("first", "second")]

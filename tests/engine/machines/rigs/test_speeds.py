@@ -33,6 +33,7 @@ def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "_TYPES", dict(some(list(speeds._TYPES.items()), least=1)))
 
 
+@pytest.mark.exhaustive
 def test_host_and_lab_workers_are_measured() -> None:
     with LabRig([64 * MIB, 64 * MIB]) as lab:
         gone = replace(lab.rig.devices[0], id="gone", endpoint="127.0.0.1:1")

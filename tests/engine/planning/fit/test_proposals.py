@@ -186,6 +186,7 @@ def _sized(device: Any, size_gib: int) -> Any:
     return replace(device, total_bytes=size_bytes, free_bytes=size_bytes, cap_bytes=None, margin_bytes=256 * MIB)
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=examples(20))
 @given(
     load=failed_loads(), model=st.sampled_from(["dense", "mixture"]), n_ctx=st.sampled_from([0, 512, 8192, 131072]),

@@ -114,6 +114,7 @@ def test_accelerators_belong_to_every_backend() -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_strategy_context_uses_the_backend_with_the_longest_context() -> None:
     rig = make_rig(card("CUDA0", 6), card("Vulkan0", 8), host_gib=1)
     found = auto_layout("context", memory(), rig, CONTEXT, ONE)

@@ -16,6 +16,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelMemory, ...]:
     return write_models(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", some([1, 2, 3], least=1))
 def test_what_is_called_fitting_loads(seed: int, models: tuple[ModelMemory, ...]) -> None:
     random_numbers = random.Random(seed)

@@ -325,6 +325,7 @@ def test_experts_of_a_dense_model_are_none() -> None:
     assert "no experts" in result.explanation
 
 
+@pytest.mark.exhaustive
 def test_context_is_the_longest_that_fits() -> None:
     memory, rig = memory_of("dense 70B"), Rig((make_gpu("CUDA0", 24),), make_host("host", 16 * GIB, 6 * GIB))
     result = found("context", "dense 70B", rig)

@@ -41,7 +41,7 @@ class CancelToken:
         # `SimpleQueue.put` is reentrant.
         woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self.waking(lambda: woken.put(None)), suppress(queue.Empty):
-            woken.get(timeout=timeout_s)
+            woken.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
         return self._cancelled
 
     @contextmanager

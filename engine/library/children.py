@@ -56,8 +56,8 @@ MAX_BREAKDOWNS = 64
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 # Seconds without a message before the child counts as stuck; longer than any working disk needs.
 SILENT_S = 120.0
-# Signals with which the user or the system ends processes, such as at a logout.
-_SENT_BY_OTHERS = frozenset(getattr(signal, name, 0) for name in ("SIGHUP", "SIGINT", "SIGTERM"))
+# Signals with which the user or the system ends processes: at a logout, if memory is short, if a disk fails.
+_SENT_BY_OTHERS = frozenset(getattr(signal, name, 0) for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGKILL", "SIGBUS"))
 _BROKE = "crashed the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)

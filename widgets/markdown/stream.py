@@ -73,7 +73,8 @@ class MarkdownStream:
                 cut_token, cut_line = number, first
         finished = self._room.take(Flow(tokens[:cut_token], self._highlighting).blocks())
         self._tail = "\n".join(lines[cut_line:])
-        return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:], self._highlighting).blocks()))
+        # A copy, as in `_end`: the time for a part that is parsed again and again would soon use up the limit.
+        return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:], replace(self._highlighting)).blocks()))
 
     def _end(self, blocks: list[Block]) -> tuple[Block, ...]:
         # A copy: what the open end takes of the limits is free again when it is parsed anew.

@@ -15,6 +15,8 @@ CONTAINER_OPTIONS = frozenset({"-e", "--env"})
 """Options of `docker run` and `podman run` that set a variable."""
 COMMAND_ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 """Words that end a command of a shell."""
+_JOINED_VARIABLE = re.compile(r"-e=?(?=[A-Za-z_]\w*=)", re.ASCII)
+"""Beginning of a word that is an option of `CONTAINER_OPTIONS` and its variable together."""
 _CONTINUED = re.compile(r"[\\^`]\r?\n")
 _WINDOWS_PATH = re.compile(r"(?:^|[\s=])[\"']?(?:[A-Za-z]:|\.{1,2})\\\w", re.ASCII)
 _QUOTE = "\0"
@@ -43,6 +45,7 @@ def split_words(text: str) -> list[str]:
         raise LayoutError(
             tr("the command has a quotation mark that is not closed, or a backslash at its end")
         ) from None
+    words = [part for word in words for part in _parts(word)]
     if len(words) > MAX_WORDS:
         raise LayoutError(
             tr("the command has {count} words; at most {most} are read", count=len(words), most=MAX_WORDS)
@@ -50,10 +53,20 @@ def split_words(text: str) -> list[str]:
     return words
 
 
+def _parts(word: str) -> tuple[str, ...]:
+    """Return a word as several ones if it has the end of a command, or an option of a container and its variable."""
+    for end in (";", "&&"):
+        if word.endswith(end) and word != end:
+            return word.removesuffix(end), end
+    if joined := _JOINED_VARIABLE.match(word):
+        return "-e", word[joined.end() :]
+    return (word,)
+
+
 def find_variables(words: Sequence[str], start: int) -> Iterator[str]:
     """Yield the variables "NAME=VALUE" among the words of commands.
 
-    A variable comes before the options of its command, or after an option of a container.
+    A variable comes before the program's name, before the options of its command, or after an option of a container.
     `start`: index of the first word of the program's command after the program's name; later commands are not read.
     """
     has_options = False
@@ -67,5 +80,5 @@ def find_variables(words: Sequence[str], start: int) -> Iterator[str]:
             yield word.removeprefix("--env=")
         elif word.startswith("-"):
             has_options = True
-        elif VARIABLE.fullmatch(word) and (not has_options or before in CONTAINER_OPTIONS):
+        elif VARIABLE.fullmatch(word) and (index < start or not has_options or before in CONTAINER_OPTIONS):
             yield word

@@ -63,18 +63,20 @@ _FLAGS = {
     "LLAMA_ARG_OFFLINE": "--offline",
 }
 """Option for the value true, by the variable's name. Any other value leaves the option out."""
+_LATE = {"LLAMA_ARG_MLOCK": 1, "LLAMA_ARG_CPU_MOE": 1, "LLAMA_ARG_N_CPU_MOE": 2, "LLAMA_ARG_N_CPU_FFN": 3}
+"""Variables that are read after those of the same settings; of several patterns for tensors the first one counts."""
 _TRUE = frozenset({"on", "enabled", "true", "1"})
 _FALSE = frozenset({"off", "disabled", "false", "0"})
 
 
 def by_name(variables: Iterable[str]) -> dict[str, str]:
-    """Return the values by name. The last variable of a name counts, and negative variables are last.
+    """Return the values by name, in the order in which llama.cpp reads them as far as it matters.
 
-    In llama.cpp `LLAMA_ARG_NO_KV_OFFLOAD` wins over `LLAMA_ARG_KV_OFFLOAD`.
+    The last variable of a name counts. `LLAMA_ARG_NO_KV_OFFLOAD` wins over `LLAMA_ARG_KV_OFFLOAD`.
     """
     pairs = (variable.partition("=") for variable in variables)
     values = {name: value for name, _, value in pairs}
-    return dict(sorted(values.items(), key=lambda pair: pair[0].startswith(_NEGATIVE)))
+    return dict(sorted(values.items(), key=lambda pair: (pair[0].startswith(_NEGATIVE), _LATE.get(pair[0], 0))))
 
 
 def option_of(name: str, value: str) -> str | None:

@@ -161,6 +161,14 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     if has_main:
         _check_main(load, mode, rig)
         whole = replace(whole, split_mode=mode)
+        if (
+            mode == "row"
+            and not changes_mode
+            and load.n_gpu_layers is None
+            and not load.shares
+            and load.devices is None
+        ):
+            return _with_main_device(layout, load.main_gpu, rig)
     if changes_mode or layout.split_mode not in ("tensor", "row"):
         return replace(arrange_here(whole, model, rig), overrides=layout.overrides)
     ids = (device.id for device in rig.devices if device.kind != "accel")
@@ -168,6 +176,23 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     found = arrange_here(replace(whole, split_mode=layout.split_mode, shares=load.shares or kept), model, rig)
     has_main = "main_gpu" not in load.said and layout.main_device in dict(found.tensor_split)
     return replace(found, overrides=layout.overrides, main_device=layout.main_device if has_main else found.main_device)
+
+
+def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
+    """Return a layout in split mode row with another main device, by llama.cpp's index.
+
+    Raises:
+        LayoutError: the device has no share.
+    """
+    device_id = [each.id for each in rig.devices if each.kind != "accel"][index]
+    if not dict(layout.tensor_split).get(device_id):
+        raise LayoutError(
+            tr(
+                "{device} has no share of the layers, so it cannot be the main device; give it one with -ts",
+                device=device_id,
+            )
+        )
+    return replace(layout, main_device=device_id)
 
 
 def _check_main(load: ForeignLoad, mode: SplitMode, rig: Rig) -> None:

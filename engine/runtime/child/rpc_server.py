@@ -171,7 +171,9 @@ def _keep_weights(request: Serve, port: int) -> None:
     def look() -> None:
         while True:
             time.sleep(LOOK_S)
-            keeper.look(_client(port))
+            # Without this thread nothing would keep the quota. The worker's cap may leave no memory for a moment.
+            with suppress(OSError, MemoryError):
+                keeper.look(_client(port))
 
     threading.stack_size(KEEPER_STACK_BYTES)
     threading.Thread(target=look, name="kept-weights", daemon=True).start()

@@ -210,6 +210,19 @@ def test_a_file_that_crashed_the_reader_is_tried_again_when_it_or_the_program_ch
         assert list(read_new(index, store)) == [deadly]
 
 
+def test_a_file_whose_reader_was_killed_by_the_system_is_tried_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the OOM killer: the file need not be the cause."""
+    store = Store("folder", tmp_path / "models")
+    deadly = put(store.root / "deadly.gguf", model_bytes())
+    killed = DIES_OF_SOME_FILES.replace("os._exit(3)", "os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(children, "child_argv", lambda _name: [sys.executable, "-c", killed])
+    with closing(LibraryIndex(path)) as index:
+        assert read_new(index, store)[deadly].error == "crashed the process that read it"
+        assert list(read_new(index, store)) == [deadly]
+
+
 def test_headers_read_before_an_error_are_saved(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store("folder", tmp_path / "models")
     for name in ("deadly-1", "deadly-2", "sound"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -227,3 +227,19 @@ def test_what_is_too_much_is_bounded_and_not_lost(text: str) -> None:
     assert shown <= MAX_SHOWN_CHARACTERS + 200
     assert max(len(block.text) for block in blocks if isinstance(block, Line)) <= 6_000
     assert "deep" not in text or any("deep" in word for word in words(text))
+
+
+def test_code_that_comes_in_small_pieces_keeps_its_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its open end is parsed again and again; that time counts towards no limit."""
+    # Each look at the clock takes 10 ms of processor time.
+    clock = count(0.0, 0.01)
+    monkeypatch.setattr("widgets.markdown.highlight.time.thread_time", lambda: next(clock))
+    stream, text = MarkdownStream(), "```python\n" + "x = 'a'\n" * 200 + "```\n\nThat is all.\n\nYes."
+    finished: list[Block] = []
+    parsed = stream.parse()
+    for first in range(0, len(text), 4):
+        stream.append(text[first : first + 4])
+        parsed = stream.parse()
+        finished += parsed.finished
+    assert (*finished, *parsed.open_end) == parse_whole(text)
+    assert any(run.token for block in finished if isinstance(block, Line) for run in block.runs)

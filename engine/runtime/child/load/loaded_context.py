@@ -199,13 +199,15 @@ class LoadedContext:
     def compute(self, batch: Any) -> int:
         """Decode a `llama_batch`, wait for the result, and return the status of llama_decode."""
         self.computing_since_s = begun_s = time.monotonic()
-        with self.limit or nullcontext():
-            status = int(self.engine.low.llama_decode(self.context, batch))
-            if status == DECODED:
-                # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too
-                # early.
-                self.engine.low.llama_synchronize(self.context)
-        self.computing_since_s = None
+        try:
+            with self.limit or nullcontext():
+                status = int(self.engine.low.llama_decode(self.context, batch))
+                if status == DECODED:
+                    # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too
+                    # early.
+                    self.engine.low.llama_synchronize(self.context)
+        finally:
+            self.computing_since_s = None
         self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
         return status
 

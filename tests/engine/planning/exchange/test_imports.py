@@ -262,6 +262,9 @@ def test_a_configuration_of_llama_swap(model: ModelFile) -> None:
         "docker run -e LLAMA_ARG_N_GPU_LAYERS=4 -e LLAMA_ARG_CTX_SIZE=4096 image llama-server -m x -ts 1,1",
         "LLAMA_ARG_N_GPU_LAYERS=4 llama-server -c 4096 -ts 1,1 & LLAMA_ARG_CTX_SIZE=9 llama-server -m x",
         "LLAMA_ARG_N_GPU_LAYERS=4 LLAMA_ARG_TENSOR_SPLIT=1,1 LLAMA_ARG_CTX_SIZE=4096",
+        "docker run -e=LLAMA_ARG_N_GPU_LAYERS=4 -eLLAMA_ARG_TENSOR_SPLIT=1,1 -e LLAMA_ARG_CTX_SIZE=4096 image:server",
+        "export LLAMA_ARG_N_GPU_LAYERS=4; export LLAMA_ARG_CTX_SIZE=4096; llama-server -m x -ts 1,1",
+        "taskset -c 0-7 env LLAMA_ARG_N_GPU_LAYERS=4 LLAMA_ARG_CTX_SIZE=4096 llama-server -m x -ts 1,1",
         "models:\n  x:\n    macros: {n: 4}\n    cmd: llama-server -c 4096\n"
         "    env: ['LLAMA_ARG_N_GPU_LAYERS=${n}', 'LLAMA_ARG_TENSOR_SPLIT=1,1', 'LLAMA_ARG_CTX_SIZE=9']\n",
     ],
@@ -287,6 +290,7 @@ def test_variables_are_read_as_options_and_an_option_wins(text: str, model: Mode
         ("LLAMA_ARG_LOAD_MODE=none", "load_mode", "none"),
         ("LLAMA_ARG_ROPE_SCALING_TYPE=linear", "rope_scaling", "linear"),
         ("LLAMA_ARG_BATCH=1 LLAMA_ARG_BATCH=2", "n_batch", 2),
+        ("LLAMA_ARG_MLOCK=1 LLAMA_ARG_MMAP=1", "load_mode", "mmap_mlock"),
     ],
 )
 def test_a_variable_sets_its_option(variables: str, key: str, value: object) -> None:

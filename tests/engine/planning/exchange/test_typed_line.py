@@ -155,9 +155,13 @@ def test_the_main_gpu_has_the_whole_model_in_split_mode_none(model: ModelFile, t
     )
 
 
-def test_the_main_gpu_alone_is_taken_in_split_mode_row(model: ModelFile) -> None:
-    row = layout_in_mode(single_device(12, "CUDA0").with_split_mode("row"), "row", RIG)
-    assert take_line("-mg 2", row, CONTEXT, model, RIG).layout == replace(row, main_device="CUDA2")
+def test_the_main_gpu_alone_moves_no_layer_in_split_mode_row(model: ModelFile) -> None:
+    shares = (("CUDA0", 1.0), ("CUDA1", 1.0))
+    layout = make_layout(12, [CPU_ID] * 4 + ["CUDA0"] * 8)
+    row = replace(layout, split_mode="row", tensor_split=shares, main_device="CUDA0")
+    assert take_line("-mg 1", row, CONTEXT, model, RIG).layout == replace(row, main_device="CUDA1")
+    with pytest.raises(LayoutError, match="CUDA2 has no share of the layers"):
+        take_line("-mg 2", row, CONTEXT, model, RIG)
 
 
 def test_the_main_gpu_has_no_effect_in_split_mode_layer(model: ModelFile) -> None:

@@ -253,6 +253,8 @@ class ModelKvStates(QObject, StateStorage):
         """Ids of the conversations whose tokens the KV cache has, most recently used last."""
         self._running: _Unsaved | None = None
         self._unsaved: _Unsaved | None = None
+        # Whether the state was saved because the model is left: the end of a stopped answer saves it no second time.
+        self._is_left = False
         self._saving: dict[int, tuple[str, Path]] = {}
         self._restoring: _Restoring | None = None
         self._timer = DelayedCall(self, self.save_now, PAUSE_MS)
@@ -292,6 +294,7 @@ class ModelKvStates(QObject, StateStorage):
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
+        self._is_left = False
         self._hold(chat)
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
@@ -300,8 +303,10 @@ class ModelKvStates(QObject, StateStorage):
         `request`: number of the request for the answer that has ended.
         `tokens`: length of the conversation in the KV cache.
         """
-        self._unsaved, self._running = _Unsaved(chat, request, tokens), None
-        self._timer.start()
+        self._running = None
+        if not self._is_left:
+            self._unsaved = _Unsaved(chat, request, tokens)
+            self._timer.start()
 
     # ------------------------------------------------------------------ saving
 
@@ -327,6 +332,7 @@ class ModelKvStates(QObject, StateStorage):
         if self._running is not None:
             self._unsaved, self._running = self._running, None
             self._loading.bridge.session.stop(self._unsaved.request)
+        self._is_left = True
         self.save_now()
 
     # ------------------------------------------------------------------ restoring
@@ -334,6 +340,7 @@ class ModelKvStates(QObject, StateStorage):
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
         # All of it belonged to the model that was loaded before.
         self._key, self._unsaved, self._running = None, None, None
+        self._is_left = False
         self._held.clear()
         self._timer.stop()
         self._end_restoring()

@@ -234,8 +234,13 @@ class Follower:
 
         A stop alone waits for an engine that is busy, close does not.
         Return the number of unhandled interrupts for which that was done. `handled`: result of the call before.
+
+        Raises:
+            Ended: for a third interrupt. The end of a killed process may take minutes, until its memory is free.
         """
         interrupts = self._interrupts - self._heeded
+        if interrupts > 2 and handled > 1:
+            raise Ended(self.cancelled)
         if interrupts > 1 and handled < 2:
             self.session.close()
         elif interrupts == 1 and not handled:

@@ -18,6 +18,7 @@ from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
 from app.cli.follow import IDLE_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
+from app.cli.output import say
 from engine.base.errors import EngineError
 from engine.chat import answer as core
 from engine.chat.answer import (
@@ -41,8 +42,9 @@ from engine.chat.tools import ToolUse, missing_results, read_tools, result_messa
 from engine.chat.tree import MessageTree, add
 from engine.runtime.protocol.messages import Counted, FinalMessage, SequenceSaved
 from engine.runtime.protocol.requests import Generate, RestoreSequence, SaveSequence, ToolCall
-from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Shifted, Token
+from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, RequestEvent, Shifted, Token
 from engine.runtime.session.load_order import LoadOrder
+from engine.runtime.session.session import RequestStream
 
 HELP = (
     "/again: another answer to the last question; /skip: go on without the results of tool calls; "
@@ -219,13 +221,13 @@ class Talk:
             return
         path = self._states.place(self._conversation.id, self._key)
         save = SaveSequence(path=str(path), of=request, most_bytes=self._states.quota_bytes)
-        answer = self._follower.answer_of(save, stops=False, on_long=lambda: self._printer.notice(SAVING))
+        answer = self._follower.answer_of(save, stops=False, on_long=lambda: say(SAVING))
         if isinstance(answer, SequenceSaved):
             self._states.keep(path)
         elif isinstance(answer, Failed) and answer.kind == "does_not_fit":
             # The conversation only grows: its later states are not saved either.
             self._keeps_states = False
-            self._printer.notice(answer.message)
+            say(answer.message)
 
     # ------------------------------------------------------------------ questions
 
@@ -397,7 +399,7 @@ class Talk:
         Pieces that arrive during a write to the database are written together.
         """
         stream = self._follower.ask(request)
-        for event in self._follower.events(stream, stop=stream.stop):
+        for event in self._events(run, stream):
             if isinstance(event, Token):
                 run.token(event.text, event.choices)
                 # Each flush waits for a write to the database, so tokens that are there already go with it.
@@ -412,6 +414,15 @@ class Talk:
                 self._follower.heed()
                 self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_words(event)))
                 self._request = stream.number
+
+    def _events(self, run: AnswerRun, stream: RequestStream) -> Iterator[RequestEvent]:
+        """Yield the events of the answer `run`. If the command ends meanwhile, its text so far is stored."""
+        try:
+            yield from self._follower.events(stream, stop=stream.stop)
+        except Ended:
+            self._ending = self._follower.cancelled
+            self._do(run, run.fail(loss_words(self._ending)))
+            raise
 
     def _write(self, written: Future[None]) -> None:
         """Wait for `written`, a write to the database. If it fails, a notice is printed, and the answer continues.

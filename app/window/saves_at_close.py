@@ -1,6 +1,7 @@
 """The wait for KV states that are being saved when the window closes, with a dialog if it is long.
 
-The wait has no limit of its own. The model's child ends a save whose disk does not answer for 10 seconds.
+The wait ends if no save has progressed for `SILENT_S`. That is longer than a child waits for a disk that does not
+answer; a child that computes a long batch begins no save.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from engine.runtime.session.events import Saving
 from widgets.common.dialog import StatusDialog
 
 SHOW_AFTER_S = 2.0
+SILENT_S = 15.0
 _POLL_MS = 50
 
 
@@ -25,7 +27,7 @@ def wait_for_saves(models: OpenModels) -> None:
     If that takes longer than `SHOW_AFTER_S` seconds, a dialog shows the progress, with a button to close at once.
     Called in the GUI thread when the window was hidden, while all objects still exist. Events are processed meanwhile.
     """
-    begun_s = time.monotonic()
+    begun_s = latest_s = time.monotonic()
     for model in models.all:
         model.loading.prepare_close()
     saving = [model for model in models.all if model.loading.is_saving]
@@ -39,11 +41,13 @@ def wait_for_saves(models: OpenModels) -> None:
     dialog.say(tr("Saving the KV state of the conversation…"))
 
     def show_progress(event: Saving) -> None:
+        nonlocal latest_s
+        latest_s = time.monotonic()
         saved, size = format_bytes(event.saved_bytes), format_bytes(event.size_bytes)
         dialog.say(tr("Saving the KV state of the conversation… ({saved} of {size})", saved=saved, size=size))
 
     def look() -> None:
-        if not any(model.loading.is_saving for model in saving):
+        if not any(model.loading.is_saving for model in saving) or time.monotonic() - latest_s >= SILENT_S:
             loop.quit()
         elif dialog.isHidden() and time.monotonic() - begun_s >= SHOW_AFTER_S:
             dialog.show()

@@ -222,6 +222,12 @@ def update_timer(transition: Transition) -> None:
         timer = transition.number()
         transition.change(stop_timer=timer)
         transition.do(effects.SetTimer(timer, _stop_timeout_s(state)))
-    elif not wanted and state.stop_timer is not None:
-        transition.do(effects.CancelTimer(state.stop_timer))
+    elif not wanted:
+        drop_timer(transition)
+
+
+def drop_timer(transition: Transition) -> None:
+    """Cancel the stop timer, if one runs."""
+    if transition.state.stop_timer is not None:
+        transition.do(effects.CancelTimer(transition.state.stop_timer))
         transition.change(stop_timer=None)

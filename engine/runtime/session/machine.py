@@ -100,6 +100,9 @@ def _take_command(transition: Transition, command: inputs.Command) -> None:
             _stop_all(transition)
             transition.change(unload_wanted=True)
         case inputs.Close():
+            if not transition.state.closing:
+                # Another one is set with the limit of a close, which is shorter.
+                answers.drop_timer(transition)
             transition.change(closing=True)
             _stop_all(transition)
         case inputs.QueryMemory():
@@ -183,9 +186,11 @@ def _take_message(transition: Transition, message: AnyMessage) -> None:
 def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
     child, outcome, loaded = transition.child, event.outcome, transition.state.loaded
     transition.change(child=None, loaded=None, context_used=None)
-    if transition.state.stop_timer is not None:
-        transition.do(effects.CancelTimer(transition.state.stop_timer))
-        transition.change(stop_timer=None)
+    answers.drop_timer(transition)
+    # The process holds the memory that the waiting load needs.
+    cannot_begin = outcome.still_exists and transition.state.waiting is not None
+    if cannot_begin:
+        transition.change(waiting=None)
     if transition.state.load is not None:
         stage = transition.load.progress.stage
         if loaded is not None and not child.ending:
@@ -199,6 +204,9 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
         answers.end_all(transition, partial(answers.killed_ending, transition.state))
     elif transition.state.requests or not child.ending:
         _diagnose(transition, outcome, None, child.plan)
+    if cannot_begin:
+        transition.change(has_failed=True)
+        transition.report(_crash(transition, outcome, child.plan))
 
 
 def _take_work(transition: Transition, answer: inputs.Work) -> None:

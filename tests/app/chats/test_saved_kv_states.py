@@ -11,10 +11,12 @@ from app.background import Background
 from app.chats.saved_kv_states import KvStateRepository
 from app.notices import Notice, Notices
 from app.settings import Settings
+from app.window.saves_at_close import wait_for_saves
 from engine.base.errors import ChatError
 from engine.chat.message import Message
 from engine.chat.saved_kv_states import KvStateKey, SavedKvStates
 from engine.devices.device import CPU_ID
+from engine.runtime.protocol.requests import AnyModelRequest, SaveSequence
 from engine.runtime.session.status import Phase
 from tests.app.chats.bench import Bench
 
@@ -178,3 +180,25 @@ def test_a_search_that_fails_answers_that_there_is_no_state(
     qtbot.waitUntil(lambda: bool(found))
     assert found == [None]
     assert ["gone" in notice.text for notice in said] == [True]
+
+
+@pytest.mark.parametrize(
+    "bench", [{"n_layers": 4, "settings": {"max_tokens": 3000, "seed": 1, "temperature": 0.0}}], indirect=True
+)
+def test_an_answer_that_a_close_stops_is_saved_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.load(n_ctx=8192)
+    loading, asked = bench.model.loading, list[SaveSequence]()
+    ask = loading.ask
+
+    def noting_ask(request: AnyModelRequest) -> int:
+        if isinstance(request, SaveSequence):
+            asked.append(request)
+        return ask(request)
+
+    monkeypatch.setattr(loading, "ask", noting_ask)
+    bench.conversation.send(LONG_WORDS, ())
+    bench.wait(lambda: bool(bench.painted))
+    wait_for_saves(bench.desk.models)
+    # As at the end of the children, which follows.
+    loading.prepare_close()
+    assert len(asked) == 1

@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,25 @@ def test_a_long_save_is_told_and_an_interrupt_then_stops_it(monkeypatch: pytest.
     answer = follower.answer_of(SaveSequence(path="s", of=0), stops=False, on_long=lambda: said.append("long"))
     assert isinstance(answer, Cancelled)
     assert said == ["long"]
+
+
+def test_a_third_interrupt_does_not_wait_until_the_memory_of_a_killed_process_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    follower = Follower()
+    closed: list[int] = []
+
+    class Stream:
+        def next(self, _timeout_s: float) -> RequestEvent:
+            follower._interrupt()
+            return Saving(request=0, saved_bytes=0, size_bytes=1)
+
+    monkeypatch.setattr(follower.session, "close", lambda: closed.append(follower._interrupts))
+    stream: Any = Stream()
+    with pytest.raises(Ended):
+        list(follower.events(stream, stop=lambda: None))
+    assert closed == [2]
+    assert follower._interrupts == 3
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a wait without limit would hold up signal handlers there")

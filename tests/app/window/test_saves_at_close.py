@@ -87,6 +87,13 @@ def test_the_dialog_ends_the_wait(model: SavingModel, end: Callable[[StatusDialo
     assert model.is_stopped
 
 
+def test_a_save_that_does_not_progress_ends_the_wait(model: SavingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the model computes a long batch, or waits for a worker that is lost."""
+    monkeypatch.setattr(saves_at_close, "SILENT_S", 0.0)
+    saves_at_close.wait_for_saves(cast("OpenModels", SimpleNamespace(all=[model])))
+    assert model.is_stopped
+
+
 def test_without_a_save_nothing_is_waited_for(model: SavingModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "prepare_close", lambda: None)
     saves_at_close.wait_for_saves(cast("OpenModels", SimpleNamespace(all=[model])))

@@ -12,6 +12,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
@@ -201,12 +202,14 @@ class SequenceReader:
         places = [each.tokens for each in header.checkpoints]
         yield _tokens(token_bytes), states[0], list(zip(places, states[1:], strict=True))
 
-    def _open(self) -> BufferedReader:
+    @contextmanager
+    def _open(self) -> Iterator[BufferedReader]:
         try:
             # Before opening: to open a named pipe waits until somebody writes to it.
             if self._path.exists() and not self._path.is_file():
                 raise SequenceFileError(f"{self._path.name} is not a regular file.")
-            return self._path.open("rb")
+            with self._path.open("rb") as file:
+                yield file
         except OSError as error:
             raise SequenceFileError(f"{self._path.name} cannot be read: {error.strerror or error}.") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import struct
 import sys
@@ -26,6 +28,7 @@ from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
     KeptCheckpoint,
     ModelIdentity,
+    SequenceFileError,
     SequenceHeader,
     SequenceReader,
     write_sequence,
@@ -441,3 +444,16 @@ def test_a_state_above_the_limit_of_its_request_is_refused_before_it_is_copied()
     message = refused.value.message_for(0)
     assert isinstance(message, Failure)
     assert message.kind == "does_not_fit"
+
+
+def test_a_disk_that_cannot_read_a_state_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.state"
+    path.write_bytes(b"x")
+
+    class Faulty(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", lambda *_: Faulty())
+    with pytest.raises(SequenceFileError, match=r"s\.state cannot be read: Input/output error"):
+        SequenceReader(path).header()

@@ -138,6 +138,31 @@ def test_no_load_begins_beside_a_process_that_cannot_be_ended() -> None:
     assert "process 7 does not end" in ending.message
 
 
+@pytest.mark.parametrize("first", [inputs.Ask(Generate(prompt="a")), inputs.Unload()])
+def test_no_waiting_load_begins_beside_a_process_that_cannot_be_ended(first: inputs.Input) -> None:
+    story = Story().loaded()
+    story.put(first)
+    story.put(inputs.Load(make_order()))
+    done = [*story.ended(ProcessOutcome(EndReason.BROKEN, detail="process 7 does not end, even when killed"))]
+    if story.state.load is not None:
+        story.prepared()
+        done += story.done
+    assert not [each for each in done if isinstance(each, effects.StartChild)]
+    assert isinstance(story.endings[-1], Failed)
+    assert "process 7 does not end" in story.endings[-1].message
+
+
+@pytest.mark.parametrize("first", [inputs.Unload(), inputs.Load(make_order())])
+def test_a_close_does_not_wait_as_long_as_an_unload(first: inputs.Input) -> None:
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")))
+    (long,) = (each for each in story.put(first) if isinstance(each, effects.SetTimer))
+    done = story.put(inputs.Close())
+    assert effects.CancelTimer(long.timer) in done
+    (short,) = (each for each in done if isinstance(each, effects.SetTimer))
+    assert short.timeout_s < long.timeout_s
+
+
 def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() -> None:
     stalled = ProcessOutcome(EndReason.STALLED, detail="90 s")
     for fraction, words in ((0.4, "reading the weights (40 % done)"), (None, "reading the weights.")):

@@ -142,8 +142,8 @@ class ModelSession:
         """Stop one request. If `request` is None, stop the load, the waiting load, and every request.
 
         A load ends with `Cancelled`, or with the proposals found so far if it had run out of memory. A generation ends
-        with `Done` and stop reason `stopped`, and the model stays loaded. A stop waits for the end of the operation that
-        is being computed. Does nothing if nothing runs.
+        with `Done` and stop reason `stopped`, and the model stays loaded. A stop waits for the operation that is being
+        computed. Does nothing if nothing runs.
         """
         self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
 

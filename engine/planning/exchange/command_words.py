@@ -15,7 +15,7 @@ CONTAINER_OPTIONS = frozenset({"-e", "--env"})
 """Options of `docker run` and `podman run` that set a variable."""
 COMMAND_ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 """Words that end a command of a shell."""
-_JOINED_VARIABLE = re.compile(r"-e=?(?=[A-Za-z_]\w*=)", re.ASCII)
+_JOINED_VARIABLE = re.compile(r"(?:--env=|-e=?)(?=[A-Za-z_]\w*=)", re.ASCII)
 """Beginning of a word that is an option of `CONTAINER_OPTIONS` and its variable together."""
 _CONTINUED = re.compile(r"[\\^`]\r?\n")
 _WINDOWS_PATH = re.compile(r"(?:^|[\s=])[\"']?(?:[A-Za-z]:|\.{1,2})\\\w", re.ASCII)
@@ -75,9 +75,6 @@ def find_variables(words: Sequence[str], start: int) -> Iterator[str]:
             if index >= start:
                 return
             has_options = False
-        elif word.startswith("--env=") and VARIABLE.fullmatch(word.removeprefix("--env=")):
-            has_options = True
-            yield word.removeprefix("--env=")
         elif word.startswith("-"):
             has_options = True
         elif VARIABLE.fullmatch(word) and (index < start or not has_options or before in CONTAINER_OPTIONS):

@@ -107,6 +107,11 @@ def _source_of(text: str) -> Source:
     return "llama-swap" if _YAML.search(text) else "command"
 
 
+def numbered_ids(rig: Rig) -> tuple[str, ...]:
+    """Return the ids of the devices that llama.cpp numbers, in its order; accelerators such as BLAS have no number."""
+    return tuple(device.id for device in rig.devices if device.kind != "accel")
+
+
 def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
     """Translate another program's load options into layout and settings for `model` on `rig`."""
     return _Arranger(load, model, rig).run()
@@ -328,8 +333,7 @@ class _Arranger:
             )
             return None
         names = self._load.devices if asked.devices is None else asked.devices
-        local = tuple(device.id for device in self._rig.devices if device.kind != "accel")
-        devices = local if names is None else tuple(filter(None, map(self._device, names)))
+        devices = numbered_ids(self._rig) if names is None else tuple(filter(None, map(self._device, names)))
         wanted = n_layers + 1 if asked.n_gpu_layers is None else asked.n_gpu_layers
         # As `load_tensors`: the last layers are on devices, the output layer counts as one.
         leading = max(0, n_layers + 1 - wanted) if devices else n_layers

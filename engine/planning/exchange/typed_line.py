@@ -19,7 +19,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.exchange.device_names import DeviceNames, used_servers
 from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, share_number
-from engine.planning.exchange.importing import MAX_TEXT, arrange
+from engine.planning.exchange.importing import MAX_TEXT, arrange, numbered_ids
 from engine.planning.exchange.server_options import read_command
 from engine.planning.layout.layout import Layout, Override, Run, SplitMode
 from engine.planning.layout.parts import place_part
@@ -71,7 +71,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
     `ids`: device ids to use if `load` has no `-dev`; None for all devices in order.
     """
-    listed = ids if ids is not None else tuple(device.id for device in rig.devices if device.kind != "accel")
+    listed = ids if ids is not None else numbered_ids(rig)
     servers = used_servers(rig, listed)
     names = DeviceNames(rig, servers)
     asked = load if load.devices is not None else replace(load, devices=tuple(map(names.device, listed)))
@@ -104,7 +104,7 @@ def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: R
 
     In modes tensor and row, each layer is divided by the shares.
     """
-    ids = tuple(device.id for device in rig.devices if device.kind != "accel")
+    ids = numbered_ids(rig)
     if len(shares) > len(ids):
         raise LayoutError(
             tr(
@@ -171,8 +171,8 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
             return _with_main_device(layout, load.main_gpu, rig)
     if changes_mode or layout.split_mode not in ("tensor", "row"):
         return replace(arrange_here(whole, model, rig), overrides=layout.overrides)
-    ids = (device.id for device in rig.devices if device.kind != "accel")
-    kept = tuple(dict(layout.tensor_split).get(device_id, 0.0) for device_id in ids) if load.devices is None else ()
+    shares = dict(layout.tensor_split)
+    kept = tuple(shares.get(device_id, 0.0) for device_id in numbered_ids(rig)) if load.devices is None else ()
     found = arrange_here(replace(whole, split_mode=layout.split_mode, shares=load.shares or kept), model, rig)
     has_main = "main_gpu" not in load.said and layout.main_device in dict(found.tensor_split)
     return replace(found, overrides=layout.overrides, main_device=layout.main_device if has_main else found.main_device)
@@ -184,7 +184,7 @@ def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
     Raises:
         LayoutError: the device has no share.
     """
-    device_id = [each.id for each in rig.devices if each.kind != "accel"][index]
+    device_id = numbered_ids(rig)[index]
     if not dict(layout.tensor_split).get(device_id):
         raise LayoutError(
             tr(
@@ -197,7 +197,7 @@ def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
 
 def _check_main(load: ForeignLoad, mode: SplitMode, rig: Rig) -> None:
     """Raise `LayoutError` if `-mg` is no index of a device. In mode none a negative one stands for the CPU."""
-    names = load.devices if load.devices is not None else [each.id for each in rig.devices if each.kind != "accel"]
+    names = load.devices if load.devices is not None else numbered_ids(rig)
     if load.main_gpu >= len(names) or (load.main_gpu < 0 and mode != "none"):
         raise LayoutError(
             tr("there is no device {index}; -mg counts these devices from 0: {names}",

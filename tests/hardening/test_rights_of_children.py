@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
 import platform
@@ -100,12 +101,14 @@ class Attempts:
             return self._told(pid)
 
     def _told(self, pid: int) -> list[Mapping[str, Any]]:
-        text, deadline_s = b"", time.monotonic() + DEADLINE_S
+        text, deadline_s, libc = b"", time.monotonic() + DEADLINE_S, ctypes.CDLL(None)
         _wait_until_quiet(pid)
         # A thread that was late writes its line after the mark of the end.
         while b"{}\n" not in text or not text.endswith(b"\n"):
-            # Again each second: a signal that comes just before the main thread begins to wait does not wake it.
-            os.kill(pid, signal.SIGUSR1)
+            if not text:
+                # Again each second: a signal that comes just before the main thread begins to wait does not wake it.
+                # Only to the main thread: another one would wake, and wait for Python's lock when its own signal comes.
+                libc.tgkill(pid, pid, signal.SIGUSR1)
             if select.select([self.pipe], [], [], 1.0)[0]:
                 text += os.read(self.pipe, 1 << 16)
             assert time.monotonic() < deadline_s, text
@@ -113,25 +116,33 @@ class Attempts:
 
 
 def _wait_until_quiet(pid: int) -> None:
-    """Wait until no thread of a child has run for a moment.
+    """Wait until every thread of a child sleeps, and has slept for a moment.
 
     A thread that starts, or waits for Python's lock, would block the child for ever: the handler of the signal takes
-    this lock as well. The vocabulary child starts a thread after its answer.
+    this lock as well. The vocabulary child starts a thread after its answer. A thread that waits for Python's lock
+    wakes up every 5 ms; on a busy machine it is runnable then, but may not run for seconds.
     """
+    if "ATTEMPTS_BUSY" in os.environ:
+        # Its other threads get no signal.
+        return
     before: dict[str, str] = {}
-    for _ in range(100):
-        now = {task.name: _switches(task) for task in Path(f"/proc/{pid}/task").iterdir()}
-        if now == before:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        now = {task.name: _sleep(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+        if now == before and all(now.values()):
             return
         before = now
         time.sleep(0.05)
+    pytest.fail(f"The child never rests: {before}")
 
 
-def _switches(task: Path) -> str:
-    """Return the lines of a thread's status that count how often it ran; empty if the thread has ended."""
+def _sleep(task: Path) -> str:
+    """Return how often a thread ran before it fell asleep; empty if it does not sleep, or has ended."""
     try:
         lines = (task / "status").read_text(encoding="utf-8").splitlines()
     except OSError:
+        return ""
+    if not any(line.startswith("State:\tS") for line in lines):
         return ""
     return " ".join(line for line in lines if "ctxt_switches" in line)
 
@@ -149,9 +160,11 @@ def another_thread() -> Iterator[int]:
     thread = threading.Thread(target=run)
     thread.start()
     begun.wait()
-    yield ids[0]
-    ending.set()
-    thread.join()
+    try:
+        yield ids[0]
+    finally:
+        ending.set()
+        thread.join()
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def _install(told: dict[str, Any]) -> None:
     tasks = os.open("/proc/self/task", os.O_RDONLY)
     later = os.open(told["later"], os.O_RDONLY)
     libc = ctypes.CDLL(None)
-    done = threading.Semaphore(0)
+    ended = threading.Semaphore(0)
     begun: list[bool] = []
 
     def attempt() -> None:
@@ -150,7 +150,6 @@ def _install(told: dict[str, Any]) -> None:
         libc.prctl(_PR_GET_NAME, name)
         thread = f"{threading.get_native_id()} {name.value.decode()}"
         os.write(out, (json.dumps({"thread": thread, "able": able}) + "\n").encode())
-        done.release()
 
     def begin(*_: object) -> None:
         # The signal may come again, see `Attempts.of`.
@@ -163,7 +162,7 @@ def _install(told: dict[str, Any]) -> None:
         others = set() if "ATTEMPTS_BUSY" in os.environ else {*map(int, found)} - {threading.get_native_id()}
         for task in others:
             if libc.tgkill(os.getpid(), task, signal.SIGUSR2) == 0:
-                done.acquire(timeout=30)
+                ended.acquire(timeout=30)
         # Not a `Thread`: the handler may interrupt `Thread.start`, which holds a lock then.
         tried = _thread.allocate_lock()
         tried.acquire()
@@ -176,7 +175,11 @@ def _install(told: dict[str, Any]) -> None:
         tried.acquire(timeout=30)
         os.write(out, b"{}\n")
 
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _number: attempt())
+    def attempt_of_another(_number: int) -> None:
+        attempt()
+        ended.release()
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(attempt_of_another)
     _kept.append(handler)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal(signal.SIGUSR2, ctypes.cast(handler, ctypes.c_void_p))

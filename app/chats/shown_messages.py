@@ -151,7 +151,7 @@ def answer_note(message: Message) -> str:
     """
     if message.role != "assistant" or message.state == "failed":
         return message.note
-    parts = [] if message.timings is None else speed_words(message.timings)
+    parts = [] if message.timings is None else answer_speed_words(message.timings)
     if message.state in ("interrupted", "writing"):
         # A message that is still "writing" in the database was left so by a window that was killed.
         return " · ".join([message.note or (NEVER_BEGUN if _never_began(message) else INTERRUPTED), *parts])
@@ -163,11 +163,11 @@ def answer_details(message: Message) -> str:
     """Return the details below an answer as text: prompt processing speed, time to first token, cache use, layout."""
     if message.role != "assistant" or message.state == "failed":
         return ""
-    parts = [] if message.timings is None else prompt_words(message.timings)
+    parts = [] if message.timings is None else answer_prompt_words(message.timings)
     return " · ".join([*parts, *([message.layout] if message.layout else [])])
 
 
-def speed_words(timings: Timings) -> list[str]:
+def answer_speed_words(timings: Timings) -> list[str]:
     """Return texts with the generation speed, the number of generated tokens, and the use of a draft in an answer."""
     speed = timings.generation_tokens_per_second
     words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
@@ -176,7 +176,7 @@ def speed_words(timings: Timings) -> list[str]:
     return [*words, tokens, *draft_words(timings.draft)]
 
 
-def prompt_words(timings: Timings) -> list[str]:
+def answer_prompt_words(timings: Timings) -> list[str]:
     """Return texts with the speed of prompt processing, the time to the first token, and the count of cached tokens."""
     words: list[str] = []
     speed = timings.prompt_tokens_per_second

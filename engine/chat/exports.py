@@ -117,7 +117,7 @@ def openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
 
 
 def copied_text(message: Message) -> str:
-    """Return a message with its tool calls as Markdown for the clipboard."""
+    """Return a message with its tool calls as Markdown, without heading, for the clipboard and for Edit."""
     return "\n\n".join(filter(None, (message.content, *map(call_block, message.calls))))
 
 

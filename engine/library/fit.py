@@ -116,7 +116,7 @@ def place_words(fit: Fit) -> str:
     return ", ".join((words, *(tr("{count} on {device}", count=count, device=device) for device, count in others)))
 
 
-def speed_words(fit: Fit) -> str:
+def fit_speed_words(fit: Fit) -> str:
     """Return the predicted speed as text, worded as in the layout editor; empty if there is no prediction."""
     if not fit.fits or fit.speed <= 0:
         return ""
@@ -126,7 +126,7 @@ def speed_words(fit: Fit) -> str:
 
 def sourced_speed_words(fit: Fit) -> str:
     """Return the predicted speed as text, with its uncertainty and its source; empty if there is no prediction."""
-    words = _uncertain(speed_words(fit), fit)
+    words = _uncertain(fit_speed_words(fit), fit)
     return words and tr("{speed} ({source})", speed=words, source=source_words(fit.source))
 
 

@@ -10,7 +10,7 @@ from engine.base.texts import capitalised
 from engine.base.units import format_bytes, format_count
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
-from engine.library.fit import fit_words, place_words, projector_words, sourced_speed_words, speed_words
+from engine.library.fit import fit_speed_words, fit_words, place_words, projector_words, sourced_speed_words
 from engine.library.listed import Listed
 from engine.library.notes import Notes
 from engine.planning.speed.words import predicted_rate_text, rate_text
@@ -141,7 +141,7 @@ def speed_of(model: Listed) -> str:
     measured = model.measured_of(model.chosen)
     if measured:
         return tr("{rate} tokens/s measured", rate=rate_text(measured))
-    return "" if model.fit is None else speed_words(model.fit)
+    return "" if model.fit is None else fit_speed_words(model.fit)
 
 
 def short_speed(model: Listed, quantisation: Quantisation) -> str:

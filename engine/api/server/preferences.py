@@ -95,7 +95,7 @@ def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) ->
     found = list(entries)
     for alias, target in preferences.aliases.items():
         place = _place_of(found, target)
-        if place is None and (entry := _entry_of(Path(target))) is not None:
+        if place is None and (entry := _readable_entry(Path(target))) is not None:
             found.append(entry)
             place = len(found) - 1
         if place is not None and alias not in found[place].all_names:
@@ -107,7 +107,7 @@ def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) ->
     return tuple(found)
 
 
-def _entry_of(path: Path) -> ModelEntry | None:
+def _readable_entry(path: Path) -> ModelEntry | None:
     """Return the entry of a file; None if it is not a model file that can be opened."""
     try:
         state = path.stat()

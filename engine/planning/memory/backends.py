@@ -135,8 +135,10 @@ ROW_PADDING = 512
 
 It is used for weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and
 results (`_cuda_bytes` in `compute_graph/devices.py`); also for rows in split mode row (`row_slices`), copies of weights
-for op offload (`WeightFacts.padding_bytes`) and CUDA's pools (`_mmq_bytes` in `cuda_pools.py`).
+for op offload (`WeightFacts.padding_bytes`) and CUDA's pools (`_mmq_bytes` in `cuda_pools.py`). Split mode tensor pads
+its parts by `padded_bytes`.
 In `tests/engine/planning/memory`, `test_row_padding.py`, `test_kv_cache.py` and `test_row_split.py` cover it,
+`test_cuda_pools.py` checks bounds of the pools,
 `test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers;
 `tests/engine/cuda/test_remote_cards.py` loads such rows (`--backend cuda`). `tests/zoo/simdev.c` has its own 512, since
 it is C.

@@ -16,13 +16,13 @@ from engine.library.children import plan_models
 from engine.library.facts import read_facts
 from engine.library.fit import (
     Fit,
+    fit_speed_words,
     fit_words,
     layout_key,
     place_words,
     projector_words,
     sourced_speed_words,
     speed_range_words,
-    speed_words,
 )
 from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
@@ -70,10 +70,10 @@ def test_each_kind_has_its_words(seven: ModelFile) -> None:
     assert fit_words(whole) == "fits on CUDA0"
     assert place_words(whole) == "32 layers on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
-    assert speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
+    assert fit_speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
     assert sourced_speed_words(whole).endswith(" tokens/s, ±40 % (from the graphics card's specifications)")
     assert speed_range_words(whole).startswith(f"Predicted: {sourced_speed_words(whole)}; at least ")
-    assert speed_words(alone).startswith("roughly ")
+    assert fit_speed_words(alone).startswith("roughly ")
     assert sourced_speed_words(alone).endswith(" tokens/s (not measured)"), "nobody knows how far off a guess is"
     assert whole.fastest > whole.expected > whole.slowest
     assert split.kind == "split"
@@ -101,7 +101,7 @@ def test_keys_tell_layouts_apart() -> None:
 
 def test_what_the_disk_would_have_to_serve_does_not_fit(seven: ModelFile) -> None:
     fit = fit_on(seven, 2 * GIB, 2 * GIB)
-    assert (fit.kind, fit.fits, speed_words(fit)) == ("disk", False, "")
+    assert (fit.kind, fit.fits, fit_speed_words(fit)) == ("disk", False, "")
     assert "read from disk" in fit.reason
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
@@ -45,7 +44,7 @@ from engine.library.names import role_of
 from engine.library.planning import Job
 from engine.model.gguf.parts import named_parts
 from engine.planning.fit.strategies.constraints import Constraints
-from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.process.outcome import EndReason
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.messages import Message
@@ -56,8 +55,6 @@ MAX_BREAKDOWNS = 64
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 # Seconds without a message before the child counts as stuck; longer than any working disk needs.
 SILENT_S = 120.0
-# Signals with which the user or the system ends processes: at a logout, if memory is short, if a disk fails.
-_SENT_BY_OTHERS = frozenset(getattr(signal, name, 0) for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGKILL", "SIGBUS"))
 _BROKE = "crashed the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)
@@ -199,12 +196,8 @@ def _answers(
             raise LibraryError(
                 f"The process that reads model files cannot be started ({child.outcome.detail})."
             ) from error
-        if child.has_begun and child.outcome is not None and _is_crash(child.outcome):
+        if child.has_begun and child.outcome is not None and child.outcome.ended_by_itself:
             yield None
-
-
-def _is_crash(outcome: ProcessOutcome) -> bool:
-    return outcome.reason is EndReason.ITSELF and outcome.signal not in _SENT_BY_OTHERS
 
 
 # Seconds for which results are collected: every message wakes the window up.

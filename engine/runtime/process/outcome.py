@@ -31,7 +31,8 @@ _SHOWN_STDERR_LINES = 4
 _LOGGED_STDERR_LINES = 8
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
-_SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
+# Signals with which the user or the system ends processes: at a logout, or if memory is short.
+_SENT_BY_OTHERS = frozenset(getattr(signals, name, 0) for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGKILL"))
 _CHECK = tr(" Run Help > Check This Computer (or `layerdeck-cli doctor`) to find out what works here.")
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
 _OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
@@ -161,11 +162,17 @@ class ProcessOutcome:
 
         False if the cause was the model file, a lost device, a limit, a lack of memory, or a signal from outside.
         """
-        # SIGBUS comes when a mapped model file became shorter.
-        outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
-        by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
         explained = self._is_about_model or self.lost_device or self.gave_up or self.ran_out_of_memory
-        return by_itself and not explained
+        return self.ended_by_itself and self.exit_code != 0 and not explained
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the child ended, without a signal of the user or the system; SIGBUS counts as one.
+
+        SIGBUS comes if a mapped model file became shorter, or if a disk fails.
+        """
+        outside = _SENT_BY_OTHERS | {getattr(signals, "SIGBUS", 0)}
+        return self.reason is EndReason.ITSELF and self.signal not in outside
 
     @property
     def may_be_of_model(self) -> bool:
@@ -253,7 +260,6 @@ class ProcessOutcome:
     def _last_words(self) -> str:
         if self.abort_text:
             return tr(" Last output of the process: {text}", text=clean(self.abort_text, _SHOWN_LINE))
-        # SIGKILL and SIGTERM come from outside, mostly from the system when memory runs out.
         if self.signal in _SENT_BY_OTHERS:
             return ""  # The child got no chance to say why; what it wrote before concerns something else.
         lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]

@@ -207,7 +207,7 @@ class Bench:
             _, at = min(worth)
             trial = self._add(waiting.pop(at), against=best.name)
             # Two layouts have a turn in each round of this candidate, and of those that still wait.
-            self._total = self._done + 2 * self._preset.n_rounds * (1 + len(waiting))
+            self._total = self._done + (2 - best.is_over) * self._preset.n_rounds * (1 + len(waiting))
             self._take_turns([best, trial])
             self._learn([best, trial])
             found = compare(best.measured, trial.measured, "answer")
@@ -226,17 +226,18 @@ class Bench:
 
         Layouts that fail are left out of later rounds.
         """
-        for _ in range(self._preset.n_rounds):
+        for number in range(self._preset.n_rounds):
             going = {trial.name: trial for trial in trials if not trial.is_over}
             # All layouts have failed.
             if not going:
                 return
             self._n_in_turns = len(going)
             for name in turn_order(tuple(going), self._rounds):
-                self._take_turn(going[name])
+                self._take_turn(going[name], n_later=self._preset.n_rounds - number - 1)
             self._rounds += 1
 
-    def _take_turn(self, trial: _Trial) -> None:
+    def _take_turn(self, trial: _Trial, n_later: int) -> None:
+        """Load and measure a layout once. `n_later`: number of its later turns, which a failure cancels."""
         begun_s = self._clock()
         try:
             if self._held is not trial:
@@ -249,6 +250,7 @@ class Bench:
         except LoadEndedError as error:
             # What was measured before stays, and the other layouts go on.
             trial.is_over, self._held = True, None
+            self._total -= n_later
             trial.measured = msgspec.structs.replace(trial.measured, problem=error.summary(), problem_kind=error.reason)
         self._done += 1
         self._summarise(trial)

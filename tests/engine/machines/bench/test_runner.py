@@ -94,7 +94,9 @@ def test_a_cancel_keeps_what_was_measured(plans: dict[str, Plan]) -> None:
 def test_a_layout_that_does_not_fit_leaves_the_others(plans: dict[str, Plan]) -> None:
     subject = by_device(CUDA0=50.0, CUDA1=80.0)
     subject.fails = lambda plan, _what: "CUDA0 ran out of memory." if plan is plans["CUDA0"] else ""
-    results = bench_of(subject).run(pair(plans))
+    told: list[BenchProgress] = []
+    results = Bench(subject, FakeWatch(), PRESET, cast(Predictor, FakePredictor()), told.append).run(pair(plans))
+    assert (told[-1].done, told[-1].total) == (6, 6), "one turn that failed, five of the other layout"
     first, second = results.layouts
     assert (first.problem, first.problem_kind, first.samples) == ("CUDA0 ran out of memory.", "does_not_fit", ())
     assert len(second.samples) == 5

@@ -18,6 +18,7 @@ COMMAND_ENDS = frozenset({";", "&&", "||", "|", "&", ">", ">>", "2>&1"})
 _JOINED_VARIABLE = re.compile(r"(?:--env=|-e=?)(?=[A-Za-z_]\w*=)", re.ASCII)
 """Beginning of a word that is an option of `CONTAINER_OPTIONS` and its variable together."""
 _CONTINUED = re.compile(r"[\\^`]\r?\n")
+_POWERSHELL_VARIABLE = re.compile(r"\$env:(\w+)[ \t]*=[ \t]*", re.ASCII | re.IGNORECASE)
 _WINDOWS_PATH = re.compile(r"(?:^|[\s=])[\"']?(?:[A-Za-z]:|\.{1,2})\\\w", re.ASCII)
 _QUOTE = "\0"
 """Stands for an escaped quotation mark while a command of Windows is split into words."""
@@ -30,7 +31,7 @@ def split_words(text: str) -> list[str]:
         LayoutError: there are unclosed quotes, or too many words.
     """
     lines = (line for line in _CONTINUED.sub(" ", text).splitlines() if not line.lstrip().startswith("#"))
-    plain = "\n".join(lines)
+    plain = _POWERSHELL_VARIABLE.sub(r"\1=", "\n".join(lines))
     if is_windows := _WINDOWS_PATH.search(plain) is not None:
         # The only thing that a backslash escapes in a command of Windows (`CommandLineToArgvW`).
         plain = plain.replace('\\"', _QUOTE)

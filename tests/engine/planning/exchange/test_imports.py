@@ -264,6 +264,8 @@ def test_a_configuration_of_llama_swap(model: ModelFile) -> None:
         "LLAMA_ARG_N_GPU_LAYERS=4 LLAMA_ARG_TENSOR_SPLIT=1,1 LLAMA_ARG_CTX_SIZE=4096",
         "docker run -e=LLAMA_ARG_N_GPU_LAYERS=4 -eLLAMA_ARG_TENSOR_SPLIT=1,1 -e LLAMA_ARG_CTX_SIZE=4096 image:server",
         "export LLAMA_ARG_N_GPU_LAYERS=4; export LLAMA_ARG_CTX_SIZE=4096; llama-server -m x -ts 1,1",
+        "$env:LLAMA_ARG_N_GPU_LAYERS = '4'; $Env:LLAMA_ARG_CTX_SIZE=4096\n.\\llama-server.exe -m x -ts 1,1",
+        "set LLAMA_ARG_N_GPU_LAYERS=4\nset LLAMA_ARG_CTX_SIZE=4096\nllama-server.exe -m x -ts 1,1",
         "taskset -c 0-7 env LLAMA_ARG_N_GPU_LAYERS=4 LLAMA_ARG_CTX_SIZE=4096 llama-server -m x -ts 1,1",
         "models:\n  x:\n    macros: {n: 4}\n    cmd: llama-server -c 4096\n"
         "    env: ['LLAMA_ARG_N_GPU_LAYERS=${n}', 'LLAMA_ARG_TENSOR_SPLIT=1,1', 'LLAMA_ARG_CTX_SIZE=9']\n",

@@ -143,8 +143,8 @@ class Background(QObject):
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
-    `cancel` drops the result of the running request as well. `stop` and `close` also cancel its token, but its result
-    is still delivered: the work may return what it has found so far.
+    `cancel` cancels the running request and drops its result, without a new request. `stop` and `close` only cancel the
+    token of the request: its result is still delivered, because the work may return what it has found so far.
 
     All methods are called in the GUI thread, and all results are delivered there, so no lock is needed.
     """

@@ -162,9 +162,9 @@ class Attacher(QObject):
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     def _lacks(self, attachment: Attachment) -> str:
-        """Return a message if no projector of the loaded model reads this attachment; empty if one does.
+        """Return a message if `attachment` needs a projector that the loaded model does not have; else an empty text.
 
-        Empty also if no model is loaded.
+        The text is also empty if no model is loaded.
         """
         info = self._loading.snapshot.loaded
         if info is None:

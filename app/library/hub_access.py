@@ -1,4 +1,4 @@
-"""Settings for access to the Hugging Face hub, stored between runs: address, offline mode and tokens."""
+"""Stored settings for access to the Hugging Face hub: address, offline mode and tokens."""
 
 from __future__ import annotations
 

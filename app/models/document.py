@@ -1,4 +1,4 @@
-"""The document: the edited layout of a model on a rig, with undo, and the preview that all bars of the window draw.
+"""The document: the edited layout of a model on a rig, with undo, and the preview from which the editor is drawn.
 
 Each open model has an edit state: its edit (layout and settings) with an undo stack. The document has the edit state of
 the current model; the other models keep their own.
@@ -44,9 +44,9 @@ UNDO_STEPS = 200
 
 
 class EditState:
-    """One model's edit (layout and settings), its undo stack, and the tables from which its previews are computed.
+    """One model's edit (layout and settings) with its undo stack.
 
-    `pace`: durations of the last forecasts for this model.
+    `tables`: values of the model that all its previews share. `pace`: durations of the last forecasts for this model.
     """
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
@@ -357,7 +357,8 @@ class LayoutDocument(QObject):
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
         """Return the speed of the last answer of the model at `path` with layout and settings `edit`.
 
-        If there was none, return that of its last answer with another edit that has the same draft; else None.
+        If there was no such answer, return the speed of the last answer of this model with the same draft but another
+        edit. Return None if there was none either.
         """
         same = self._answered.get((path, edit))
         if same is not None:

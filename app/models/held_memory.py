@@ -33,7 +33,7 @@ class HeldMemory(QObject):
     def follow(self, model: OpenModel) -> None:
         """From now on, pass memory readings of the model's child to the live rig.
 
-        They are of devices that only the child can read, such as workers on other computers.
+        These are readings of devices that only the child can query, such as RPC workers on other computers.
         """
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 

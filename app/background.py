@@ -74,8 +74,8 @@ class Background(QObject):
 
         `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread.
         `what`: description on the status line while the work runs, such as "Reading demo.gguf", unless `quiet`.
-        `worker`: thread that runs `function` after all functions that it was given before; None: `function` gets a new
-        thread. Writes to one file need a worker: in two threads the later write could come first.
+        `worker`: runs `function` in its thread, after all functions that were submitted to it before. None: `function`
+        gets a new thread. Writes to one file need a worker: in two threads the later write could come first.
         """
         # A key of its own: two pieces of work may have the same description.
         work = object()

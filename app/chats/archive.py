@@ -106,7 +106,7 @@ class ChatArchive(QObject, ChatStorage):
     def close(self) -> None:
         """Write the waiting changes, close the database and copy it. Blocks for a bounded time.
 
-        If changes wait for the database to open, it waits for this too, at most `CLOSE_SECONDS`.
+        If changes wait because the database is still being opened, waits for that too, at most `CLOSE_SECONDS`.
         """
         waiting = self._waiting or []
         self._store, self._waiting = None, None

@@ -227,7 +227,7 @@ class Thumbnails(QObject):
         gallery.wanted.connect(self._on_wanted)
 
     def put(self, sha256: str, picture: Picture) -> None:
-        """Show the thumbnail `picture`, which exists already, in the gallery. `sha256`: SHA-256 of the image."""
+        """Show `picture`, a thumbnail, in the gallery. `sha256`: SHA-256 of the image that it shows."""
         self._gallery.put(sha256, picture.width_px, picture.height_px, picture.pixels)
 
     def _on_wanted(self, sha256: str) -> None:

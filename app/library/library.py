@@ -63,7 +63,7 @@ class LibraryTask:
 
         `what`: description of the work, on the status line while it runs if `quiet` is false.
         `progress`: text that shows the progress, in which `{done}` and `{total}` are replaced by numbers.
-        `work`: gets a function to which it passes these two numbers, and a token that `cancel` cancels.
+        `work`: called with a function that reports these two numbers, and with a token that `cancel` cancels.
         `failed`: called with an error; if it is None, the library shows the error.
         """
 

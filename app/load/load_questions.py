@@ -72,7 +72,7 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """
     text = tr("{name} will probably not fit: it needs {short}.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
-        text += tr(" The layout that is loaded now stays until you decide.")
+        text += tr(" The layout that is loaded now stays loaded until you decide.")
     return LoadQuestion(
         text=text, unload_text="", unload_tool_tip="", beside_text=tr("Load anyway"), can_remember=False
     )

@@ -33,7 +33,7 @@ STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as possible")),
     StrategyWords(
         "priority",
-        tr("One &after Another"),
+        tr("One Device &after Another"),
         tr("Fill the first device before the next, in the chosen order"),
         uses_order=True,
     ),

@@ -7,8 +7,9 @@ The document owns the drag of layers with the mouse: the first `move` starts the
 `finish_move` or `cancel_move` ends it. Undo, another edit or other devices end a drag too; then `drag_ended` is
 emitted.
 
-Slow forecasts are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the previous
-ones and `is_behind` is true. A layout that was changed in one step is drawn at once, but without its numbers.
+Slow forecasts are computed in the background (`forecaster`). Until they arrive, `is_behind` is true, and `plan` and
+`preview` have the previous forecast. If only the layout has changed, and not by a drag, `preview` has the new layout at
+once, with the memory and speed of the previous one.
 """
 
 from __future__ import annotations
@@ -373,7 +374,7 @@ class LayoutDocument(QObject):
         return next(others, None)
 
     def _draw_meanwhile(self, state: EditState) -> None:
-        """Draw something until the forecast arrives: the edited layout without numbers, or the model's last preview.
+        """Draw something until the forecast arrives: the edited layout with old numbers, or the model's last preview.
 
         `state`: the edit state that is current now. The last preview is drawn if another model was shown before.
         """
@@ -412,7 +413,7 @@ class LayoutDocument(QObject):
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
     """Return whether the edits differ, but only in the layout, and both layouts have the same split mode.
 
-    The new layout can then be drawn at once, without its numbers.
+    The new layout can then be drawn at once, with the numbers of the previous one.
     """
     if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
         return False

@@ -33,7 +33,7 @@ class GarbageCollector(QObject):
         self._timer.timeout.connect(self.collect)
 
     def begin(self) -> None:
-        """Start to collect. Call it when the window is complete: objects that exist now are left out from then on."""
+        """Start to collect. Call it when the window is complete: collections never visit the objects that exist now."""
         gc.freeze()
         self._timer.start(INTERVAL_MS)
 

@@ -106,7 +106,7 @@ class ChatArchive(QObject, ChatStorage):
     def close(self) -> None:
         """Write the waiting changes, close the database and copy it. Blocks for a bounded time.
 
-        If changes wait because the database is still being opened, waits for that too, at most `CLOSE_SECONDS`.
+        If changes wait because the database is still being opened, the call waits for it, at most `CLOSE_SECONDS`.
         """
         waiting = self._waiting or []
         self._store, self._waiting = None, None

@@ -153,7 +153,7 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects the last events of answers to several prompts. The time for all of them begins with its construction."""
+    """Collects the last events of answers to several prompts. Their time counts from the construction of this object."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []

@@ -131,7 +131,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def check_out(path: Path | None) -> None:
-    """Raise an error if the file of --out cannot be written. Called before the work for it, which takes minutes.
+    """Raise an error if the path of --out cannot be a file. Called before the work for that file, which takes minutes.
 
     `path`: value of --out; None if the option is not given.
 

@@ -19,7 +19,7 @@ MAX_NAME_LENGTH = 32
 def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
-    `room`: the models to unload for the load, and the memory that is missing before and after that.
+    `room`: the models to unload for the load, and the memory that is missing before and after their unload.
     `now_s`: the present time in seconds, from `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)

@@ -14,7 +14,7 @@ from engine.runtime.session.status import Phase
 
 
 class HeldMemory(QObject):
-    """Passes the device memory of loaded models to the live rig.
+    """Passes the device memory of loaded models to the live rig (the devices that the next load will find).
 
     It must be constructed before other receivers of the models' signals, which read free memory from the updated rig.
     """

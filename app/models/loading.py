@@ -66,8 +66,8 @@ class Loading(QObject):
     """The session of one model, for the GUI thread. Calls do not block; results arrive as signals.
 
     A session (`ModelSession`) owns the child process that loads the model and answers requests. It publishes its state
-    as snapshots. `phase` and `loaded` have the values of the newest snapshot. `load`,
-    `cancel`, `unload` and `ask` update them before they return.
+    as snapshots. `phase` and `loaded` have the values of the newest snapshot. `load`, `cancel`, `unload` and `ask` update
+    both before they return.
     """
 
     phase_changed = Signal(Phase)

@@ -153,7 +153,7 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects the last events of answers to several prompts. Their time counts from the construction of this object."""
+    """Collects the last events of answers to several prompts, and measures the time since its construction."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []

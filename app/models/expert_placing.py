@@ -71,7 +71,10 @@ class ExpertPlacing(QObject):
         self._search(find, tr("move experts to the CPU") if kind == TO_CPU else tr("move experts back from the CPU"))
 
     def place(self, device: str, count: int) -> None:
-        """Put the experts of the first or of the last `count` layers on `device`. The faster choice is predicted."""
+        """Put the experts of `count` layers on `device`.
+
+        They are the first or the last layers with experts. The layout that is predicted to be faster is used.
+        """
         speeds = self._document.speeds
 
         def find(plan: Plan) -> Layout:

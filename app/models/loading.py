@@ -66,8 +66,8 @@ class Loading(QObject):
     """The session of one model, for the GUI thread. Calls do not block; results arrive as signals.
 
     A session (`ModelSession`) owns the child process that loads the model and answers requests. It publishes its state
-    as snapshots. `phase` and `loaded` have the values of the newest snapshot. `load`, `cancel`, `unload` and `ask` update
-    both before they return.
+    as snapshots. `phase` and `loaded` have the values of the newest snapshot. `load`, `cancel`, `unload` and `ask`
+    update both before they return.
     """
 
     phase_changed = Signal(Phase)
@@ -183,7 +183,7 @@ class Loading(QObject):
         """Load the plan of `order` in the model's child process.
 
         A running answer is stopped. The loaded model is replaced after the new layout has been checked.
-        `forecast_is_whole`: whether the forecast covers all memory, so that the load can calibrate it.
+        `forecast_is_whole`: whether the forecast covers all memory. Only then is the memory overhead of devices measured.
         """
         if self.is_busy:
             return

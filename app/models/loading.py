@@ -183,7 +183,7 @@ class Loading(QObject):
         """Load the plan of `order` in the model's child process.
 
         A running answer is stopped. The loaded model is replaced after the new layout has been checked.
-        `forecast_is_whole`: whether the forecast covers all memory. Only then is the memory overhead of devices measured.
+        `forecast_is_whole`: whether the forecast covers all memory. Only then are memory overheads of devices measured.
         """
         if self.is_busy:
             return

@@ -25,7 +25,10 @@ _RARE_COLLECTIONS = (2000, 10, 50)
 
 
 def limit_malloc() -> None:
-    """Set the limits of glibc's malloc. Call it before threads start. With another C library nothing is changed."""
+    """Limit the number of malloc arenas, and return large freed blocks to the system. Call it before threads start.
+
+    With another C library than glibc nothing is changed.
+    """
     if not sys.platform.startswith("linux"):
         return
     # The limits save memory only: the window works without them.

@@ -74,8 +74,8 @@ class Background(QObject):
 
         `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread.
         `what`: description on the status line while the work runs, such as "Reading demo.gguf", unless `quiet`.
-        `worker`: thread that runs `function` after all functions that it was given before; None: `function` gets a new
-        thread. Writes to one file need a worker: in two threads the later write could come first.
+        `worker`: runs `function` in its thread, after all functions that were submitted to it before. None: `function`
+        gets a new thread. Writes to one file need a worker: in two threads the later write could come first.
         """
         # A key of its own: two pieces of work may have the same description.
         work = object()
@@ -143,8 +143,8 @@ class Background(QObject):
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
-    `cancel` drops the result of the running request as well. `stop` and `close` also cancel its token, but its result
-    is still delivered: the work may return what it has found so far.
+    `cancel` cancels the running request and drops its result, without a new request. `stop` and `close` only cancel the
+    token of the request: its result is still delivered, because the work may return what it has found so far.
 
     All methods are called in the GUI thread, and all results are delivered there, so no lock is needed.
     """

@@ -97,8 +97,8 @@ class BugReporter(QObject):
     def _parent_widget(self) -> QWidget | None:
         """Return the parent of the dialog: a modal dialog, which blocks other windows, or the visible main window.
 
-        A dialog with a parent does not keep the program running when the main window closes. Before the main window is
-        shown it has none: if the window cannot be made, the program ends when the dialog is closed.
+        None if neither is visible. A dialog with a parent does not keep the program running after the main window has
+        closed. A dialog without a parent does, so that it can be read even if the main window could not be made.
         """
         modal = QApplication.activeModalWidget()
         if modal is not None:

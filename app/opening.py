@@ -1,8 +1,8 @@
 """The start of the window: its parts are constructed first, then the window is shown.
 
 A window that is shown before its parts exist stays an empty frame while modules are imported: 2 s on an idle computer
-with 2 cores, 5 s on a busy one. Imports and construction run in the event loop. So a second start of the program can
-pass its files to this one meanwhile, and a signal can end the program.
+with 2 cores, 5 s on a busy one. Imports and construction run in the event loop. Meanwhile a second start of the program
+can pass its files to this process, and a signal can end the program.
 """
 
 from __future__ import annotations

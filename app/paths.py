@@ -139,7 +139,7 @@ def serve_settings_path() -> Path:
 
 
 def runs_path() -> Path:
-    """Return the folder of run marks, one for each running window."""
+    """Return the folder of run marks: files that exist while a window runs, so that a crash is noticed later."""
     return user_data_path(APPLICATION, appauthor=False) / "running"
 
 

@@ -39,13 +39,13 @@ _Write = Callable[[ChatStore], "Future[None]"]
 
 
 def _nothing() -> None:
-    """Do nothing. The callback of a change if no code waits until the change is stored."""
+    """Do nothing. Callback after a change was stored, for callers that do not wait for it."""
 
 
 class ChatArchive(QObject, ChatStorage):
     """Stores conversations in the database (`ChatStore`), which writes in its own thread. Calls do not block.
 
-    If writing fails, each error is shown once, and a notice when writing works again.
+    Each error of a write is shown once. When a later write succeeds, a notice says so.
     """
 
     changed = Signal()
@@ -106,7 +106,7 @@ class ChatArchive(QObject, ChatStorage):
     def close(self) -> None:
         """Write the waiting changes, close the database and copy it. Blocks for a bounded time.
 
-        If changes wait for the database to open, it waits for this too, at most `CLOSE_SECONDS`.
+        If changes wait because the database is still being opened, the call waits for it, at most `CLOSE_SECONDS`.
         """
         waiting = self._waiting or []
         self._store, self._waiting = None, None
@@ -147,7 +147,10 @@ class ChatArchive(QObject, ChatStorage):
             self._copy_failed.emit(error)
 
     def _on_locked(self, error: EngineError) -> None:
-        """Warn, and show the text whose storing waits. From now on `_do` shows new text at once."""
+        """Warn that the database is locked, and call the callbacks of waiting changes, so that their text is shown.
+
+        The changes still wait to be stored. From now on `_do` calls the callback of a new change at once.
+        """
         self._warn(error)
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, [(write, _nothing) for write, _ in self._waiting]
@@ -253,7 +256,7 @@ class ChatArchive(QObject, ChatStorage):
         self.changed.emit()
 
     def look_again(self) -> None:
-        """Add conversations to the list that another program has written to the database, such as the command line."""
+        """Add the conversations to the list that other programs, such as the command line, have stored meanwhile."""
         store, before = self._store, dict(self._chats)
         if store is None:
             return

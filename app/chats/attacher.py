@@ -162,9 +162,9 @@ class Attacher(QObject):
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     def _lacks(self, attachment: Attachment) -> str:
-        """Return a message if no projector of the loaded model reads this attachment; empty if one does.
+        """Return a message if `attachment` needs a projector that the loaded model does not have; else an empty text.
 
-        Empty also if no model is loaded.
+        The text is also empty if no model is loaded.
         """
         info = self._loading.snapshot.loaded
         if info is None:
@@ -227,7 +227,7 @@ class Thumbnails(QObject):
         gallery.wanted.connect(self._on_wanted)
 
     def put(self, sha256: str, picture: Picture) -> None:
-        """Show the thumbnail `picture`, which exists already, in the gallery. `sha256`: SHA-256 of the image."""
+        """Show `picture`, a thumbnail, in the gallery. `sha256`: SHA-256 of the image that it shows."""
         self._gallery.put(sha256, picture.width_px, picture.height_px, picture.pixels)
 
     def _on_wanted(self, sha256: str) -> None:

@@ -73,8 +73,8 @@ class ChatController(QObject):
     def open(self, chat: str, message: str = "") -> None:
         """Show a stored conversation. If `message` is not empty, its branch is shown and the view scrolls to it.
 
-        Reading takes time: a later `open`, `new`, or `delete` of the same conversation replaces a request whose
-        conversation is not shown yet.
+        The conversation is read in the background. It is not shown if `open` or `new` is called meanwhile, or if this
+        conversation is deleted.
         """
         self.leaving.emit()
         self._opening = opening = (chat, object())

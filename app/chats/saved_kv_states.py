@@ -41,7 +41,7 @@ from engine.runtime.session.events import Answered
 from widgets.common.delayed_call import DelayedCall
 
 PAUSE_MS = 2000
-"""Milliseconds from the end of an answer until its KV state is saved. If a question comes before, it is not saved."""
+"""Milliseconds from the end of an answer until its KV state is saved. A question before that cancels the save."""
 
 _log = logging.getLogger("layerdeck.states")
 
@@ -87,10 +87,10 @@ class KvStateRepository(QObject):
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
-        """Call `then` with the key of KV states made with `plan`: states with another key do not fit.
+        """Call `then` with the key of KV states made with `plan`. Only states with the same key can be restored.
 
-        The key consists of the model, its adapters, and the settings of the KV cache. It is None if the model cannot be
-        identified.
+        The key consists of the model, its adapters, and the settings of the KV cache. `then` gets None if the model
+        cannot be identified.
         """
 
         def fail(error: EngineError) -> None:
@@ -163,11 +163,11 @@ class KvStateRepository(QObject):
         return self._states.quota_bytes
 
     def warn_of_size(self) -> None:
-        """Log that a state alone exceeds the limit of the disk space, and tell the user as `warn` does."""
+        """Call `warn`, because the state of one conversation is larger than the limit for all states together."""
         self.warn(tr("The KV state of this conversation is larger than the limit for saved KV states."))
 
     def warn(self, sentence: str) -> None:
-        """Log `sentence`, which says why a state is not saved or restored. The first one is shown to the user, too."""
+        """Log `sentence`, which says why a state is not saved or restored. The first call also shows it to the user."""
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
@@ -266,7 +266,7 @@ class ModelKvStates(QObject, StateStorage):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no KV state is being saved or restored, and none waits for being saved."""
+        """Whether no KV state is being saved or restored, and none waits to be saved."""
         return self._unsaved is None and not self._saving and self._restoring is None
 
     # ------------------------------------------------------------------ calls of the conversation
@@ -428,8 +428,8 @@ class ModelKvStates(QObject, StateStorage):
     def _sentence(self, lost: AnswerLost) -> str:
         """Return the reason, for people, why a saved KV state was not restored.
 
-        `lost`: the failure of the request to restore. In its sentence the name of the state file, which people do not
-        know, is replaced by the title of the conversation.
+        `lost`: the failed request that should restore the state. Its sentence names the state file, which people do not
+        know. That name is replaced by the title of the conversation.
         """
         restoring, chat = self._restoring, self._conversation.chat
         if restoring is None or restoring.path is None or restoring.chat != chat.id:

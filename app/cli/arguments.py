@@ -48,7 +48,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _lent_size(text: str) -> tuple[str, int]:
-    """Parse "ID=SIZE" to (id, bytes). A size alone stands for the only device, with the id ""."""
+    """Parse "ID=SIZE" to (id, bytes). The id is "" for a size alone, which means the only device."""
     name, _, size = text.rpartition("=")
     return name.strip(), _size(size)
 

@@ -85,7 +85,7 @@ def run_packs(options: Namespace) -> int:
 
 
 def _agreed(keeper: PackInstaller, options: Namespace) -> Manifest | None:
-    """Print who signed the pack that is to be installed, and return its manifest; None: do not install it.
+    """Print who signed the pack that is to be installed, and return its manifest; None if the user declines.
 
     If this publisher is not trusted, the user is asked, unless --yes is given.
 

@@ -187,7 +187,7 @@ def _run(words: list[str]) -> int:
 
 
 def _cancelled(words: list[str]) -> object | None:
-    """Return what a command prints with `--json` if it was interrupted before it began; None: nothing."""
+    """Return the JSON document that a command prints if it was interrupted before it began; None if it prints none."""
     match next((word for word in words if not word.startswith("-")), ""):
         case "load":
             return {"event": "cancelled", "stage": "header"}
@@ -234,9 +234,10 @@ def _log(command: str) -> AbstractContextManager[None]:
 
 
 def _collections(command: str) -> AbstractContextManager[None]:
-    """Return a context that sets Python's garbage collection for a command.
+    """Return a context manager that sets the thresholds of Python's garbage collector for a command.
 
-    Commands that end soon run full collections rarely. Long-running commands, which write a log, use Python's defaults.
+    Full collections are rare in commands that end soon. Python's defaults stay for commands that load a model, because
+    they may run for long, and for those that start no child process.
     """
     if command in LOGGED or command in WITHOUT_CHILDREN:
         return nullcontext()

@@ -56,9 +56,10 @@ def _numbers() -> list[signal.Signals]:
 
 
 def _open_streams() -> None:
-    """Open the null device in place of each standard stream that is closed (`2>&-` of a shell).
+    """Open the null device in place of each standard stream that the parent has closed (`2>&-` in a shell).
 
-    Python's stream is None then, and the first file that is opened, or a child's pipe, would get its descriptor.
+    `sys.stderr`, for example, is None if descriptor 2 is closed. The next file or pipe that is opened would get
+    descriptor 2, and so receive the output for standard error.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -73,9 +73,10 @@ def run_import(options: Namespace) -> int:
 
 
 def _side_file_notes(projector: str, device: str | None, adapters: tuple[tuple[str, float], ...]) -> list[str]:
-    """Return a list with one sentence: the options for projector and adapters, which a layout file cannot contain.
+    """Return a note with the options that pass an imported projector and adapters to `plan` and `load`.
 
-    The list is empty if there are neither. `device`: device of the projector. `adapters`: path and scale of each.
+    A layout file cannot contain these files. The result is a list of one sentence, or an empty list if there are none.
+    `device`: device of the projector. `adapters`: path and scale of each adapter.
     """
     words = [f"--mmproj {projector}"] if projector else []
     words += [f"--mmproj-device {device}"] if projector and device else []

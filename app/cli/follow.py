@@ -110,13 +110,13 @@ class Follower:
 
     @property
     def interrupted(self) -> bool:
-        """Whether there is an unhandled interrupt: one that came after the last call of `heed`."""
+        """Whether an interrupt has come that `heed` has not marked as handled."""
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
-        """Mark the first unhandled interrupt as handled. Called when an answer has ended, which it may have stopped.
+        """Mark the first unhandled interrupt as handled. Called at the end of an answer, which it may have stopped.
 
-        A second one, which came before the answer had stopped, is about the command.
+        If a second interrupt came before the end of the answer, it stays unhandled and ends the command.
         """
         self._heeded = min(self._heeded + 1, self._interrupts)
 
@@ -158,8 +158,8 @@ class Follower:
     def news(self) -> Iterator[SessionUpdate]:
         """Yield the updates of the session as they arrive. The iterator never ends.
 
-        An interrupt stops the load or the requests that are running, and unloads the model. A second one does not wait
-        for a batch.
+        An interrupt stops the load or the requests that are running, and unloads the model. A second interrupt closes
+        the session, which kills the child if it does not exit in time.
         """
         handled = 0
         while True:
@@ -217,7 +217,7 @@ class Follower:
     def events(self, stream: RequestStream, *, stop: Callable[[], None] | None) -> Iterator[RequestEvent]:
         """Yield the events of a request up to its last one. `stream`: result of `ask`.
 
-        `stop`: called for the first interrupt; a second one ends the session at once. None: interrupts do nothing.
+        `stop`: called at the first interrupt; a second interrupt closes the session. None: interrupts do nothing.
         """
         handled = 0
         while True:
@@ -230,13 +230,14 @@ class Follower:
                     return
 
     def _handle_interrupts(self, handled: int, stop: Callable[[], None]) -> int:
-        """Call `stop` for the first unhandled interrupt, and close the session for a second one.
+        """Call `stop` at the first unhandled interrupt, and close the session at the second one.
 
-        A stop alone waits for an engine that is busy, close does not.
-        Return the number of unhandled interrupts for which that was done. `handled`: result of the call before.
+        After `stop` the engine still finishes the batch that it is computing. Closing the session kills the child if it
+        does not exit in time.
+        Return the number of unhandled interrupts until now. `handled`: the number that the previous call returned.
 
         Raises:
-            Ended: for a third interrupt. The end of a killed process may take minutes, until its memory is free.
+            Ended: at a third interrupt. The exit of a killed process may take minutes, until its memory is free.
         """
         interrupts = self._interrupts - self._heeded
         if interrupts > 2 and handled > 1:
@@ -252,11 +253,11 @@ class Follower:
     ) -> FinalMessage | BadEnding:
         """Send a request that generates no text, and return its answer, or the event of its failure.
 
-        `stops`: whether an interrupt stops the request, and unloads the model.
-        `on_long`: called once if the request takes longer than `LONG_S`; later interrupts stop the request.
+        `stops`: whether an interrupt stops the request and unloads the model.
+        `on_long`: called once if the request takes longer than `LONG_S`. After that, an interrupt stops the request.
 
         Raises:
-            Ended: if the model was just lost, with the event that names the reason.
+            Ended: if the model was just lost, with the event that names the reason; or after an interrupt.
         """
         begun_s, stream = time.monotonic(), self.ask(request)
         told_at: int | None = None

@@ -161,7 +161,7 @@ def check_layout_options(options: Namespace) -> None:
     """Check the options that choose a layout.
 
     Raises:
-        EngineError: if they exclude each other, or there is no such strategy.
+        EngineError: if the options exclude each other, or name a strategy that does not exist.
     """
     check_auto_options(options)
     has_hand_layout(options)

@@ -144,7 +144,7 @@ class LoadCommand:
         return msgspec.structs.replace(event, request=number)
 
     def _request(self, index: int) -> Generate:
-        """Return the request for the prompt at `index`. A part of the answer that was generated before is continued."""
+        """Return the request for the prompt at `index`. It continues the answer if a part was generated before."""
         request, text = self._requests[index], self._texts[index]
         if not text:
             return request
@@ -153,7 +153,7 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects the last events of answers to several prompts, and measures the time from its construction on."""
+    """Collects the last events of answers to several prompts, and measures the time since its construction."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []

@@ -131,7 +131,9 @@ def check_text(text: str, what: str) -> None:
 
 
 def check_out(path: Path | None) -> None:
-    """Raise an error if there is no place for the file of --out, before minutes of work for it. None: no such file.
+    """Raise an error if the path of --out cannot be a file. Called before the work for that file, which takes minutes.
+
+    `path`: value of --out; None if the option is not given.
 
     Raises:
         ArgumentError: if `path` is a folder, or its folder does not exist.
@@ -141,7 +143,10 @@ def check_out(path: Path | None) -> None:
 
 
 def error_of(write: Callable[[], None]) -> EngineError | None:
-    """Call `write`, which saves results of minutes; return its error, to be told after the results are printed."""
+    """Call `write`, which saves the results of a command, and return its error, or None.
+
+    The caller prints the results first and then reports the error, so that minutes of work are not lost.
+    """
     try:
         write()
     except EngineError as error:

@@ -83,7 +83,8 @@ def run_secure(options: Namespace, ended: CancelToken) -> None:
     """Lend devices to paired computers, through an encrypted tunnel, until `ended` is cancelled.
 
     Raises:
-        EngineError: if it cannot listen, serve or announce itself, or if a device or size is wrong.
+        EngineError: if the port cannot be opened, if a worker cannot be started or announced, or if an option names an
+            unknown device or an impossible size.
     """
     check_host(options.host)
     lendings = find_lendings(only=options.device, without=options.without, caps=options.cap, margins=options.margin)
@@ -161,7 +162,7 @@ def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
 
 
 class _UseTeller:
-    """Callback that prints a sentence when a client begins or ends to use a device."""
+    """Callback that prints a sentence when a client starts or stops using a device."""
 
     def __init__(self) -> None:
         self._before: tuple[Use, ...] = ()

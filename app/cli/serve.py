@@ -97,7 +97,7 @@ def run_serve(options: Namespace) -> int:
 
 
 def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:
-    """Load the model of `entry` before requests arrive. Return False if the server ended before it was loaded.
+    """Load the model of `entry` before requests arrive. Return whether it was loaded before the server ended.
 
     `ended`: cancelled when the server ends, or is to end.
 
@@ -114,9 +114,9 @@ def _loads(server: ApiServer, entry: ModelEntry, ended: CancelToken) -> bool:
 
 
 class Catalogue:
-    """The models that `serve` offers. `plan` returns the order to load one of them.
+    """The models that `serve` offers. `plan` returns the `LoadOrder` (plan and retries) for one of them.
 
-    The methods read files and devices, so they block. They may be called in any thread.
+    The methods read files and query devices, so they block. They may be called in any thread.
     """
 
     def __init__(self, options: Namespace, preferences: Preferences) -> None:
@@ -186,7 +186,8 @@ class Catalogue:
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
         """Return the order to load the model of `entry` on `rig`.
 
-        Its layout is the one that the options give or find, or else the saved layout of the model, or an automatic one.
+        Its layout is the one that the options choose, or else the saved layout of the model. If there is neither, it is
+        an automatic layout.
 
         Raises:
             EngineError: if the model cannot be loaded.

@@ -1,4 +1,4 @@
-"""Messages and options that `rig serve` has with and without --secure."""
+"""Messages and options of `rig serve` that are the same with --secure and without it."""
 
 from __future__ import annotations
 

@@ -239,8 +239,8 @@ def _draft(text: str) -> Path | str:
 def _reader(kind: Kind) -> Callable[[str], Value | object]:
     """Return the function with which argparse converts the text of a setting.
 
-    For a text that leaves the value open, such as "auto", the function returns `_LEFT_OPEN`. None would mean for
-    argparse that the option is not given.
+    For "auto" and other texts that leave the value open, the function returns `_LEFT_OPEN`. It cannot return None: in
+    the parsed options, None means that the option is not given.
     """
 
     def read(text: str) -> Value | object:

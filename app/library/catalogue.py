@@ -78,7 +78,7 @@ class ProgressLimit:
 class LibraryCatalogue:
     """Holds the results of scans: model files, their headers, and forecasts of their memory.
 
-    An index in SQLite stores the results between runs. Calls access the disk, so they run in background threads.
+    An SQLite database (the index) stores them on disk. Calls access the disk, so they run in background threads.
     Several of them may run at the same time; a lock protects the results.
     """
 
@@ -95,7 +95,7 @@ class LibraryCatalogue:
         self._is_scanned = False
 
     def close(self) -> None:
-        """Close the index of the library. Steps that still run fail."""
+        """Close the index of the library. A step that is still running then fails."""
         with self._lock:
             self._closed = True
             if self._index is not None:
@@ -272,7 +272,7 @@ class LibraryCatalogue:
             self.note((mark,), change)
 
     def forget_missing(self, paths: Iterable[Path]) -> None:
-        """Remove model files that do not exist any more from the library's list, with all parts of their models."""
+        """Remove deleted model files from the library's list, together with the other parts of split models."""
         # Parts that were deleted earlier are listed as missing, and would stay.
         gone = {part for path in paths for part in named_parts(path)}
         with self._lock:

@@ -37,12 +37,12 @@ class DownloadController(QObject):
         self._told.connect(self._on_told, Qt.ConnectionType.QueuedConnection)
 
     def close(self) -> None:
-        """Stop the running download; the next run resumes it."""
+        """Stop the running download. The next start of the window resumes it."""
         if self._queue is not None:
             self._queue.close()
 
     def go_on(self) -> None:
-        """Resume the downloads that an earlier run has left in the queue, if there are any."""
+        """Resume the downloads that were left in the queue when the window was last closed, if there are any."""
         if downloads_path().is_file():
             self._open_queue()
 

@@ -73,12 +73,12 @@ class HubFinder(QObject):
         auto_layouts.projectors_counted.connect(self._on_projectors_counted)
 
     def _on_projectors_counted(self) -> None:
-        """Forecast the shown repository again, because the preference that counts projectors has changed."""
+        """Forecast the shown repository again: the preference whether forecasts include projectors has changed."""
         if self._listing is not None:
             self.show_repo(self._asked)
 
     def close(self) -> None:
-        """Cancel the requests and close the download queue. The next run resumes downloads."""
+        """Cancel the requests and close the download queue. The next start of the window resumes downloads."""
         self._asking.cancel()
         self._reading_card.cancel()
         self.downloads.close()
@@ -147,7 +147,7 @@ class HubFinder(QObject):
     def show_repo(self, text: str) -> None:
         """Show the quantisations in the repository that `text` names, with forecasts of their memory.
 
-        If `text` is a URL on another server than the hub, that file is downloaded instead.
+        If `text` is the URL of a file on another server than the hub, the file is downloaded instead.
         """
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.

@@ -1,4 +1,4 @@
-"""Settings for access to the Hugging Face hub, stored between runs: address, offline mode and tokens."""
+"""Stored settings for access to the Hugging Face hub: address, offline mode and tokens."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class HubAccess:
         return self._tokens.keep(self.settings, token)
 
     def remove_token(self) -> TokenLocation | None:
-        """Delete the saved access token of the present hub; return where the token is that is used now. May block."""
+        """Delete the saved access token of the present hub. Return the location of the token that is used from now on.
+
+        "keyring" if the system's keyring has not deleted the token; None if there is no token any more. May block.
+        """
         return self._tokens.forget(self.settings)
 
     def set_offline(self, offline: bool) -> None:

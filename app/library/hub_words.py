@@ -42,7 +42,7 @@ def found_repo(model: HubModel) -> FoundRepo:
 def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, why: str) -> ShownRepo:
     """Return the quantisations of the repository `listing` as rows of the Find tab. One row is marked as proposed.
 
-    That is the quantisation or file in `address`, or else the best one according to the forecast.
+    The marked row is the quantisation or file that `address` names, or else the best one according to the forecast.
     `fit`: forecasts of the quantisations; None if there are none. `why`: note below the rows.
     """
     fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}
@@ -54,8 +54,9 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
 
 
 def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
-    """Return the model card of the repository `repo` for the Find tab. If `card` is None, a note says that it has none.
+    """Return the model card of the repository `repo` for the Find tab.
 
+    `card`: None if the repository has no model card; a note then says so.
     `endpoint`: address of the hub, for a link to the page of the repository.
     """
     page = f"{endpoint}/{repo}"

@@ -63,7 +63,7 @@ class LibraryTask:
 
         `what`: description of the work, on the status line while it runs if `quiet` is false.
         `progress`: text that shows the progress, in which `{done}` and `{total}` are replaced by numbers.
-        `work`: gets a function to which it passes these two numbers, and a token that `cancel` cancels.
+        `work`: called with a function that reports these two numbers, and with a token that `cancel` cancels.
         `failed`: called with an error; if it is None, the library shows the error.
         """
 
@@ -166,7 +166,7 @@ class Library(QObject):
         self._background.run(what, work, done, failed or self._notices.tell, quiet=quiet)
 
     def tell(self, error: EngineError, failed: Callable[[EngineError], None] | None) -> None:
-        """Pass an error to `failed`, or show it if that is None."""
+        """Pass `error` to `failed`. If `failed` is None, show the error on the status line."""
         (failed or self._notices.tell)(error)
 
     def change(
@@ -337,7 +337,7 @@ class Library(QObject):
         self.run(tr("Moving to the trash"), move, done, failed, quiet=False)
 
     def forget(self, paths: Iterable[Path]) -> None:
-        """Remove model files that do not exist any more from the library's list, in the background."""
+        """Remove deleted model files from the library's list, in the background."""
         gone = tuple(paths)
         self.change(tr("Removing a model from the list"), lambda: self.catalogue.forget_missing(gone))
 
@@ -389,7 +389,7 @@ class Library(QObject):
         """Save that the current model was opened now, and set its preset if its conversation is empty.
 
         The preset is the one that the user has chosen for this model in the library.
-        `file`: file of the current model; None does nothing.
+        `file`: file of the current model. If it is None, nothing is done.
         """
         if file is None:
             return
@@ -427,7 +427,7 @@ class Library(QObject):
 
 
 def _begin_with(model: OpenModel, preset: str) -> None:
-    """Set the preset named `preset` for the conversation of `model`, if that has no messages and no preset yet."""
+    """Set the preset named `preset` for the conversation of `model` if it has no messages and no preset yet."""
     conversation = model.conversation
     is_known = not conversation.presets or preset in conversation.presets
     if preset and is_known and conversation.is_empty and not conversation.chat.preset:

@@ -19,7 +19,7 @@ MAX_NAME_LENGTH = 32
 def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
-    `room`: the models to unload for the load, and the memory that is missing even then.
+    `room`: the models to unload for the load, and the memory that is missing before and after their unload.
     `now_s`: the present time in seconds, from `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
@@ -72,7 +72,7 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """
     text = tr("{name} will probably not fit: it needs {short}.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
-        text += tr(" The layout that is loaded now stays until you decide.")
+        text += tr(" The layout that is loaded now stays loaded until you decide.")
     return LoadQuestion(
         text=text, unload_text="", unload_tool_tip="", beside_text=tr("Load anyway"), can_remember=False
     )

@@ -38,7 +38,7 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 class _Wanted:
     """A load of `plan` by `model` that was requested and has not started.
 
-    `room`: the models to unload for this load, and the memory that is missing even then.
+    `room`: the models to unload for this load, and the memory that is missing even after that.
     """
 
     model: OpenModel
@@ -138,7 +138,7 @@ class Loader(QObject):
         return self._obstacle(plan)
 
     def room_for(self, model: OpenModel, plan: Plan) -> Room:
-        """Return the models to unload before `plan` is loaded, and the memory that is missing even without them.
+        """Return the models to unload before `plan` is loaded, and the memory that is missing even after that.
 
         `model`: the open model that loads `plan`. Its own memory counts as free.
         """
@@ -202,7 +202,7 @@ class Loader(QObject):
         )
 
     def cancel(self) -> None:
-        """Cancel the load that runs or waits for memory, and remove the question before a load."""
+        """Remove a question about a load, and cancel the load that runs or waits for memory."""
         self._withdraw()
         if self.is_waiting:
             self.memory_return.cancel()
@@ -210,7 +210,7 @@ class Loader(QObject):
             self._models.current.loading.cancel()
 
     def close(self) -> None:
-        """Cancel the load that waits for memory and the search for a layout that fits."""
+        """Cancel the search for a layout that fits, and the load that waits for memory."""
         self.memory_return.cancel()
         self._proposing.cancel()
 
@@ -219,10 +219,11 @@ class Loader(QObject):
         model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
-        """Load `model` again, whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
+        """Load `model` again if its child has died, and other layouts may be tried or the setting `reload_lost` is on.
 
-        The setting does not load a model a second time before it has answered, so that crashes do not repeat forever.
-        `lost`: False if the model can no longer be loaded again.
+        With the setting, a model that crashes again before its first answer is not loaded a second time. So crashes do
+        not repeat forever.
+        `lost`: True if the child has just died; False if the model can no longer be loaded again.
         """
         if lost and model.loading.steps_back:
             # Without asking, as a load steps back: the layout did not fit.
@@ -242,7 +243,7 @@ class Loader(QObject):
             self._go_on(wanted, answer)
 
     def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
-        """Return a request to load `plan`, with the models to unload and the memory that is missing even then."""
+        """Return a request to load `plan`, with the models to unload and the memory that is missing even after that."""
         # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]

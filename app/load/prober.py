@@ -98,4 +98,4 @@ class Prober(QObject):
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing with the result: the start of a child is not reported."""
+    """Do nothing. Callback after the next probe's child process was started."""

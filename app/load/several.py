@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class SeveralPlanned:
     """Layouts for several models that shall be loaded at the same time.
 
-    `paths`: model files. `found`: the layouts, by names of the models.
-    `path_of`, `speeds`: file and predicted speed (as text) of each model, by these names.
+    `paths`: model files. `found`: the layouts, each with the name of its model.
+    `path_of`: file of each model, by name. `speeds`: predicted speed of each model as text, by name.
     """
 
     paths: tuple[Path, ...]

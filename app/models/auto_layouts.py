@@ -33,7 +33,7 @@ STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as possible")),
     StrategyWords(
         "priority",
-        tr("One &after Another"),
+        tr("One Device &after Another"),
         tr("Fill the first device before the next, in the chosen order"),
         uses_order=True,
     ),
@@ -286,7 +286,7 @@ def _pins(kept: KeptPins, path: str) -> Pins:
 
 
 def _options(kept: AutoOptions) -> AutoOptions:
-    """Return `kept` with a strategy that exists: another version of the program may have stored it."""
+    """Return `kept`. A strategy that does not exist in this version of the program is replaced by "fewest"."""
     names = {words.name for words in STRATEGY_WORDS}
     return kept if kept.strategy in names else msgspec.structs.replace(kept, strategy="fewest")
 
@@ -320,7 +320,7 @@ def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, la
 
 
 def _toggled_places(held: dict[int, str], places: dict[int, str]) -> dict[int, str]:
-    """Pin or unpin the layers in `places`. Return the device of each layer that is pinned then.
+    """Pin or unpin the layers in `places`. Return the device of each layer that is pinned after that.
 
     If all layers of `places` are pinned to their present devices, they are unpinned. Otherwise all of them are pinned
     to these devices, also layers that were pinned to another device.

@@ -131,9 +131,10 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Drop a request of this counter that failed: images need a projector, or the model is being unloaded.
+        """If a request of this counter has failed, drop it, and count the conversation that waits, if there is one.
 
-        Its conversation is not counted again, because that would fail again. Another one that waits is counted now.
+        The conversation of the failed request is not counted again, because that would fail again: it has images but
+        the model has no projector, or the model is being unloaded.
         """
         if self._asked is not None and lost.request == self._asked[0]:
             (_, chat, _), self._asked = self._asked, None

@@ -1,4 +1,4 @@
-"""The document: the edited layout of a model on a rig, with undo, and the preview that all bars of the window draw.
+"""The document: the edited layout of a model on a rig, with undo, and the preview from which the editor is drawn.
 
 Each open model has an edit state: its edit (layout and settings) with an undo stack. The document has the edit state of
 the current model; the other models keep their own.
@@ -7,8 +7,9 @@ The document owns the drag of layers with the mouse: the first `move` starts the
 `finish_move` or `cancel_move` ends it. Undo, another edit or other devices end a drag too; then `drag_ended` is
 emitted.
 
-Slow forecasts are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the previous
-ones and `is_behind` is true. A layout that was changed in one step is drawn at once, but without its numbers.
+Slow forecasts are computed in the background (`forecaster`). Until they arrive, `is_behind` is true, and `plan` and
+`preview` have the previous forecast. If only the layout has changed, and not by a drag, `preview` has the new layout at
+once, with the memory and speed of the previous one.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ UNDO_STEPS = 200
 
 
 class EditState:
-    """One model's edit (layout and settings), its undo stack, and the tables from which its previews are computed.
+    """One model's edit (layout and settings) with its undo stack.
 
-    `pace`: durations of the last forecasts for this model.
+    `tables`: values of the model that all its previews share. `pace`: durations of the last forecasts for this model.
     """
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
@@ -357,7 +358,8 @@ class LayoutDocument(QObject):
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
         """Return the speed of the last answer of the model at `path` with layout and settings `edit`.
 
-        If there was none, return that of its last answer with another edit that has the same draft; else None.
+        If there was no such answer, return the speed of the last answer of this model with the same draft but another
+        edit. Return None if there was none either.
         """
         same = self._answered.get((path, edit))
         if same is not None:
@@ -372,7 +374,7 @@ class LayoutDocument(QObject):
         return next(others, None)
 
     def _draw_meanwhile(self, state: EditState) -> None:
-        """Draw something until the forecast arrives: the edited layout without numbers, or the model's last preview.
+        """Draw something until the forecast arrives: the edited layout with old numbers, or the model's last preview.
 
         `state`: the edit state that is current now. The last preview is drawn if another model was shown before.
         """
@@ -411,7 +413,7 @@ class LayoutDocument(QObject):
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
     """Return whether the edits differ, but only in the layout, and both layouts have the same split mode.
 
-    The new layout can then be drawn at once, without its numbers.
+    The new layout can then be drawn at once, with the numbers of the previous one.
     """
     if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
         return False

@@ -23,8 +23,9 @@ TO_CPU, BACK = "to_cpu", "back"
 class ExpertPlacing(QObject):
     """Moves experts of the edited layout between devices.
 
-    `outcomes_found`: carries the memory and speed (`ExpertOutcome`) that two moves would lead to, by move: `TO_CPU`
-    moves all experts to the CPU, and `BACK` as many as fit back to the devices of their layers.
+    There are two moves. `TO_CPU` moves all experts to the CPU. `BACK` moves as many experts as fit back to the devices
+    of their layers.
+    `outcomes_found`: carries a mapping from move to the memory and speed after it (`ExpertOutcome`).
     """
 
     outcomes_found = Signal(object)
@@ -70,7 +71,10 @@ class ExpertPlacing(QObject):
         self._search(find, tr("move experts to the CPU") if kind == TO_CPU else tr("move experts back from the CPU"))
 
     def place(self, device: str, count: int) -> None:
-        """Put the experts of the first or the last `count` layers on `device`, whichever is predicted to be faster."""
+        """Put the experts of `count` layers on `device`.
+
+        They are the first or the last layers with experts. The layout that is predicted to be faster is used.
+        """
         speeds = self._document.speeds
 
         def find(plan: Plan) -> Layout:

@@ -39,7 +39,8 @@ to compute new numbers.
 class Pace:
     """Durations of the last forecasts for one model, in processor seconds. Use it in the GUI thread only.
 
-    They are stored by what had changed before the forecast: "devices", "settings", "layout", or only free "memory".
+    The durations are stored by the kind of change before the forecast: "devices", "settings", "layout", or "memory" if
+    only free memory has changed.
 
     `first_s`: duration of the first forecast, which is made when the model is opened.
     """
@@ -66,9 +67,9 @@ class Pace:
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
         """Return whether a forecast for `rig` and `edit` will probably take at most `DIRECT_S` seconds.
 
-        That is expected if all recent forecasts after the same kind of change were so quick. If there were none, all
-        other recent forecasts must have been so quick. The first forecast counts as quick, because the tables of the
-        model are computed already.
+        True if all stored forecasts after the same kind of change were within this limit. If none is stored for this
+        kind, all forecasts of other kinds must be within it. The first forecast counts as quick, because the tables of
+        the model are computed already.
         """
         if self._last is None:
             return True
@@ -117,7 +118,7 @@ class Forecaster:
 
     `show`: called in the GUI thread with each forecast. If `is_behind` is true in this call, a newer one was requested.
     `probes`: numbers of probes that replace estimated ones.
-    `background`: None computes every forecast at once.
+    `background`: if it is None, every forecast is computed before `request` returns.
     """
 
     def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:

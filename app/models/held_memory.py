@@ -14,7 +14,7 @@ from engine.runtime.session.status import Phase
 
 
 class HeldMemory(QObject):
-    """Passes the device memory of loaded models to the live rig.
+    """Passes the device memory of loaded models to the live rig (the devices that the next load will find).
 
     It must be constructed before other receivers of the models' signals, which read free memory from the updated rig.
     """
@@ -33,7 +33,7 @@ class HeldMemory(QObject):
     def follow(self, model: OpenModel) -> None:
         """From now on, pass memory readings of the model's child to the live rig.
 
-        They are of devices that only the child can read, such as workers on other computers.
+        These are readings of devices that only the child can query, such as RPC workers on other computers.
         """
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 

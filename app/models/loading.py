@@ -66,7 +66,8 @@ class Loading(QObject):
     """The session of one model, for the GUI thread. Calls do not block; results arrive as signals.
 
     A session (`ModelSession`) owns the child process that loads the model and answers requests. It publishes its state
-    as snapshots; `phase` and `loaded` have the values of the newest one, also when a call returns.
+    as snapshots. `phase` and `loaded` have the values of the newest snapshot. `load`, `cancel`, `unload` and `ask`
+    update both before they return.
     """
 
     phase_changed = Signal(Phase)
@@ -150,7 +151,7 @@ class Loading(QObject):
 
     @property
     def fault(self) -> Fault:
-        """How the model that `reload` can load again has failed: "crashed" or "lost"; empty without such a model."""
+        """Why `reload` is needed: "crashed" if the engine crashed, else "lost". Empty if no model was lost."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
@@ -182,7 +183,7 @@ class Loading(QObject):
         """Load the plan of `order` in the model's child process.
 
         A running answer is stopped. The loaded model is replaced after the new layout has been checked.
-        `forecast_is_whole`: whether the forecast covers all memory, so that the load can calibrate it.
+        `forecast_is_whole`: whether the forecast covers all memory. Only then are memory overheads of devices measured.
         """
         if self.is_busy:
             return

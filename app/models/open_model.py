@@ -78,10 +78,10 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace this one: the model is not loaded and no load of it waits, and it has no
-        messages and no proposals.
+        """Whether another file may replace this one.
 
-        Messages from before the first file do not count, because their conversation continues with the opened file.
+        True if the model is not loaded, no load of it waits, and it has no messages and no proposals (changes after
+        which a failed load should fit). Without a file, messages do not count: the opened file continues them.
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
@@ -132,7 +132,7 @@ class OpenModel(QObject):
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
-        """Set the sentence that the status shows while a load waits, such as for memory; empty if no load waits."""
+        """Show in the status why a load waits, for example for memory. `waits`: a sentence; empty if no load waits."""
         self._waits = waits
         self._refresh_status()
 

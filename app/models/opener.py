@@ -344,7 +344,7 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
     """Compute the first preview of the model `opened` on `rig`.
 
-    Return the edit that it shows, and the memory tables of the model, with which later previews are computed.
+    Return the edit of this preview, and the model's tables, with which later previews are computed.
 
     `edit`: the edit to show; None to find an initial layout, for which `speeds` predicts tokens per second.
     The call takes time: not for the GUI thread. After the return, only the GUI thread may use the tables.

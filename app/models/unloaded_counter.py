@@ -1,7 +1,7 @@
 """Counts the tokens of a conversation, its unsent question and its attachments while the model is not loaded.
 
-A child process that reads only the vocabulary (`VocabularyCounter`) counts them, a moment after the last change, and
-exits by itself. Images and sounds are not counted: only a loaded projector knows their length.
+A child process that reads only the vocabulary (`VocabularyCounter`) counts the tokens, a moment after the last change.
+It exits by itself when it is not used. Images and sounds are not counted: only a loaded projector knows their length.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class UnloadedCounter(QObject):
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the running count. Called if the child of the loaded model counts now, or nothing is to be counted."""
+        """Cancel the running count. Called if the loaded model's child counts, or if there is nothing to count."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

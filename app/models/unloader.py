@@ -28,7 +28,7 @@ LOOK_MS = 20
 class Unloader(QObject):
     """Unloads models, and shows a notice for each on the status line.
 
-    The settings store which models are parked, so that they are parked again when they are opened by a later run.
+    The settings store which models are parked. After a restart of the window, such a model is parked when it is opened.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ class AutoLayoutDialog(Dialog):
         order = (
             tr("Devices are filled in this order.")
             if words.uses_order
-            else tr("Only the strategy One after Another uses the order of the devices.")
+            else tr("Only the strategy “One Device after Another” uses the order of the devices.")
         )
         self.order_label.setText(order if self._devices else tr("There are no devices besides the CPU."))
         self.types_title.setVisible(words.uses_kv_types)

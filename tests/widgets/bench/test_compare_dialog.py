@@ -107,14 +107,15 @@ def test_names_of_lines_are_shown_as_they_are(qtbot: QtBot) -> None:
 
 
 def test_strategies_are_shown_by_their_titles_and_files_keep_the_names(qtbot: QtBot) -> None:
-    dialog = CompareDialog(titles={"priority": "Auto Layout: One after Another"})
+    dialog = CompareDialog(titles={"priority": "Auto Layout: One Device after Another"})
     qtbot.addWidget(dialog)
     results = results_of(measured("current", [50.0] * 5), measured("priority, split", [70.0] * 5, against="current"))
     dialog.show_results(results)
     names = {item.text() for row in range(dialog.table.rowCount()) if (item := dialog.table.item(row, 0))}
-    assert names == {"current", "Auto Layout: One after Another, split"}
+    assert names == {"current", "Auto Layout: One Device after Another, split"}
     assert dialog.results == results
-    assert winner_words(with_titles(results, dialog._titles)) == "Fastest: Auto Layout: One after Another, split."
+    winner = winner_words(with_titles(results, dialog._titles))
+    assert winner == "Fastest: Auto Layout: One Device after Another, split."
 
 
 def test_a_winner_that_is_edited_already_is_not_kept_again(qtbot: QtBot) -> None:

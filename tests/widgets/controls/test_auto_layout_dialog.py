@@ -19,7 +19,7 @@ from widgets.controls.values import AutoOptions, StrategyWords
 
 WORDS = (
     StrategyWords("fewest", "Fewest Devices", "Use few"),
-    StrategyWords("priority", "One after Another", "Fill in order", uses_order=True),
+    StrategyWords("priority", "One Device after Another", "Fill in order", uses_order=True),
     StrategyWords("context", "Longest Context", "Find the longest", uses_kv_types=True),
 )
 DEVICES = (make_gpu("CUDA0", 24), replace(make_gpu("CUDA1", 12), margin_bytes=512 * MIB), make_host("host", GIB))

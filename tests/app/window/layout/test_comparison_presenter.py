@@ -92,7 +92,7 @@ def test_every_source_is_offered(window: WindowParts, qtbot: QtBot) -> None:
     assert found[0] == "current layout"
     assert [each for each in found if each.startswith("Auto Layout")] == [
         "Auto Layout: Fewest Devices",
-        "Auto Layout: One after Another",
+        "Auto Layout: One Device after Another",
         "Auto Layout: Balanced",
         "Auto Layout: Proportional",
         "Auto Layout: Experts Last",

@@ -1,4 +1,4 @@
-"""Changes of the window's device list: by a search, by the user's limits, from a rig file, after a test."""
+"""Changes the window's device list: by searches and tests, by the user's memory limits, and by rig files."""
 
 from __future__ import annotations
 
@@ -150,7 +150,9 @@ class DeviceSearch(QObject):
             self._limits.keep(device)
 
     def test_repeats(self) -> None:
-        """Test whether a device may occur twice in llama.cpp's device list, so that two runs of layers can use it.
+        """Test whether llama.cpp computes correctly with the same device twice in its device list.
+
+        If it does, a layout can place two separate ranges of layers on one device, with another device between them.
 
         One device of each backend is tested; the result holds for all devices of that backend. The test runs in the
         background. Then its results are stored and shown, and a search applies them.

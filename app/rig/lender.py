@@ -52,7 +52,8 @@ class LendState:
     """State of lending for its dialog.
 
     `is_starting`: whether the server is being started.
-    `place`: `host:port` that other computers connect to, one for each network; empty while nothing is lent.
+    `place`: addresses (host:port) to which other computers connect, one for each network, separated by commas; empty
+    while nothing is lent.
     `code`: the valid pairing code; empty if there is none, for instance after it was used or has expired.
     `users`: pairs of a device id and the name of the client that uses the device.
     `problem`: why the last attempt to lend failed; empty if it succeeded. `note`: a sentence about the running server.

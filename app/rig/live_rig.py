@@ -44,9 +44,9 @@ class LiveMemory:
         self._free: dict[str, int] = {}
         self._read_s = 0.0
         self._followed_s: dict[str, float] = {}
-        """Time of the sample, in seconds, that last updated the free memory of a device, by device id."""
+        """By device id: time in seconds of the sample from which the device's free memory was last updated."""
         self._changed_s = -FOLLOW_S
-        """Time of the last sample, in seconds, before the list of loaded models changed."""
+        """Time in seconds of the last sample before the latest change of the list of loaded models."""
         self._before: dict[FileIdentity, dict[str, int]] = {}
         """Free bytes of each device before a load began, by the key of the model that is being loaded."""
         self._seen_own_bytes = 0
@@ -131,10 +131,11 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the free memory of the last samples; small or frequent changes are not taken over.
+        """Return `rig` with the free memory of the last samples, except for small or frequent changes.
 
-        A change below one step (`FREE_STEP_BYTES`) is ignored. A change below the share of `_LARGE_SHARE` is taken over
-        at most every `FOLLOW_S` seconds. In the `FOLLOW_S` seconds after a load or unload, it is taken over at once.
+        Changes of less than `FREE_STEP_BYTES` are ignored. A change of less than 1/64 (`_LARGE_SHARE`) of the device's
+        memory is ignored if the last update was less than `FOLLOW_S` seconds ago. This second rule does not hold in the
+        `FOLLOW_S` seconds after a load or unload.
         """
         is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
@@ -167,10 +168,10 @@ class LiveMemory:
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
-        """Return `rig`, in which the memory that running loads of the models `leaving` have taken counts as free.
+        """Return `rig`, in which models in `leaving` that are still being loaded use no device memory.
 
-        The samples show this memory as used, but it is free again after the model is unloaded. So a device has at
-        least as much free memory as before the load.
+        The samples show the memory that these loads have taken so far as used, but an unload frees it. So each device
+        has at least as much free memory in the result as before the loads began.
         """
         begun = [self._before[model.key] for model in leaving if not model.held_bytes and model.key in self._before]
 
@@ -323,7 +324,10 @@ class LiveRig(QObject):
             do()
 
     def set_devices(self, devices: DeviceList) -> None:
-        """Replace the device list. Emit `devices_changed` for other devices, and `rig_changed` if the rig differs."""
+        """Replace the device list, and emit `rig_changed` if the rig has changed.
+
+        `devices_changed` is emitted before it if devices were added, removed or replaced.
+        """
         before, self.devices = self.devices, self._learnt(devices)
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()

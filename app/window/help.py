@@ -59,7 +59,7 @@ def show_about(main: MainWindow, background: Background, notices: Notices, rig: 
 
 
 class KeysDialog(Dialog):
-    """A dialog with tables of keys. `groups`: for each table, its title and a mapping from keys to their meaning."""
+    """A dialog with tables of keyboard shortcuts. `groups`: title of each table, and the meaning of each shortcut."""
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
         super().__init__(tr("Keyboard Shortcuts"), parent, once=True)

@@ -82,7 +82,8 @@ class DeviceSearch(QObject):
         """Search for devices in the background, then set the device list that `merge` returns.
 
         `merge`: gets the device list as it is after the search (it may have changed meanwhile), the found devices, the
-        stored limits, and the check results. It is not used if a rig file was opened meanwhile, whose devices stay.
+        stored limits, and the check results. If a rig file was opened during the search, `merge` is not called, and the
+        devices of the file stay.
         """
         n_files = self._live.n_files
 
@@ -162,7 +163,10 @@ class DeviceSearch(QObject):
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
             self._notices.say(
-                tr("There is no local GPU to test. A layout may always use the CPU and remote devices twice.")
+                tr(
+                    "There is no local GPU to test. The CPU and remote devices may always hold two separate ranges "
+                    "of layers."
+                )
             )
             return
 
@@ -173,9 +177,12 @@ class DeviceSearch(QObject):
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
                 verdict = (
-                    tr("A layout may use the same {backend} device twice.", backend=device.backend)
+                    tr("A {backend} device may hold two separate ranges of layers.", backend=device.backend)
                     if result.passed
-                    else tr("A layout cannot use the same {backend} device twice.", backend=device.backend)
+                    else tr(
+                        "A {backend} device must hold all its layers in one range: the test with two ranges failed.",
+                        backend=device.backend,
+                    )
                 )
                 sentences.append(verdict)
             return " ".join(sentences)

@@ -35,8 +35,8 @@ class LendChoice(msgspec.Struct, frozen=True):
 
     `host`: address to listen on; empty for the first of `lending_addresses`.
     `name`: name of this computer for others. `announce`: whether the computer is announced by mDNS.
-    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id. Both may have devices
-    that this computer does not have now.
+    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id. `without` and `caps`
+    may have ids of devices that this computer does not have now.
     """
 
     host: str = ""

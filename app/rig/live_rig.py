@@ -29,7 +29,7 @@ On devices below 1 GiB it is also the smallest change that updates the rig. Ther
 coarse, for instance for a worker of 160 MiB.
 """
 FOLLOW_S = 5.0
-"""Least seconds between two updates of the rig, if free memory changes by less than the share of `_LARGE_SHARE`.
+"""Least seconds between two updates of the rig by changes of less than 1/64 (`_LARGE_SHARE`) of a device's memory.
 
 Other programs change the host's free memory nearly every second, and each update computes all forecasts again.
 """
@@ -63,7 +63,8 @@ class LiveMemory:
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
         """Replace the loaded models. Return, by device id, how many bytes more are used than the last samples show.
 
-        The samples may already show a part of a model that was being loaded. After an unload the numbers are negative.
+        The samples may already show part of the memory of a model that was being loaded. After an unload the numbers
+        are negative.
         The host is left out: its samples show the memory of our own processes separately.
         """
         before, self._models = self._models, tuple(models)
@@ -114,7 +115,7 @@ class LiveMemory:
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Store the latest samples; return the samples, with missing values taken from readings of models' children."""
+        """Store the latest samples. Return them, with missing values filled in from readings of models' children."""
         filled = tuple(map(self._with_engine_reading, samples))
         self._read_s = max((sample.time_s for sample in filled), default=self._read_s)
         self._free = {
@@ -399,7 +400,8 @@ class LiveRig(QObject):
     def as_shown(self, sample: Sample) -> Sample:
         """Return `sample` as the window shows it.
 
-        If it is for a device of a rig file that this computer lacks, it gets the note "not on this computer".
+        While a rig file describes the devices, samples of devices that this computer lacks get the note "not on this
+        computer". So does the host's sample if the host of the file has clearly more or less memory.
         """
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)

@@ -431,7 +431,9 @@ class ModelPool:
         self._admit(slot)
 
     async def _load_outside(self, slot: _Slot, load: Awaitable[None]) -> None:
-        """Await `load`, with which the program loads a model; cancel it if no request waits for the model any more.
+        """Await `load` (see `PoolParts.load`), which loads a model outside the pool.
+
+        If no request waits for the model any more, `load` is cancelled.
 
         Raises:
             ApiError: the model cannot be loaded.

@@ -276,7 +276,7 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
 
 
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return the rows of the list of machines: first paired machines, announced or not, then the other announced ones.
+    """Return the rows of the list of machines: first all paired machines, then announced ones that are not paired.
 
     A machine that announces several ports has a row for each of them.
     `machines`: machines that announce themselves now. `pairings`: all pairings with machines that lend devices.

@@ -204,7 +204,7 @@ class ChatPresenter(QObject):
     def _on_answer_changed(self, run: AnswerRun) -> None:
         """Update the marks of messages that are left out of the prompt because the context is full.
 
-        Nothing is done if the change of the answer `run` does not concern them; most changes add only text.
+        Nothing is done if the change of the answer `run` does not concern the marks; most changes only add text.
         """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut

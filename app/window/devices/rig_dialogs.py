@@ -22,8 +22,8 @@ REMOTE_WARNING = tr(
 # `GGML_SCHED_MAX_BACKENDS` is 16, and the CPU is one of these backends.
 MAX_LAB_WORKERS = 15
 _LAB_HELP = tr(
-    "Starts workers on this computer; each acts as a separate device with a memory limit. Enter one "
-    "size per worker, separated by commas."
+    "Starts workers on this computer; each acts as a separate device with a memory limit. Enter a memory limit for "
+    "each worker, separated by commas."
 )
 _NUMA_HELP = tr(
     "Each NUMA node gets a worker that is bound to the node's processors and memory. Each worker is a separate "

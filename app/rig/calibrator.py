@@ -46,8 +46,8 @@ class Calibrator(QObject):
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
         """Store how much memory is used on all devices before a load.
 
-        `nothing_loaded`: whether no model was loaded before. Only then is the growth of used memory due to this load
-        alone, and the overhead of local devices computed.
+        `nothing_loaded`: whether no model was loaded before. If one was, the used memory does not grow by this load
+        alone, so no overhead of local devices is computed.
         `forecast_is_whole`: whether the forecast covers all memory. If not, no overhead is computed.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
@@ -70,7 +70,7 @@ class Calibrator(QObject):
         self._use(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
-        """Store how much memory a model needed on a device beyond its forecast while it computed."""
+        """Store how much memory the computations of a model needed on a device beyond the forecast."""
         self._keep(lambda known: known.with_need(need))
 
     def reset(self) -> None:

@@ -80,7 +80,7 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return how many bytes of the newly loaded models the last samples already show as used, by device id.
+        """Return, by device id, how many bytes of used memory in the last samples belong to newly loaded models.
 
         `before`: the loaded models before the present change.
         """
@@ -134,9 +134,9 @@ class LiveMemory:
     def followed(self, rig: Rig) -> Rig:
         """Return `rig` with the free memory of the last samples, except for small or frequent changes.
 
-        Changes of less than `FREE_STEP_BYTES` are ignored. A change of less than 1/64 (`_LARGE_SHARE`) of the device's
-        memory is ignored if the last update was less than `FOLLOW_S` seconds ago. This second rule does not hold in the
-        `FOLLOW_S` seconds after a load or unload.
+        Changes of less than `FREE_STEP_BYTES`, or less than 1/64 of the memory of a small device, are ignored. A change
+        of less than 1/64 (`_LARGE_SHARE`) of the device's memory is ignored if the last update was less than `FOLLOW_S`
+        seconds ago. This second rule does not hold in the `FOLLOW_S` seconds after a load or unload.
         """
         is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
@@ -223,7 +223,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes` (bytes by device id), in which the host also has the bytes of devices that share its memory.
+    """Return `held_bytes` (by device id), with the bytes of devices that share the host's memory added to the host's.
 
     Devices share the host's memory on Apple silicon, for example.
     """

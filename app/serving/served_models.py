@@ -488,7 +488,7 @@ class ServedModels(QObject):
                 self._finish(ApiError(503, "The load was cancelled in the window.", code="cancelled"))
 
     def _keep_for_load_time(self, model: OpenModel) -> None:
-        """Raise the idle time of a model that took long to load to that time, unless somebody chose an idle time."""
+        """Make the idle time of `model` at least as long as its load took, unless somebody has chosen an idle time."""
         assert self._wanted is not None
         entry = self._wanted.entry
         # During the load a person may have chosen one in the window.

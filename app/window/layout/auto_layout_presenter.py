@@ -1,4 +1,4 @@
-"""The presenter of automatic layouts: their options, pinned layers in the editor, and reasons for a layout."""
+"""The presenter of automatic layouts: dialog of options, pinned layers in the editor, and reasons for a layout."""
 
 from __future__ import annotations
 

@@ -46,15 +46,19 @@ class Calibrator(QObject):
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
         """Store how much memory is used on all devices before a load.
 
-        `nothing_loaded`: whether no model was loaded before. Only then does the load alone cause the growth.
-        `forecast_is_whole`: whether the forecast covers all memory; only then is an overhead measured.
+        `nothing_loaded`: whether no model was loaded before. If one was, the used memory does not grow by this load
+        alone, so no overhead of local devices is computed.
+        `forecast_is_whole`: whether the forecast covers all memory. If not, no overhead is computed.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
         self._learns = forecast_is_whole
         self._ended = None
 
     def finish(self, rig: Rig, event: Loaded) -> None:
-        """Store `event` of a successful load on `rig`. When the next samples arrive, the overhead is computed."""
+        """Store `event`, the result of a successful load on `rig`.
+
+        The overheads are computed when the next memory samples arrive.
+        """
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
@@ -66,7 +70,7 @@ class Calibrator(QObject):
         self._use(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
-        """Store how much memory a model needed on a device beyond its forecast while it computed."""
+        """Store how much memory the computations of a model needed on a device beyond the forecast."""
         self._keep(lambda known: known.with_need(need))
 
     def reset(self) -> None:
@@ -95,7 +99,7 @@ class Calibrator(QObject):
         self._live.set_calibration(calibration)
 
     def _keep(self, change: Callable[[Calibration], Calibration]) -> None:
-        """Use what `change` makes of the known overheads, and change the file in the same way."""
+        """Replace the known overheads by the result of `change`, and apply `change` to those in the file, too."""
         self._use(change(self.calibration))
         path = self._path
 

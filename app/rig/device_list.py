@@ -19,7 +19,7 @@ class DeviceList:
 
     `rig`: devices with their reported free memory; the memory of our loaded models is not subtracted.
     `from_file`: whether a rig file describes the devices; then their memory is not sampled.
-    `here`: keys of the local devices that a search of this machine found.
+    `here`: (id, PCI bus id) of each local device that a search of this machine found.
     """
 
     rig: Rig

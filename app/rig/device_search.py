@@ -1,4 +1,4 @@
-"""Changes of the window's device list: by a search, by the user's limits, from a rig file, after a test."""
+"""Changes the window's device list: by searches and tests, by the user's memory limits, and by rig files."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class DeviceSearch(QObject):
         """Search for devices in the background, then set the device list that `merge` returns.
 
         `merge`: gets the device list as it is after the search (it may have changed meanwhile), the found devices, the
-        stored limits, and the check results. It is not used if a rig file was opened meanwhile, whose devices stay.
+        stored limits, and the check results. If a rig file was opened during the search, `merge` is not called, and the
+        devices of the file stay.
         """
         n_files = self._live.n_files
 
@@ -150,7 +151,9 @@ class DeviceSearch(QObject):
             self._limits.keep(device)
 
     def test_repeats(self) -> None:
-        """Test whether a device may occur twice in llama.cpp's device list, so that two runs of layers can use it.
+        """Test whether llama.cpp computes correctly with the same device twice in its device list.
+
+        If it does, a layout can place two separate ranges of layers on one device, with another device between them.
 
         One device of each backend is tested; the result holds for all devices of that backend. The test runs in the
         background. Then its results are stored and shown, and a search applies them.
@@ -160,7 +163,10 @@ class DeviceSearch(QObject):
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
             self._notices.say(
-                tr("There is no local GPU to test. A layout may always use the CPU and remote devices twice.")
+                tr(
+                    "There is no local GPU to test. The CPU and remote devices may always hold two separate ranges "
+                    "of layers."
+                )
             )
             return
 
@@ -171,9 +177,12 @@ class DeviceSearch(QObject):
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
                 verdict = (
-                    tr("A layout may use the same {backend} device twice.", backend=device.backend)
+                    tr("A {backend} device may hold two separate ranges of layers.", backend=device.backend)
                     if result.passed
-                    else tr("A layout cannot use the same {backend} device twice.", backend=device.backend)
+                    else tr(
+                        "A {backend} device must hold all its layers in one range: the test with two ranges failed.",
+                        backend=device.backend,
+                    )
                 )
                 sentences.append(verdict)
             return " ".join(sentences)

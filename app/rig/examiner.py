@@ -74,7 +74,8 @@ class Examiner(QObject):
     def start(self) -> None:
         """Start an examination, unless one runs. `progressed` and then `finished` or `failed` are emitted.
 
-        If a cancelled one still runs, the new one starts after its end, and of the cancelled one nothing is emitted.
+        If a cancelled examination still runs, the new one starts when it has ended. Then the cancelled one emits no
+        progress and no report.
         """
         if self.is_running:
             self._starts_again = self._is_cancelled

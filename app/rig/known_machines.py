@@ -39,7 +39,7 @@ class _Seen:
     """A paired machine's answer about the devices that it lends, and the tunnels to them.
 
     `offered`: lent devices by name; None if the machine has an older release, which does not list them.
-    `vias`: local tunnel addresses (host:port) by endpoint.
+    `vias`: address (host:port) of the local end of the tunnel to a device, by the device's endpoint.
     """
 
     offered: Mapping[str, OfferedDevice] | None
@@ -106,7 +106,7 @@ class KnownMachines(QObject):
         self._background.run("Reading machines", partial(_read, self._path), show, failed, quiet=True)
 
     def look(self) -> None:
-        """Ask each paired machine of the device list, in background threads, which devices it lends now."""
+        """Ask each paired machine that has devices in the list which devices it lends now, in background threads."""
         for machine in dict.fromkeys(map(machine_of, self._live.devices.rig.devices)):
             # One request at a time to each machine: one that is away takes the whole time-out.
             if machine is None or machine in self._asked:
@@ -207,7 +207,7 @@ class KnownMachines(QObject):
         self._keep()
 
     def _keep(self) -> None:
-        """Write the devices that paired machines lend to their file, if their list has changed."""
+        """Write the listed devices of paired machines to the rig file for the next start, if they have changed."""
         devices, before = self._live.devices, self._kept
         lent = tuple(device for device in devices.rig.devices if device.fingerprint is not None)
         if before is None or _stored_fields(lent) == _stored_fields(before):
@@ -228,7 +228,9 @@ def _read(path: Path) -> tuple[Device, ...]:
 
 
 def _write(path: Path, before: Sequence[Device], rig: Rig) -> None:
-    """Replace the devices `before` by those of `rig` in the file; devices that another window has added stay.
+    """Replace the devices `before` in the rig file `path` by those of `rig`.
+
+    Devices that another window has added to the file stay.
 
     Raises:
         RigError: if the file cannot be written.
@@ -244,7 +246,10 @@ def _write(path: Path, before: Sequence[Device], rig: Rig) -> None:
 
 
 def _stored_fields(devices: Sequence[Device]) -> list[object]:
-    """Return the values of `devices` at whose change the file is written. Free memory is left out: it changes often."""
+    """Return the values of `devices` that are compared, to write the file only if one of them has changed.
+
+    Free memory is left out, because it changes often.
+    """
     return [
         (device.id, device.name, device.endpoint, device.fingerprint, device.total_bytes, device.remote)
         for device in devices

@@ -157,7 +157,7 @@ class Lab(QObject):
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """Ids in the device list of the workers that ended by themselves."""
+        """Device ids (as in the device list) of the workers that ended by themselves."""
         return self._live.stopped_devices
 
     def restart(self) -> None:

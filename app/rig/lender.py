@@ -35,8 +35,8 @@ class LendChoice(msgspec.Struct, frozen=True):
 
     `host`: address to listen on; empty for the first of `lending_addresses`.
     `name`: name of this computer for others. `announce`: whether the computer is announced by mDNS.
-    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id. Both may have devices
-    that this computer does not have now.
+    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id. `without` and `caps`
+    may have ids of devices that this computer does not have now.
     """
 
     host: str = ""
@@ -52,7 +52,8 @@ class LendState:
     """State of lending for its dialog.
 
     `is_starting`: whether the server is being started.
-    `place`: `host:port` that other computers connect to, one for each network; empty while nothing is lent.
+    `place`: addresses (host:port) to which other computers connect, one for each network, separated by commas; empty
+    while nothing is lent.
     `code`: the valid pairing code; empty if there is none, for instance after it was used or has expired.
     `users`: pairs of a device id and the name of the client that uses the device.
     `problem`: why the last attempt to lend failed; empty if it succeeded. `note`: a sentence about the running server.

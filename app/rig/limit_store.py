@@ -22,7 +22,10 @@ class KeptLimits(msgspec.Struct, frozen=True):
 
 
 class LimitStore:
-    """The stored memory caps and margins of devices. `settings`: None if they must last for this run only."""
+    """The stored memory caps and margins of devices.
+
+    `settings`: where they are stored; None: they are kept in memory, and lost when the window closes.
+    """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings

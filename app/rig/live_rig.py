@@ -29,7 +29,7 @@ On devices below 1 GiB it is also the smallest change that updates the rig. Ther
 coarse, for instance for a worker of 160 MiB.
 """
 FOLLOW_S = 5.0
-"""Least seconds between two updates of the rig, if free memory changes by less than the share of `_LARGE_SHARE`.
+"""Least seconds between two updates of the rig by changes of less than 1/64 (`_LARGE_SHARE`) of a device's memory.
 
 Other programs change the host's free memory nearly every second, and each update computes all forecasts again.
 """
@@ -44,9 +44,9 @@ class LiveMemory:
         self._free: dict[str, int] = {}
         self._read_s = 0.0
         self._followed_s: dict[str, float] = {}
-        """Time of the sample, in seconds, that last updated the free memory of a device, by device id."""
+        """By device id: time in seconds of the sample from which the device's free memory was last updated."""
         self._changed_s = -FOLLOW_S
-        """Time of the last sample, in seconds, before the list of loaded models changed."""
+        """Time in seconds of the last sample before the latest change of the list of loaded models."""
         self._before: dict[FileIdentity, dict[str, int]] = {}
         """Free bytes of each device before a load began, by the key of the model that is being loaded."""
         self._seen_own_bytes = 0
@@ -63,7 +63,8 @@ class LiveMemory:
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
         """Replace the loaded models. Return, by device id, how many bytes more are used than the last samples show.
 
-        The samples may already show a part of a model that was being loaded. After an unload the numbers are negative.
+        The samples may already show part of the memory of a model that was being loaded. After an unload the numbers
+        are negative.
         The host is left out: its samples show the memory of our own processes separately.
         """
         before, self._models = self._models, tuple(models)
@@ -79,7 +80,7 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return how many bytes of the newly loaded models the last samples already show as used, by device id.
+        """Return, by device id, how many bytes of used memory in the last samples belong to newly loaded models.
 
         `before`: the loaded models before the present change.
         """
@@ -114,7 +115,7 @@ class LiveMemory:
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Store the latest samples; return the samples, with missing values taken from readings of models' children."""
+        """Store the latest samples. Return them, with missing values filled in from readings of models' children."""
         filled = tuple(map(self._with_engine_reading, samples))
         self._read_s = max((sample.time_s for sample in filled), default=self._read_s)
         self._free = {
@@ -131,10 +132,11 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the free memory of the last samples; small or frequent changes are not taken over.
+        """Return `rig` with the free memory of the last samples, except for small or frequent changes.
 
-        A change below one step (`FREE_STEP_BYTES`) is ignored. A change below the share of `_LARGE_SHARE` is taken over
-        at most every `FOLLOW_S` seconds. In the `FOLLOW_S` seconds after a load or unload, it is taken over at once.
+        Changes of less than `FREE_STEP_BYTES`, or less than 1/64 of the memory of a small device, are ignored. A change
+        of less than 1/64 (`_LARGE_SHARE`) of the device's memory is ignored if the last update was less than `FOLLOW_S`
+        seconds ago. This second rule does not hold in the `FOLLOW_S` seconds after a load or unload.
         """
         is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
@@ -167,10 +169,10 @@ class LiveMemory:
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
-        """Return `rig`, in which the memory that running loads of the models `leaving` have taken counts as free.
+        """Return `rig`, in which models in `leaving` that are still being loaded use no device memory.
 
-        The samples show this memory as used, but it is free again after the model is unloaded. So a device has at
-        least as much free memory as before the load.
+        The samples show the memory that these loads have taken so far as used, but an unload frees it. So each device
+        has at least as much free memory in the result as before the loads began.
         """
         begun = [self._before[model.key] for model in leaving if not model.held_bytes and model.key in self._before]
 
@@ -221,7 +223,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes` (bytes by device id), in which the host also has the bytes of devices that share its memory.
+    """Return `held_bytes` (by device id), with the bytes of devices that share the host's memory added to the host's.
 
     Devices share the host's memory on Apple silicon, for example.
     """
@@ -323,7 +325,10 @@ class LiveRig(QObject):
             do()
 
     def set_devices(self, devices: DeviceList) -> None:
-        """Replace the device list. Emit `devices_changed` for other devices, and `rig_changed` if the rig differs."""
+        """Replace the device list, and emit `rig_changed` if the rig has changed.
+
+        `devices_changed` is emitted before it if devices were added, removed or replaced.
+        """
         before, self.devices = self.devices, self._learnt(devices)
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
@@ -395,7 +400,8 @@ class LiveRig(QObject):
     def as_shown(self, sample: Sample) -> Sample:
         """Return `sample` as the window shows it.
 
-        If it is for a device of a rig file that this computer lacks, it gets the note "not on this computer".
+        While a rig file describes the devices, samples of devices that this computer lacks get the note "not on this
+        computer". So does the host's sample if the host of the file has clearly more or less memory.
         """
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)

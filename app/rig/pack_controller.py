@@ -106,7 +106,7 @@ class PackController(QObject):
     def install(self, path: Path) -> None:
         """Install the engine pack in the file `path`, and check it, in the background.
 
-        If `inspect` has read the file, another pack in it is refused.
+        If `inspect` has read the file before, and the file has another pack now, that pack is refused.
         """
         agreed = self._read.pop(path, None)
 

@@ -37,9 +37,10 @@ class Found:
     """A machine in the list of Find Computers Nearby. It is announced on the local network, paired, or both.
 
     `endpoint`: address of the machine (host:port).
-    `fingerprint`: fingerprint of the machine's certificate: the announced one, or without announcement the paired one.
-    `device`, `total_bytes`: name and memory of its announced devices.
-    `is_changed`: whether this address was paired with another certificate than the announced one.
+    `fingerprint`: fingerprint of the machine's certificate, as announced. If the machine is not announced, it is the
+    fingerprint that was stored when the machines were paired.
+    `device`, `total_bytes`: ids of the devices that it announces, in one text, and their total memory.
+    `is_changed`: whether the machine at this address was paired with another certificate than it announces now.
     `answers`: whether a paired machine that is not announced has answered at its address.
     """
 
@@ -161,7 +162,7 @@ class Peers(QObject):
                 self._tell_found()
 
         def failed(_error: EngineError) -> None:
-            """Do nothing: a machine that has not answered is shown as not found already."""
+            """Do nothing: the machine is shown as not found until it answers."""
 
         self._background.run("Looking at machines", partial(self.machines.ask, machine), show, failed, quiet=True)
 
@@ -275,7 +276,7 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
 
 
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return the rows of the list of machines: first paired machines, announced or not, then the other announced ones.
+    """Return the rows of the list of machines: first all paired machines, then announced ones that are not paired.
 
     A machine that announces several ports has a row for each of them.
     `machines`: machines that announce themselves now. `pairings`: all pairings with machines that lend devices.

@@ -5,8 +5,9 @@ A loaded model is lent to the server: the server sends requests to its session. 
 Neither thread blocks: the coroutine emits a queued signal, and the GUI thread resumes the coroutine when the load has
 ended.
 
-Idle models that occupy memory for a load are unloaded without a question. If such a model is answering, the load waits
-for the answer. Meanwhile the model is not lent any more, so that further requests for it are served after the load.
+If a load needs the memory of idle models, they are unloaded without a question. If a model to unload is answering, the
+load waits for the end of the answer. Meanwhile this model is not lent any more, so that further requests for it are
+served after the load.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class _Reading:
 class _Basis:
     """What the server needs from the window to load a model.
 
-    `kept`: the side files that the settings store for the model. `find`: function that finds a layout.
-    `file`, `edit`: model file and edit if the model is open in the window; else None.
+    `kept`: projector, adapters and draft that the settings store for the model. `find`: function that finds a layout.
+    `file`, `edit`: if the model is open in the window, its file and its edit (layout and settings); else None.
     """
 
     kept: KeptSideFiles
@@ -152,11 +153,11 @@ class ServedModels(QObject):
         self._begun: OpenModel | None = None
         """The model that the loader loads for the present request; None before the load was passed to the loader."""
         self._begun_s = 0.0
-        """Time by the monotonic clock at which that load began."""
+        """Time in seconds, by the monotonic clock, at which the load of `_begun` began."""
         self._ending_before: LoadEnding | None = None
         """How the previous load of the requested model has ended, to tell it from the end of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
-        """The load of the present request, if it is planned but still waits for answers or another load to end."""
+        """Model and plan of the requested load, while it waits for the end of answers or of another load; else None."""
         # Queued explicitly: the server's thread emits this signal.
         self._asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
         models.added.connect(self._follow)
@@ -198,9 +199,9 @@ class ServedModels(QObject):
             raise
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the idle time, in seconds, that a request states, and after which the model of `entry` is unloaded.
+        """Set the idle time in seconds after which the model of `entry` is unloaded, because a request asks for it.
 
-        Ignored for models that a person has opened.
+        The call has no effect on models that a person has opened.
         """
         self._asked.emit(_KeepAlive(entry, keep_alive_s))
 
@@ -215,9 +216,10 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order with which a request would load the model of `entry` on `rig`, without loading it.
+        """Return the `LoadOrder` (plan and options) with which a request would load the model of `entry` on `rig`.
 
-        The server uses it for forecasts. The call may read the file and search for a layout: not for the GUI thread.
+        Nothing is loaded: the server makes forecasts from the plan. The call may read the file and search for a layout,
+        so it is not for the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -230,7 +232,7 @@ class ServedModels(QObject):
         return LoadOrder(Plan(ModelMemory(file), rig, edit))
 
     def _basis(self, entry: ModelEntry) -> _Basis:
-        """Return what the window knows about the model of `entry` and a load needs. Called in the GUI thread."""
+        """Return the objects of the window that `plan` needs for the model of `entry`. Called in the GUI thread."""
         model = self._find(entry)
         file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
@@ -486,7 +488,7 @@ class ServedModels(QObject):
                 self._finish(ApiError(503, "The load was cancelled in the window.", code="cancelled"))
 
     def _keep_for_load_time(self, model: OpenModel) -> None:
-        """Keep a model that took long to load for as long a time, if nobody has chosen another idle time."""
+        """Make the idle time of `model` at least as long as its load took, unless somebody has chosen an idle time."""
         assert self._wanted is not None
         entry = self._wanted.entry
         # During the load a person may have chosen one in the window.

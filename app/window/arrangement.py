@@ -37,9 +37,9 @@ class Arranger(QObject):
         self._settings = settings
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
-        """State of the docks (`QMainWindow.saveState`) from before all panels except the chat were hidden."""
+        """State of the docks (`QMainWindow.saveState`), taken before all panels except the chat are hidden."""
         self._widths: dict[str, int] = {}
-        """Widths in pixels of the side docks while both were last visible; `restoreState` does not restore widths."""
+        """Widths in pixels of the side docks when both were last visible; `restoreState` does not restore widths."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:

@@ -46,7 +46,8 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
 def replace_question(parent: QWidget, chosen: Path, path: Path) -> QMessageBox | None:
     """Return a question whether to replace the file `path`, which the caller shows; None if there is nothing to ask.
 
-    The file dialog asks only about the name `chosen` in it, and not about a `path` with an extension added to it.
+    `chosen`: the path that the user chose; the file dialog has asked about it already. `path`: the same path, perhaps
+    with an added extension.
     """
     if path == chosen or not path.exists():
         return None

@@ -59,7 +59,10 @@ def show_about(main: MainWindow, background: Background, notices: Notices, rig: 
 
 
 class KeysDialog(Dialog):
-    """A dialog with tables of keys. `groups`: for each table, its title and a mapping from keys to their meaning."""
+    """A dialog with tables of keyboard shortcuts.
+
+    `groups`: for each table, its title and a mapping from shortcuts to their meanings.
+    """
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
         super().__init__(tr("Keyboard Shortcuts"), parent, once=True)

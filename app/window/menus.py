@@ -414,7 +414,9 @@ def view_menu(
             tr("Count &Projectors in Forecasts"),
             layouts.counts_projectors,
             layouts.count_projectors,
-            tip=tr("Library and Find count the memory of a model's projector; off: text only"),
+            tip=tr(
+                "Include the memory of a model's projector (for images and sound) in the forecasts of Library and Find"
+            ),
         ),
         Switch(
             "devices_on_top",

@@ -86,7 +86,7 @@ class ModelViews(QObject):
         self._chats.setCurrentWidget(self._views[self.left].chat)
 
     def flush(self) -> None:
-        """Make all chats emit unsent text that is not stored yet."""
+        """Make all chats emit typed text at once, without the usual delay, so that it is stored."""
         for view in self.all:
             view.chat.flush()
 

@@ -37,10 +37,11 @@ _log = logging.getLogger("layerdeck.recovery")
 
 
 def models_to_reopen(ended: Sequence[EndedRun]) -> tuple[OpenedModel, ...]:
-    """Return the models of crashed windows that are opened again, those of the newest window last.
+    """Return the models of crashed windows that this window opens again, those of the newest window last.
 
-    `ended`: the crashed windows, the newest first. Not twice in a row: models that such a window had opened again are
-    left out, since one of them may be the cause.
+    If a crashed window had opened models again after an earlier crash, these models are left out: one of them may be
+    the cause.
+    `ended`: the crashed windows, newest first.
     """
     known = {each.path for run in ended if run.mark.restored for each in run.mark.models}
     models: tuple[OpenedModel, ...] = ()

@@ -1,7 +1,7 @@
-"""The wait for KV states that are being saved when the window closes, with a dialog if it is long.
+"""Waits, when the window closes, for KV states that are being saved, with a dialog if the wait is long.
 
-The wait ends if no save has progressed for `SILENT_S`. That is longer than a child waits for a disk that does not
-answer; a child that computes a long batch begins no save.
+The wait ends if there is no progress for `SILENT_S` seconds. A child gives up a save earlier if its disk does not
+answer. So the remaining children have not begun to save, for instance because they compute a long batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def wait_for_saves(models: OpenModels) -> None:
     """Save the KV states of all models. Return when they are saved, or when the user ends the wait.
 
     If that takes longer than `SHOW_AFTER_S` seconds, a dialog shows the progress, with a button to close at once.
-    Called in the GUI thread when the window was hidden, while all objects still exist. Events are processed meanwhile.
+    Called in the GUI thread after the window was hidden, while all objects still exist. Events are processed meanwhile.
     """
     begun_s = latest_s = time.monotonic()
     for model in models.all:

@@ -170,7 +170,9 @@ def _row(entry: RequestEntry) -> RequestRow:
     if entry.code:
         lines.append(entry.code)
     if entry.cached_tokens:
-        lines.append(tr("{count} tokens of the prompt were cached", count=format_count(entry.cached_tokens)))
+        lines.append(
+            tr("{count} tokens of the prompt were already in the KV cache", count=format_count(entry.cached_tokens))
+        )
     if entry.duration_s is not None:
         lines.append(tr("duration of the request: {seconds} s", seconds=f"{entry.duration_s:.2f}"))
     return RequestRow(entry.number, texts, "\n".join(lines))

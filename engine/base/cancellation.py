@@ -37,7 +37,10 @@ class CancelToken:
             callback()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the token is cancelled, at most `timeout_s` seconds; None: no limit. Return whether it is."""
+        """Wait until the token is cancelled. Return whether it was.
+
+        `timeout_s`: longest wait in seconds; None: no limit.
+        """
         # `SimpleQueue.put` is reentrant.
         woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self.waking(lambda: woken.put(None)), suppress(queue.Empty):
@@ -46,10 +49,10 @@ class CancelToken:
 
     @contextmanager
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` when the token is cancelled while the context is open; at once if it is cancelled already.
+        """Context manager: call `callback` if the token is cancelled in the context, or at once if it is already.
 
-        The callback may still run shortly after the context has ended, so it must be harmless then. After a signal
-        handler's cancel it may run twice.
+        The callback may still run shortly after the end of the context, so it must do no harm then. If a signal handler
+        cancels the token, the callback may run twice.
         """
         # Both under one lock: a cancel either shows here or calls the callback.
         with self._lock:

@@ -202,9 +202,9 @@ class ChatPresenter(QObject):
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
-        """Mark the messages that a full context leaves out of the prompt, if the answer `run` has changed which ones.
+        """Update the marks of messages that are left out of the prompt because the context is full.
 
-        Most changes of an answer concern only its text; then nothing is done.
+        Nothing is done if the change of the answer `run` does not concern the marks; most changes only add text.
         """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
@@ -307,7 +307,7 @@ class ChatPresenter(QObject):
     def _on_context_use(self, use: ContextFill) -> None:
         """Show how many tokens are in the context.
 
-        Then count the tokens of each part, such as the system prompt, which are shown when they are known.
+        Then count the tokens of each part of the prompt, such as the system prompt. They are shown after the count.
         """
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
@@ -376,12 +376,15 @@ class ChatPresenter(QObject):
             QTimer.singleShot(0, self, self._ask_now)
 
     def _on_file_refused(self, reason: str) -> None:
-        """Cancel the question that waits for a load if one of its files is refused, so that it is not sent without."""
+        """Cancel the question that waits until the model is loaded, if an attached file is refused.
+
+        Otherwise the question would be sent without the file.
+        """
         if reason:
             self._waiting_question = None
 
     def _forget_waiting(self) -> None:
-        """Cancel the question that waits for a load, if no load runs. The text of the question stays in the input."""
+        """Cancel the question that waits until the model is loaded, if no load runs. Its text stays in the input."""
         if not self._model.status.is_loading:
             self._waiting_question = None
 

@@ -154,7 +154,7 @@ class ChatSettingsPresenter(QObject):
         settings |= usable_settings(chat.settings)
 
         def follow() -> None:
-            """Let the conversation take the saved values from the preset, so that it follows later changes."""
+            """Make the conversation use the saved preset instead of own values, so that it follows later changes."""
             now = conversation.chat
             if now.id == chat.id:
                 system = "" if now.system == chat.system else now.system

@@ -1,6 +1,6 @@
 """The presenter of Devices > Plan with Other Cards.
 
-It compares memory and speed of the current model on this computer and on graphics cards that are not here.
+It compares memory and speed of the current model on this computer as it is, and with graphics cards added to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from widgets.devices.other_cards import OtherCardsDialog
 class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
     """Compares forecasts of the current model: on the present devices, and with the chosen cards added.
 
-    If other cards are chosen, the running computation is cancelled.
+    A change of the chosen cards cancels the computation for the former choice.
     """
 
     def __init__(

@@ -22,14 +22,14 @@ REMOTE_WARNING = tr(
 # `GGML_SCHED_MAX_BACKENDS` is 16, and the CPU is one of these backends.
 MAX_LAB_WORKERS = 15
 _LAB_HELP = tr(
-    "Starts workers on this computer; each acts as a separate device with a memory limit. Enter one "
-    "size per worker, separated by commas."
+    "Starts workers on this computer; each acts as a separate device with a memory limit. Enter a memory limit for "
+    "each worker, separated by commas."
 )
 _NUMA_HELP = tr(
     "Each NUMA node gets a worker that is bound to the node's processors and memory. Each worker is a separate "
-    "device, so cores read the layers from their own memory. Whether the split is faster depends on this "
-    "computer: measure both layouts with Layout > Compare Speed. The workers share their memory with the CPU "
-    "lane, so place layers either on the workers or on the CPU."
+    "device, and its processors read the layers from the memory of their own node. Whether this is faster depends on "
+    "the computer: compare a layout on the workers with one on the CPU (Layout > Compare Speed). The workers and the "
+    "CPU use the same memory, so place layers either on the workers or on the CPU."
 )
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 

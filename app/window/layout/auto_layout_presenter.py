@@ -1,4 +1,4 @@
-"""The presenter of automatic layouts: the dialog with their options, pins in the editor, and reasons for a layout."""
+"""The presenter of automatic layouts: dialog of options, pinned layers in the editor, and reasons for a layout."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._editor = editor
         self._window = window
         self._found: dict[tuple[Path, Layout], str] = {}
-        """Why a search has found a layout, as text for people, by (model file, layout), newest last.
+        """By (model file, layout), newest last: text for people on why a search chose the layout.
         Texts of earlier layouts are stored, because undo may restore these layouts."""
         editor.pin_toggled.connect(self._layouts.toggle_pin)
         editor.why_requested.connect(self._on_why)

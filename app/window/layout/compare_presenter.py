@@ -208,9 +208,9 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:
-        """Return `edit` with the draft of the added layout file that the dialog lists as `name`.
+        """Return `edit` (layout, settings and side files) with the draft that a layout file names.
 
-        If no layout file has this name, `edit` is returned unchanged.
+        `name`: name of the layout file in the dialog. If no file has this name, `edit` is returned unchanged.
         """
         added = next((each for known, each in self._files if known == name), None)
         return edit if added is None else _with_side_files(replace(edit, side_files=added.side_files), edit.side_files)
@@ -229,9 +229,9 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
 
 def _with_side_files(edit: Edit, current: SideFiles) -> Edit:
-    """Return `edit`, which is from a layout file, with the projector and adapters of `current`.
+    """Return `edit` (layout, settings and side files) with the projector and adapters of `current`.
 
-    A layout file has neither.
+    `edit`: from a layout file, which names a draft, but no projector and no adapters.
     """
     return replace(edit, side_files=replace(current, draft=edit.side_files.draft))
 

@@ -46,7 +46,7 @@ _FILE, _RIG = "choose a file", "choose a rig"
 class _Found:
     """What one side of the comparison shows: the plan of the layout that was found for it, and its preview.
 
-    `title`: name of the layout. `side`: its figures, such as memory and speed.
+    `title`: name of the layout. `side`: memory, speed and other values of the layout.
     `kind`: first part of the layout's key, such as "auto" or "named".
     """
 
@@ -62,9 +62,10 @@ class _Found:
         return self.kind == "rig"
 
     def edit_with(self, files: SideFiles) -> Edit:
-        """Return the edit of the layout with `files`, the side files that the editor has now.
+        """Return layout and settings for the editor, with `files`, the side files that the editor has now.
 
-        A layout file names its draft. The edit of the last load has its own side files.
+        If the layout is from a layout file, the draft is the one that the file names. The layout of the last load comes
+        with all side files of that load.
         """
         edit = self.plan.edit
         if self.kind in ("named", "file"):
@@ -78,7 +79,7 @@ class _Base:
 
     `plan`: plan of the edited layout. `rig`: the present devices.
     `speeds_of`: returns the known speeds of the devices of a rig.
-    `find`: finds an edit with the strategy of the given name; it blocks.
+    `find`: finds layout and settings (`Edit`) with the strategy of the given name; it blocks.
     """
 
     plan: Plan
@@ -98,7 +99,7 @@ class _Base:
 
 
 class ComparisonPresenter(OneDialog[ComparisonDialog]):
-    """Fills the comparison of two layouts of the current model. The layouts are found in the background."""
+    """Fills the dialog that compares two layouts of the current model. The layouts are found in the background."""
 
     def __init__(
         self,
@@ -331,7 +332,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return find
 
     def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
-        """Return a function that looks up the measured tokens per second of `model` with an edit.
+        """Return a function that looks up the measured tokens per second of `model` with an edit (layout and settings).
 
         The function looks at the last answer, then at the results of Compare Speed, then in the library's database. It
         reads the disk, so it is not for the GUI thread.

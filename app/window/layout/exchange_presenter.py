@@ -125,7 +125,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         self._reading = background.latest()
         self._found: tuple[ModelFile, _Read, Imported] | None = None
         self._kept_text = ""
-        """The text that could not be used when the dialog was closed; the dialog shows it again. Else empty."""
+        """Text that could not be used before the dialog was closed, to show it at the next opening; else empty."""
         self._read_for: ModelFile | None = None
         """The model that was current when the dialog's text was read last; None before the first time."""
         document.preview_changed.connect(lambda _preview: self._on_document_changed())

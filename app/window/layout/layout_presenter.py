@@ -1,4 +1,4 @@
-"""The presenter of the edited layout: it shows the preview in editor, share editor and settings bar.
+"""The presenter of the edited layout: it shows layout and forecast in editor, share editor and settings bar.
 
 It also applies the changes that the user makes in these widgets.
 """
@@ -141,7 +141,7 @@ class LayoutPresenter(QObject):
             self._document.set_layout(self._in_mode(plan, mode), tr("split mode {mode}", mode=mode))
 
     def _drop_overrides(self) -> None:
-        """Remove the overrides that the split mode does not support, as one step of undo."""
+        """Remove the tensor overrides that the split mode does not support, as one step of undo."""
         from engine.planning.fit.mode_layouts import without_refused_overrides
 
         plan = self._document.plan
@@ -152,9 +152,9 @@ class LayoutPresenter(QObject):
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
         """Return the layout of `plan`, converted to split mode `mode`.
 
-        While the user tries other modes, the last layout in mode `layer` is stored. When the user returns to that mode,
-        it is restored, unless the layout was edited in another mode. If that edit has only added overrides, the stored
-        layout gets them.
+        While the user tries other modes, the last layout in mode `layer` is stored. When the user returns to `layer`,
+        that layout is restored, unless the layout was edited in another mode. If only tensor overrides were added
+        there, the stored layout is restored with these overrides.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode

@@ -1,4 +1,4 @@
-"""The presenter of the settings dialog: requested and decided settings of the next load."""
+"""The presenter of the settings dialog: settings of the next load, and the values chosen for automatic ones."""
 
 from __future__ import annotations
 

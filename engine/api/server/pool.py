@@ -431,7 +431,9 @@ class ModelPool:
         self._admit(slot)
 
     async def _load_outside(self, slot: _Slot, load: Awaitable[None]) -> None:
-        """Await `load`, with which the program loads a model; cancel it if no request waits for the model any more.
+        """Await `load` (see `PoolParts.load`), which loads a model outside the pool.
+
+        If no request waits for the model any more, `load` is cancelled.
 
         Raises:
             ApiError: the model cannot be loaded.
@@ -460,7 +462,7 @@ class ModelPool:
         slot.held = held.idle(time.monotonic(), answered=False)
 
     async def _make_room(self, slot: _Slot) -> LoadOrder | None:
-        """Unload the models whose memory a load needs, and return the order for that load.
+        """Unload the models whose memory a load needs, and return the `LoadOrder` of that load.
 
         The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, wait
         until its answers have ended. Return None, and unload nothing, if no request waits for the load any more.
@@ -492,9 +494,9 @@ class ModelPool:
                 await self._wait(None)
 
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
-        """Plan the load of a model. Return its order, and the pool's own models that must be unloaded first.
+        """Plan the load of a model. Return its `LoadOrder`, and the models of the pool that must be unloaded first.
 
-        `beside`: memory of all other loaded models, those outside of the pool included.
+        `beside`: memory of all other loaded models, including those that the pool has not loaded.
         """
         idle = [held for held in beside.own if not held.is_busy]
         order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))

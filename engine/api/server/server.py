@@ -269,8 +269,8 @@ class _Protocol(H11Protocol):
     def _check_flushed(self, before_bytes: int) -> None:
         """Close the connection if the client has read nothing since the last check.
 
-        The check is for the end of an answer. The handler of the request has already returned, so only this timer can
-        notice such a client.
+        A timer calls this as long as the last bytes of an answer are unsent. The handler of the request has already
+        returned, so nothing else notices a client that does not read.
 
         `before_bytes`: number of unsent bytes at the last check.
         """

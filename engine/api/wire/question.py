@@ -198,8 +198,8 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
 
     The targets of the references are added to `definitions`, under names that begin with `prefix`. The names must be
     unique, because llama-cpp-python's converter names a grammar rule after the last part of a reference's path only.
-    The converter also ignores `$defs` that are in the same object as a `$ref`. Targets may overlap, so `budget` limits
-    the size.
+    The converter also ignores `$defs` that are in the same object as a `$ref`. A part of the schema that belongs to
+    several targets is copied for each of them, so `budget` limits the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.

@@ -239,7 +239,7 @@ def locked(path: Path) -> Iterator[None]:
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    `environment`: environment variables; those that huggingface_hub's `constants.py` reads are used.
+    `environment`: environment variables, of which the same are used as in huggingface_hub's `constants.py`.
     `home`: the user's home folder; None: ask the system.
     """
     named = _named_folder(environment, "HF_HOME", home)
@@ -269,7 +269,7 @@ def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
     """Return the Hugging Face cache, for a caller that writes to it.
 
     Raises:
-        ArgumentError: the environment variable of the folder begins with `~` and an unknown user.
+        ArgumentError: the environment variable that names the folder begins with `~NAME`, but no user is called NAME.
     """
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         if not (text := environment.get(name, "")):

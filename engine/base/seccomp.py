@@ -1,4 +1,4 @@
-"""seccomp, with which a Linux process refuses system calls of its own, in all of its threads.
+"""seccomp, with which a Linux process gives up system calls for itself, in all of its threads.
 
 The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
 without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and
@@ -115,9 +115,9 @@ _NEVER = (
 """System calls that are always refused: no child and no driver needs them. io_uring would bypass every filter."""
 _SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _PRIORITY = {"setpriority": 0, "ioprio_set": 1}
-"""First argument with which a call changes a single process (PRIO_PROCESS, IOPRIO_WHO_PROCESS), by call.
+"""Calls that set a priority, each with the value of its first argument that selects a single process.
 
-Other values stand for process groups and users; those are refused.
+These values are PRIO_PROCESS and IOPRIO_WHO_PROCESS. The other values select process groups and users, and are refused.
 """
 _SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages",
                "move_pages")  # fmt: skip
@@ -309,7 +309,8 @@ def refuse_other_calls(calls: Calls, hand_over: Callable[[int], object] | None =
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     `hand_over`: called if `calls` has `Binding.ASKED`. Its argument is the descriptor through which the kernel asks
-    about calls; the function passes it to the parent. If the kernel cannot ask, the calls are ignored.
+    about calls; the function passes it to the parent. If the kernel cannot ask, calls that bind a thread by its id have
+    no effect (`Binding.IGNORED`).
     """
     if not can_refuse_calls():
         return False

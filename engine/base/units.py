@@ -1,4 +1,4 @@
-"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of both and of durations."""
+"""Parses sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formats sizes, counts and durations."""
 
 from __future__ import annotations
 

@@ -247,8 +247,9 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection for checks of a database; if the file is missing or empty, a connection to an empty database
-    in memory.
+    """Provide a connection with which a database is checked; it is closed afterwards.
+
+    If the file is missing or empty, the connection is to an empty database in memory.
     """
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:

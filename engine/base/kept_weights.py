@@ -96,7 +96,7 @@ class WeightKeeper:
     _seen: dict[str, int] = field(default_factory=dict)
     _client: str = ""
     _client_since_s: float = inf
-    """Earliest time at which the present (or else the last) client can have connected; infinite before the first client.
+    """Earliest time at which the present or, if none, the last client can have connected; infinite before the first.
 
     It is the time of the last scan in which this client was not connected yet.
     """

@@ -28,7 +28,7 @@ class Processor:
     """The physical cores that this process may run on. Two hardware threads of one core count once.
 
     `cores`: number of cores.
-    `performance_cores`: number of cores that are not efficiency cores; if there are only efficiency cores, their number.
+    `performance_cores`: number of cores that are not efficiency cores; equal to `cores` if all are efficiency cores.
     `quota_cores`: CPU limit of a control group in whole cores, rounded up; None: no limit.
     """
 

@@ -170,8 +170,8 @@ def answer_request(
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
     """Find the tokens of earlier answers in a prompt; return their recorded probabilities, by index in `pieces`.
 
-    The prompt is tokenised as a whole, so an answer in it may have other token boundaries than when it was generated. The
-    result contains a recorded token only if a token of the prompt begins at the same character and has the same text.
+    The prompt is tokenised as a whole, so the tokens of an answer may begin at other characters than when it was generated.
+    A recorded token is used only if a token of the prompt begins at the same character and has the same text.
 
     `pieces`: text of each token of the prompt.
     `shown`: the messages from which the prompt was made.

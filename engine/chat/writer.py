@@ -77,7 +77,7 @@ class Writer:
         self._reason: Exception = ChatError("")
         self._next_try_s = 0.0
         self._waits = True
-        """Whether the newest attempt to write waits up to `database.BUSY_SECONDS` for the end of another program's lock.
+        """Whether the newest attempt to write waits up to `database.BUSY_SECONDS` while another program holds the lock.
 
         If not, it waits up to `RETRY_WAIT_SECONDS`.
         """

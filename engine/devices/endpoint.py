@@ -147,9 +147,10 @@ def greet_all(
 ) -> dict[str, Greeting]:
     """Perform the handshake with all endpoints in parallel, within `timeout_s` in total; return results by endpoint.
 
-    `routes`: address to connect to for endpoints behind our tunnels (`routes_of`); an empty address: no tunnel now.
+    An endpoint gets the status `REFUSED` also if this system cannot open another socket.
+
+    `routes`: local address of the tunnel, by endpoint (`routes_of`); an empty address: the tunnel does not exist now.
     `cancel`: when it is set, endpoints that have not answered count as timed out.
-    An endpoint for which the system has no socket left gets the status `REFUSED`.
 
     Raises:
         ValueError: for a text that is not an endpoint.

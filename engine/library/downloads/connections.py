@@ -1,4 +1,4 @@
-"""Divides a file into spans for its HTTP connections, chooses their number, and measures the transfer rate.
+"""Divides a file into byte ranges for HTTP connections, chooses the number of connections, and measures the rate.
 
 The rate is the mean of the last ten seconds. The time left is known only if the rate is steady.
 """

@@ -1,9 +1,9 @@
 """An unfinished download next to its final path: the bytes (`.part`), a journal (`.part.json`), and a file lock.
 
-The first line of the journal is the origin of the file. Each further line states which bytes are on the disk; the last
-complete line counts. A line is written after its bytes, which is enough if the process is killed. After a power loss
-the line may exist without the bytes. Therefore a line is marked once the bytes were synced, and after a reboot only
-marked lines count.
+The first line of the journal is the origin of the file: its address, size and etag on the server. Each further line
+states which bytes are on the disk; the last complete line counts. A line is written after its bytes, which is enough if
+the process is killed. After a power loss the line may exist without the bytes. Therefore lines whose bytes were synced
+are marked, and after a reboot only marked lines count.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def storage_error(error: OSError, target: Path) -> StorageError:
 def _is_same(known: Origin, origin: Origin) -> bool:
     """Return whether two origins (address, size, etag, SHA-256) are of the same file.
 
-    The most reliable value that both have decides.
+    They are compared by the most reliable value that both have: SHA-256, else size and etag, else address.
     """
     # The hash of the content decides. Size, etag and address follow, each less certain.
     if known.sha256 and origin.sha256:

@@ -366,7 +366,10 @@ class DownloadQueue:
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """Return the jobs in a queue file; jobs that were running wait. A file that cannot be read is renamed."""
+    """Return the jobs in a queue file; jobs that were running get the state `WAITING`.
+
+    A file that cannot be read is renamed, and there are no jobs.
+    """
     kept = read_kept(path, QueueFile, MAX_FILE_BYTES)
     if kept is None or kept.version != QUEUE_VERSION:
         # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.

@@ -127,7 +127,9 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         left = max_bytes
         while left > 0:
             if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
-                raise TimeoutError(errno.ETIMEDOUT, tr("the input did not end in time; write it to a file first"))
+                raise TimeoutError(
+                    errno.ETIMEDOUT, tr("the input did not end in time; save the input in a file and use that file")
+                )
             part = file.read(min(left, _READ_BYTES))
             if not part:
                 break

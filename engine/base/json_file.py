@@ -146,7 +146,11 @@ class JsonObject:
                 self.refuse(str(error), key)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(
-                tr('the value must be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
+                tr(
+                    'the value must be a whole number of bytes or a size such as "24GiB", not {shown}',
+                    shown=_shown(value),
+                ),
+                key,
             )
         if value < 0:
             self.refuse(tr("a size must not be negative, but the value is {shown}", shown=_shown(value)), key)

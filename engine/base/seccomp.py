@@ -43,7 +43,7 @@ class Binding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The system calls that a process may still use.
+    """The system calls that a process may still use, of those that the filter restricts.
 
     `pid`, `parent`: process ids of the process and of its parent.
     `tcp`, `udp`, `unix`: whether the process may open sockets of this kind.
@@ -180,7 +180,9 @@ def _argument(index: int, *values: int, mask: int = _ALL_BITS) -> _Test:
 
 
 def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
-    """Return the BPF program (`linux/filter.h`) that refuses all system calls except `calls`.
+    """Return the BPF program (`linux/filter.h`) that refuses dangerous system calls, except those that `calls` allows.
+
+    All other system calls stay allowed.
 
     `machine`: CPU architecture as in `platform.machine()`; empty: that of this computer. The result is empty for an
     unknown architecture.
@@ -305,7 +307,7 @@ def _has_action(action: int) -> bool:
 
 
 def refuse_other_calls(calls: Calls, hand_over: Callable[[int], object] | None = None) -> bool:
-    """Refuse all system calls except `calls`, in all threads of this process; return whether the system can do that.
+    """Install the filter of `seccomp_filter` for all threads of this process; return whether the system can do that.
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     `hand_over`: called if `calls` has `Binding.ASKED`. Its argument is the descriptor through which the kernel asks

@@ -2,7 +2,7 @@
 
 OpenMP, and ggml with a NUMA strategy, bind threads by their ids (`sched_setaffinity`). A seccomp filter can compare
 such an id with fixed numbers only. It cannot know which ids belong to threads of the child. So the kernel asks the
-parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)): `ThreadBinding` allows the call for threads of the
+parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)): `ThreadBinding` allows it for threads of the
 child and refuses it for all others. The arguments of the call are numbers, which the child cannot change afterwards.
 
 The child installs the filter and sends the kernel's descriptor for the questions through a socket that it inherits

@@ -170,7 +170,7 @@ def answer_request(
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
     """Find the tokens of earlier answers in a prompt; return their recorded probabilities, by index in `pieces`.
 
-    The prompt is tokenised as a whole, so the tokens of an answer may begin at other characters than when it was generated.
+    The prompt is tokenised as a whole, so tokens of an answer may begin at other characters than in its generation.
     A recorded token is used only if a token of the prompt begins at the same character and has the same text.
 
     `pieces`: text of each token of the prompt.

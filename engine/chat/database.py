@@ -45,7 +45,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
             if is_open_elsewhere(path):
                 raise ChatError(
                     tr(
-                        "{reason} Another program has the database open. Close that program, or update this one.",
+                        "{reason} Another program has the database open. Close that program, or update Layerdeck.",
                         reason=reason,
                     )
                 )

@@ -49,7 +49,7 @@ class _QueuedJob(NamedTuple):
 
     `job`: the function to run; None: only wait for all earlier jobs.
     `done`: the future that was returned to the caller.
-    `comes_again`: whether a later job writes the same data again.
+    `comes_again`: whether a later job writes the same data again, so that this job may be dropped.
     """
 
     job: Job | None
@@ -88,7 +88,7 @@ class Writer:
         """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
         its own.
 
-        `comes_again`: whether a later job writes the same data again.
+        `comes_again`: whether a later job writes the same data again, so that this job may be dropped.
         """
         return self._enqueue(job, comes_again=comes_again)
 
@@ -213,7 +213,10 @@ class Writer:
         self._behind = []
 
     def _put_off(self, waiting: list[_QueuedJob], jobs: list[_QueuedJob], error: Exception) -> None:
-        """Let jobs wait after those that wait already, and end their futures with the error."""
+        """Keep `jobs` in memory for a later attempt, after those in `waiting`; end the futures of `jobs` with `error`.
+
+        If too many jobs wait (`MAX_BEHIND`), those are dropped whose data a later job writes again.
+        """
         behind = list(waiting)
         for queued in jobs:
             if len(behind) < MAX_BEHIND or not queued.comes_again:

@@ -150,7 +150,11 @@ def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
         if card.unified:
             if count > 1 or len(asked) > 1:
                 raise ArgumentError(
-                    tr("{card} is a whole computer with its own memory; choose {card} alone.", card=card.name)
+                    tr(
+                        "{card} is a whole computer with its own memory; it cannot be combined with graphics cards or "
+                        "other computers.",
+                        card=card.name,
+                    )
                 )
             return _computer(card)
         for _ in range(count):

@@ -197,7 +197,10 @@ def _talk_to(
 
 
 class _Wake:
-    """Callable that ends a `select` of another thread. A call after the `with` block has no effect."""
+    """Context manager with a socket pair: calling it ends a `select` of `selector` that blocks in another thread.
+
+    A call after the end of the `with` block has no effect.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._sender, self._receiver = socket.socketpair()
@@ -372,7 +375,8 @@ class _Talk:
             return self._greeting(
                 GreetingStatus.SILENT,
                 tr(
-                    "greeted as an RPC worker, but then did not answer within {timeout_s:g} s; restart the worker",
+                    "answered the first request as an RPC worker, but no further request within {timeout_s:g} s; "
+                    "restart the worker",
                     timeout_s=self._timeout_s,
                 ),
             )
@@ -388,7 +392,7 @@ class _Talk:
         if self._connected and self._received:
             return self._greeting(
                 GreetingStatus.NOT_RPC,
-                tr("began an answer but did not finish the answer; check that an RPC worker runs there"),
+                tr("sent only a part of an answer; check that an RPC worker runs there"),
             )
         if self._connected:
             return self._greeting(
@@ -453,7 +457,7 @@ class _Talk:
             self._closed()
         # An answer begins with its length, which the engine's client would trust.
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
-            self._end(GreetingStatus.NOT_RPC, tr("answers, but not like an RPC worker; check the port"))
+            self._end(GreetingStatus.NOT_RPC, tr("sent an answer that is not that of an RPC worker; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
             self._send(selector)
             return
@@ -471,7 +475,7 @@ class _Talk:
         return True
 
     def _closed(self) -> None:
-        when = tr("after the worker's greeting") if self._has_greeted else tr("without an answer")
+        when = tr("after the first answer") if self._has_greeted else tr("without an answer")
         if self._tunnelled:
             text = tr("closed the tunnel {when}; check the worker there, then try again", when=when)
             self._end(GreetingStatus.NOT_RPC, text)
@@ -529,7 +533,9 @@ def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
 
 def _unasked(endpoint: str, error: OSError) -> Greeting:
     words = tr(
-        "could not be reached ({strerror}); close other programs and try again", strerror=error.strerror or error
+        "was not contacted, because this computer could not open a connection ({strerror}); close other programs and "
+        "try again",
+        strerror=error.strerror or error,
     )
     return Greeting(endpoint, GreetingStatus.REFUSED, f"{endpoint} {words}.")
 

@@ -272,9 +272,7 @@ def _listed(pack: Pack, book: PackBook, engine: str) -> ListedPack:
 
 _UNFINISHED = ".installing-"
 _REPLACED = "replaced"
-"""Name of a folder that holds the old pack during an installation. It is in the folder `.installing-...`, where the new
-pack is unpacked.
-"""
+"""Folders of an installation: prefix of its temporary folder, and the folder in it that holds the old pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +355,8 @@ class PackStore:
     def install(self, archive: Path, engine: str, agreed: Manifest | None = None) -> Pack:
         """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
 
-        If the installation fails or is interrupted, the old pack stays installed. Only one process installs at a time.
+        If the installation fails or is interrupted, the old pack stays installed. Only one process installs at a time,
+        except on Windows, where nothing is locked.
 
         `agreed`: the manifest of the pack that the user agreed to install; None: any pack is installed.
 

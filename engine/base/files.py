@@ -241,7 +241,7 @@ def locked(path: Path) -> Iterator[None]:
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    `environment`: environment variables, of which the same are used as in huggingface_hub's `constants.py`.
+    `environment`: environment variables. `HF_HOME` is used, else `XDG_CACHE_HOME`, as huggingface_hub does.
     `home`: the user's home folder; None: ask the system.
     """
     named = _named_folder(environment, "HF_HOME", home)

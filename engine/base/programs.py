@@ -1,4 +1,4 @@
-"""The programs that run as child processes. In the bundle they are started by an argument of the one executable."""
+"""The programs that run as child processes. The bundle has a single executable; an argument selects the program."""
 
 from __future__ import annotations
 

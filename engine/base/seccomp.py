@@ -7,9 +7,9 @@ scheduling of other processes. Binding of threads is the one call about which th
 applies to them from version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
-binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
-system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing is
-refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
+binding (pyseccomp) needs a system library that not every desktop has, and would delay the start of a child. The numbers
+of system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing
+is refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
 """
 
 from __future__ import annotations

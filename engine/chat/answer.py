@@ -367,7 +367,7 @@ class AnswerRun:
     def token(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
         """Add a token's text to the answer. `flush` returns the effect that stores it.
 
-        `choices`: the chosen tokens, each with the most probable tokens, if they were requested.
+        `choices`: for each token of `text`, the sampled token and the most probable tokens; empty if not requested.
         """
         if self._step is not _Step.WRITING:
             return

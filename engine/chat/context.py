@@ -26,8 +26,9 @@ DEFAULT_RESERVE = 1024
 RESERVE_SHARE = 4
 """Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
-"""Share of the room for messages that is used after turns were left out. The rest is for the next turns, so that the
-prompt keeps its beginning for a while.
+"""If turns must be left out, so many are left out that the other messages fill at most this share of their room.
+
+The rest of the room is for the next turns. Until it is full, prompts keep their beginning, which is in the KV cache.
 """
 COUNT_FROM = 0.5
 """Number of characters for each token of the context size up to which a prompt is assumed to fit.

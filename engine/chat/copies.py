@@ -83,7 +83,7 @@ class DatabaseCopies:
         `cancelled`: called regularly; True ends the copy.
 
         Raises:
-            CancelledError: it was cancelled; there is no new copy.
+            CancelledError: the copying was cancelled; there is no new copy.
             DamageFound: the database is damaged; there is no new copy.
             ChatError: no copy can be written; nothing else has changed.
         """

@@ -203,7 +203,7 @@ class Writer:
             self._write_singly(jobs)
 
     def _write_singly(self, jobs: list[_QueuedJob]) -> None:
-        """Run each job in a transaction of its own, so that a faulty one does not take the others with it."""
+        """Run each job in a transaction of its own, so that a faulty job does not prevent the other jobs."""
         for number, queued in enumerate(jobs):
             fault = self._attempt([queued])
             if fault is not None and passes(fault):

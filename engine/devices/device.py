@@ -195,14 +195,15 @@ class Device:
     `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
     `pci_bus_id`: PCI address of a card; None: unknown or not a card.
     `endpoint`, `endpoint_device`: host:port of an RPC server, and the device's index on it; None: a local device.
-    `cap_bytes`: upper limit for planning; None: no limit.
+    `cap_bytes`: largest memory that planning uses on the device; None: no limit.
     `margin_bytes`: memory that planning leaves free.
     `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
     `holdings`: memory of other models of this program that stay loaded; not part of `free_bytes`.
     `fingerprint`: SHA-256 of the paired machine's certificate. With it, the endpoint is reached only through a tunnel.
     None: not paired.
     `via`: local address (host:port) of that tunnel; None: there is no tunnel.
-    `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
+    `is_stopped`: whether the process of a lab worker (an RPC server that Layerdeck runs on this machine) has ended by
+    itself; it must be started again before use.
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: the device can be used.
     `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: memory that models needed on this device while they computed, beyond the forecast.

@@ -61,7 +61,7 @@ class GreetingStatus(StrEnum):
     """Result of the handshake with an RPC endpoint.
 
     `OK`: the server answered all requests with plausible values.
-    `BUSY`: connected, but no answer in time, as from a server that serves another client.
+    `BUSY`: connected, but no answer in time; probably the server serves another client.
     `NOT_RPC`: the answer is not that of an RPC server.
     `WRONG_VERSION`: the version of the RPC protocol does not match ours.
     `ABSURD`: an RPC server that reports impossible numbers.

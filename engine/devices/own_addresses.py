@@ -25,7 +25,7 @@ def own_addresses() -> tuple[str, ...]:
 def own_networks() -> tuple[IPv4Interface, ...]:
     """Return this machine's addresses with their networks, in the order of `own_addresses`.
 
-    Loopback and bridges to containers are left out, because other machines are not there.
+    Loopback and bridges to containers are left out, because no other machine is in their networks.
     """
     return tuple(interface for interface, is_bridge in _interfaces() if not interface.ip.is_loopback and not is_bridge)
 

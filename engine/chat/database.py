@@ -115,8 +115,8 @@ def name_of(pid: int) -> str:
 def is_alive(writer: str) -> bool:
     """Return whether the process that wrote a message still runs.
 
-    In a confined child, which cannot see other processes, the result is True even if the process has ended. Messages that
-    the ended process left unfinished are completed later by a process that is not confined.
+    In a confined child, which cannot see other processes, the result is True even if the process has ended. Its
+    unfinished messages are completed later by a process that is not confined.
 
     `writer`: id of the process (`our_name`): process id and start time.
     """

@@ -35,7 +35,10 @@ from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
 MAX_DEVICES = 256
-"""Largest number of devices in a rig. Each is compared with all others, and the engine uses at most 16 at once."""
+"""Largest number of devices in a rig. It is limited because each device is compared with all others.
+
+The engine uses at most 16 devices at once.
+"""
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15

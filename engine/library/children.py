@@ -1,7 +1,7 @@
 """Reads headers and makes forecasts in a child process.
 
 If a file crashes the child, another child is started for the rest of the files. Both tasks are pure Python, so in a
-thread of the window they would delay every frame. The files are untrusted: the child,
+thread of the window's process they would hold the GIL and delay every frame. The files are untrusted: the child,
 `python -m engine.library.children`, has no write access, carries out one request, and ends with its parent.
 """
 

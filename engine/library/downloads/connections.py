@@ -48,7 +48,7 @@ class SpanPlan:
         """Return a span for one more connection; None if no bytes are left for it.
 
         `done`: byte ranges on the disk.
-        `size_bytes`: size of the file, None if it is unknown. Then a single connection fetches the file to its end.
+        `size_bytes`: size of the file; None: unknown, so a single connection fetches the file to its end.
         `wanted`: number of connections for the file. A single connection gets a span of up to `MAX_SPAN_BYTES`.
         """
         # Without a size there are no gaps to compute: one connection continues after the complete start of the file.

@@ -36,11 +36,11 @@ class PartFile:
     other methods only in one.
 
     `target`: final path of the file.
-    `block_bytes`: largest number of bytes that are written without a line in the journal.
+    `block_bytes`: largest number of bytes that are written between two lines of the journal.
     `restart`: whether to discard bytes that belong to another version of the file.
 
     Raises:
-        OccupiedError: if another process writes the file, or finished it in this moment.
+        OccupiedError: if another process writes the file, or has just finished it.
         ChangedError: if the bytes belong to another version of the file, and `restart` is not set.
         StorageError: if the file cannot be written.
     """
@@ -447,7 +447,7 @@ class _Step(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of an unfinished download, JSON Lines next to its bytes. Not thread-safe.
 
-    `done`: byte ranges that were synced to the disk before the journal is opened.
+    `done`: byte ranges that the caller has synced to the disk before it opens the journal.
     """
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:

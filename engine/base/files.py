@@ -127,7 +127,9 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         left = max_bytes
         while left > 0:
             if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
-                raise TimeoutError(errno.ETIMEDOUT, tr("the input did not end in time; write it to a file first"))
+                raise TimeoutError(
+                    errno.ETIMEDOUT, tr("the input did not end in time; save the input in a file and use that file")
+                )
             part = file.read(min(left, _READ_BYTES))
             if not part:
                 break
@@ -239,7 +241,7 @@ def locked(path: Path) -> Iterator[None]:
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    `environment`: environment variables; those that huggingface_hub's `constants.py` reads are used.
+    `environment`: environment variables. `HF_HOME` is used, else `XDG_CACHE_HOME`, as huggingface_hub does.
     `home`: the user's home folder; None: ask the system.
     """
     named = _named_folder(environment, "HF_HOME", home)
@@ -269,7 +271,7 @@ def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
     """Return the Hugging Face cache, for a caller that writes to it.
 
     Raises:
-        ArgumentError: the environment variable of the folder begins with `~` and an unknown user.
+        ArgumentError: the environment variable that names the folder begins with `~NAME`, but no user is called NAME.
     """
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         if not (text := environment.get(name, "")):

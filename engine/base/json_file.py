@@ -36,11 +36,11 @@ class Fail(Protocol):
 
 
 class JsonObject:
-    """A JSON object whose methods return values with checked type and range, or raise the document's error.
+    """A JSON object whose methods return values with checked type and range, or raise the document's error (`fail`).
 
     `place`: path of the object in the document; empty: the root.
     `source`: name of the file in errors.
-    `fail`: constructor of the error.
+    `fail`: constructor of the document's error, such as `LayoutError`.
     """
 
     def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
@@ -58,8 +58,9 @@ class JsonObject:
         return f"{self._place}.{key}" if self._place else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
-        """Raise the document's error with `reason` and the path of `key` in the document; None: the path of this
-        object.
+        """Raise the document's error with `reason` and the path of `key` in the document.
+
+        `key`: key of this object; None: the error has the path of the object itself.
         """
         raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
 
@@ -145,7 +146,11 @@ class JsonObject:
                 self.refuse(str(error), key)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(
-                tr('the value must be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
+                tr(
+                    'the value must be a whole number of bytes or a size such as "24GiB", not {shown}',
+                    shown=_shown(value),
+                ),
+                key,
             )
         if value < 0:
             self.refuse(tr("a size must not be negative, but the value is {shown}", shown=_shown(value)), key)
@@ -202,8 +207,8 @@ def parse_json(text: str, object_pairs_hook: Callable[[list[tuple[str, object]]]
 def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
     """Return the root object of a JSON document that has the version `version`.
 
-    Raises the document's error (`fail`) for more than `MAX_FILE_BYTES`, text that is not UTF-8 or not JSON, duplicate
-    keys, NaN, deep nesting, or another version.
+    Raises the document's error (`fail`) if the document is longer than `MAX_FILE_BYTES`, is not UTF-8 or not JSON, has
+    duplicate keys, NaN, deep nesting, or another version.
     `what`: the kind of document for error messages, such as "layout".
     `source`: name of the file for error messages.
     """

@@ -3,9 +3,11 @@
 llama.cpp's RPC server writes one file for each tensor of more than 10 MiB, named after a hash of its bytes. It never
 checks the hash again when it reads a file. So this module records which files are complete: a file is complete if its
 size was equal in two scans, it was synced to disk, and the disk was not full meanwhile. The list of complete files is
-stored in the folder. All other files are removed before the worker starts. If the folder exceeds its quota, the least
-recently used files are removed, but last those that the present client has used or stored: a load asks for each tensor
-once, in the same order each time, so that with a quota below its size it would remove every file before its next use.
+stored in the folder. All other files are removed before the worker starts.
+
+If the folder exceeds its quota, the least recently used files are removed. Files that the present client has used or
+stored are removed last: each load of a model asks for every tensor once, in the same order. So if the quota is smaller
+than the model, removing the least recently used file would remove every file just before its next use.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _MAX_LIST_BYTES = 16 << 20
 class KeptFile:
     """The file of a cached tensor.
 
-    `written_s`: time of the last write. `used_s`: the same or, if the file system records it, time of the last read.
+    `written_s`: time of the last write. `used_s`: time of the last read or write; reads count only if the file system
+    records them.
     """
 
     path: Path
@@ -81,7 +84,8 @@ class WeightKeeper:
     """Limits one worker's cache folder to a quota, and records which files are complete.
 
     Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.
-    `reserve_bytes`: free space to leave on the disk. `clock`: returns seconds, as the times of files.
+    `reserve_bytes`: free space to leave on the disk.
+    `clock`: returns the present time in seconds since 1970, in which the times of files are given too.
     """
 
     folder: Path
@@ -92,7 +96,10 @@ class WeightKeeper:
     _seen: dict[str, int] = field(default_factory=dict)
     _client: str = ""
     _client_since_s: float = inf
-    """Time at which the present or last client was connected at the earliest; infinite before the first client."""
+    """Earliest time at which the present or, if none, the last client can have connected; infinite before the first.
+
+    It is the time of the last scan in which this client was not connected yet.
+    """
     _looked_s: float = 0.0
 
     def begin(self) -> None:
@@ -122,7 +129,8 @@ class WeightKeeper:
     def look(self, client: str = "") -> None:
         """Scan the folder: record the files that have become complete, and remove files beyond the quota.
 
-        `client`: another text for each connection of a client; empty if none is connected, or if that is unknown.
+        `client`: text that identifies the connection of the present client; a new connection has another text. Empty
+        if no client is connected, or if that is unknown.
         """
         self._note_client(client)
         sizes = {file.path.name: file.size_bytes for file in _files(self.folder)}
@@ -169,9 +177,10 @@ class WeightKeeper:
         return removed
 
     def _removal_order(self, file: KeptFile) -> tuple[bool, float]:
-        """Return the sort key of a file: the least recently used first, those of the present client last.
+        """Return the key by which files are sorted for removal: the least recently used file comes first.
 
-        Of the client's files, the newest come first: a later load then finds those that the quota has room for.
+        Files that the present client has used or stored come last. Among them the newest is first, so that the oldest
+        ones stay: a later load asks for them first.
         """
         is_of_client = file.used_s >= self._client_since_s
         return (is_of_client, -file.written_s if is_of_client else file.used_s)
@@ -211,8 +220,9 @@ def _files(folder: Path) -> Iterator[KeptFile]:
 def _record_next_reads(folder: Path) -> None:
     """Make the file system record the next read of each file in its access time.
 
-    With the mount option `relatime`, the default, it records a read only if the file has changed since the last
-    recorded one, or once a day. To set the times, even to the same values, is a change (inode(7), `ctime`).
+    With the default mount option `relatime`, a read is recorded only if the file has changed since the last recorded
+    read, or if that read was a day ago. So this function sets the times of each file to their present values, which
+    counts as a change (inode(7), `ctime`).
     """
     for file in _files(folder):
         with suppress(OSError):  # gone by now

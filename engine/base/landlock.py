@@ -87,7 +87,7 @@ def landlock_version() -> int:
 def drop_privileges() -> bool:
     """Prevent this thread, and the threads that it starts, from gaining privileges, for example by a set-uid program.
 
-    Return whether the call succeeds. The kernel requires this (PR_SET_NO_NEW_PRIVS) before an unprivileged process uses
+    Return whether the call succeeds. An unprivileged process must make this call (PR_SET_NO_NEW_PRIVS) before it uses
     Landlock or seccomp on itself.
     """
     return bool(ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)

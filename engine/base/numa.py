@@ -37,7 +37,7 @@ _BIND = 2
 With MPOL_PREFERRED, memory would come from another node if the page cache fills the given one.
 """
 MAX_NODES = 15
-"""Largest number of nodes with a worker; llama.cpp's device list has no more entries (`MAX_ENTRIES` of a layout)."""
+"""Largest number of nodes that get a worker: llama.cpp's device list has at most `MAX_ENTRIES` entries."""
 _MASK_BITS = 1024
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 

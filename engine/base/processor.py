@@ -15,7 +15,10 @@ from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 DEVICES = Path("/sys/devices")
 _MAX_DIGITS = 5
 _MAX_NUMBERS = 8192
-"""Most numbers in a list of processors, as Linux has at most. Foreign text must not make longer ones."""
+"""Largest number of processors in a parsed list: Linux supports no more.
+
+The limit is needed because a faulty text may contain a range of any length.
+"""
 _FULL_SPEED_SHARE = 0.5
 """Share of the fastest core's capacity below which a core counts as an efficiency core."""
 
@@ -25,7 +28,7 @@ class Processor:
     """The physical cores that this process may run on. Two hardware threads of one core count once.
 
     `cores`: number of cores.
-    `performance_cores`: number of cores that are not efficiency cores.
+    `performance_cores`: number of cores that are not efficiency cores; equal to `cores` if all are efficiency cores.
     `quota_cores`: CPU limit of a control group in whole cores, rounded up; None: no limit.
     """
 
@@ -62,7 +65,9 @@ def usable_processors() -> frozenset[int]:
 def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> tuple[tuple[int, ...], ...]:
     """Return the logical processors of each physical core that is not an efficiency core, sorted.
 
-    Empty if the system does not report which processors share a core.
+    If this process may use efficiency cores only, those are returned. The result is empty if the system does not report
+    which processors share a core.
+
     `usable`: logical processors of this process; None: query the system.
     `devices`: folder in which Linux describes devices and processors.
     """

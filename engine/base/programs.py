@@ -1,11 +1,14 @@
-"""The programs that run as child processes. In the bundle they are started by an argument of the one executable."""
+"""The programs that run as child processes. The bundle has a single executable; an argument selects the program."""
 
 from __future__ import annotations
 
 import sys
 
 LOG_MARK = "layerdeck log: "
-"""Prefix of the lines on a worker's standard error that the parent writes to its log; a worker has no log file."""
+"""Prefix of a worker's log messages on its standard error.
+
+A worker has no log file of its own, so the parent process writes the lines with this prefix to its log.
+"""
 
 CHILDREN = {
     "worker": "engine.runtime.child",

@@ -1,4 +1,4 @@
-"""seccomp, with which a Linux process refuses system calls of its own, in all of its threads.
+"""seccomp, with which a Linux process gives up system calls for itself, in all of its threads.
 
 The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
 without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and
@@ -7,9 +7,9 @@ scheduling of other processes. Binding of threads is the one call about which th
 applies to them from version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
-binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
-system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing is
-refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
+binding (pyseccomp) needs a system library that not every desktop has, and would delay the start of a child. The numbers
+of system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing
+is refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Binding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The system calls that a process may still use.
+    """The system calls that a process may still use, of those that the filter restricts.
 
     `pid`, `parent`: process ids of the process and of its parent.
     `tcp`, `udp`, `unix`: whether the process may open sockets of this kind.
@@ -115,9 +115,9 @@ _NEVER = (
 """System calls that are always refused: no child and no driver needs them. io_uring would bypass every filter."""
 _SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _PRIORITY = {"setpriority": 0, "ioprio_set": 1}
-"""First argument with which a call changes a single process (PRIO_PROCESS, IOPRIO_WHO_PROCESS), by call.
+"""Calls that set a priority, each with the value of its first argument that selects a single process.
 
-Other values stand for process groups and users; those are refused.
+These values are PRIO_PROCESS and IOPRIO_WHO_PROCESS. The other values select process groups and users, and are refused.
 """
 _SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages",
                "move_pages")  # fmt: skip
@@ -180,7 +180,9 @@ def _argument(index: int, *values: int, mask: int = _ALL_BITS) -> _Test:
 
 
 def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
-    """Return the BPF program (`linux/filter.h`) that refuses all system calls except `calls`.
+    """Return the BPF program (`linux/filter.h`) that refuses dangerous system calls, except those that `calls` allows.
+
+    All other system calls stay allowed.
 
     `machine`: CPU architecture as in `platform.machine()`; empty: that of this computer. The result is empty for an
     unknown architecture.
@@ -305,11 +307,12 @@ def _has_action(action: int) -> bool:
 
 
 def refuse_other_calls(calls: Calls, hand_over: Callable[[int], object] | None = None) -> bool:
-    """Refuse all system calls except `calls`, in all threads of this process; return whether the system can do that.
+    """Install the filter of `seccomp_filter` for all threads of this process; return whether the system can do that.
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     `hand_over`: called if `calls` has `Binding.ASKED`. Its argument is the descriptor through which the kernel asks
-    about calls; the function passes it to the parent. If the kernel cannot ask, the calls are ignored.
+    about calls; the function passes it to the parent. If the kernel cannot ask, calls that bind a thread by its id have
+    no effect (`Binding.IGNORED`).
     """
     if not can_refuse_calls():
         return False

@@ -1,10 +1,9 @@
 """Binding of a confined child's threads to processors, checked by the parent.
 
-OpenMP, and ggml with a NUMA strategy, bind threads by their ids (`sched_setaffinity`). A seccomp filter can compare an
-id with a number only, and a system gives out low ids again, so no filter tells a thread of the child from one of
-another process. So the kernel asks the parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)):
-`ThreadBinding` allows it for threads of the child and refuses it for all others. The arguments of the call are numbers,
-which the child cannot change afterwards.
+OpenMP, and ggml with a NUMA strategy, bind threads by their ids (`sched_setaffinity`). A seccomp filter can compare
+such an id with fixed numbers only. It cannot know which ids belong to threads of the child. So the kernel asks the
+parent about each such call (SECCOMP_RET_USER_NOTIF, seccomp_unotify(2)): `ThreadBinding` allows it for threads of the
+child and refuses it for all others. The arguments of the call are numbers, which the child cannot change afterwards.
 
 The child installs the filter and sends the kernel's descriptor for the questions through a socket that it inherits
 (`hand_over`). A child without the environment variables of OpenMP or ggml that bind threads has no such socket, and may
@@ -133,7 +132,8 @@ def hand_over(questions: int, *, channel: int) -> None:
     """Send the descriptor `questions` to the parent, and close it in this process.
 
     `questions`: descriptor through which the kernel asks about calls of this process.
-    `channel`: descriptor of the inherited socket. It is closed when this process ends, so the parent notices that.
+    `channel`: descriptor of the inherited socket. The system closes it when this process ends, by which the parent
+    notices the end.
     """
     try:
         with socket.socket(fileno=channel) as sender:

@@ -1,4 +1,4 @@
-"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of both and of durations."""
+"""Parses sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formats sizes, counts and durations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        remedy = tr('write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"')
+        remedy = tr('write a whole number of bytes, or a number with KiB, MiB, GiB or TiB, such as "512MiB"')
         raise ValueError(tr('"{text}" is not a size; {remedy}', text=show(text, 60), remedy=remedy))
     number, unit = match[1], match[2].upper()
     # Whole numbers do not become floats, whose 53 bits would round large sizes.

@@ -211,9 +211,9 @@ class AnswerRun:
         self.path = tree.path_to(message.parent)
         """The messages before the answer; the question is the last of them."""
         self.goes_on = False
-        """Whether the model is being stopped only to end its thought.
+        """Whether the model is being stopped only to end its thought (`answer_now`).
 
-        A second run then writes the answer (`continuation`).
+        A second `AnswerRun` then lets the model write the answer from the text `continuation`.
         """
         self.left_out = left_out_of(self.path, message.cut)
         """Ids of the messages that are left out of the prompt."""
@@ -258,8 +258,9 @@ class AnswerRun:
 
     @property
     def continuation(self) -> str | None:
-        """The text from which a second run lets the model continue after `answer_now`; None if `answer_now` was not
-        called.
+        """The text from which a second `AnswerRun` lets the model continue after `answer_now`.
+
+        None if `answer_now` was not called, or if the model has not stopped yet.
         """
         if not self.goes_on or self.message.state != "stopped":
             return None
@@ -366,7 +367,7 @@ class AnswerRun:
     def token(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
         """Add a token's text to the answer. `flush` returns the effect that stores it.
 
-        `choices`: the chosen tokens, each with the most probable tokens, if they were requested.
+        `choices`: for each token of `text`, the sampled token and the most probable tokens; empty if not requested.
         """
         if self._step is not _Step.WRITING:
             return
@@ -563,7 +564,7 @@ def continued_answer(chat: str, tree: MessageTree, message: Message, options: An
 
 
 def layout_words(layout: Layout) -> str:
-    """Return the text of a layout that is stored with an answer.
+    """Return a short text that describes a layout. It is stored with each answer.
 
     Example: "CUDA0 0–30, CPU 31–39". For a tensor or row split, the text lists the shares of the devices.
     """

@@ -170,9 +170,11 @@ def answer_request(
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
     """Find the tokens of earlier answers in a prompt; return their recorded probabilities, by index in `pieces`.
 
-    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
-    prompt may have other token boundaries than the generated answer, because the prompt is tokenised as a whole. A
-    `TokenChoice` is used only if a token of the prompt begins at the same character and has the same text.
+    The prompt is tokenised as a whole, so tokens of an answer may begin at other characters than in its generation.
+    A recorded token is used only if a token of the prompt begins at the same character and has the same text.
+
+    `pieces`: text of each token of the prompt.
+    `shown`: the messages from which the prompt was made.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)

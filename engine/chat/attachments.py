@@ -47,7 +47,7 @@ def read_attachment(path: Path) -> ReadFile:
     """Return a file as an attachment. This takes up to a minute.
 
     Raises:
-        ChatError: the file cannot be attached; the sentence names it and a remedy.
+        ChatError: the file cannot be attached; the message names the file and a remedy.
     """
     try:
         # The largest limit of all kinds. One byte more shows that a file exceeds it.
@@ -63,7 +63,7 @@ def as_attachment(data: bytes, file_name: str) -> ReadFile:
     """Return the bytes of a file as an attachment called `file_name`. This takes up to a minute.
 
     Raises:
-        ChatError: the file cannot be attached; the sentence names it and a remedy.
+        ChatError: the file cannot be attached; the message names the file and a remedy.
     """
     name = show(file_name, MAX_NAME_CHARACTERS)
     if not data:

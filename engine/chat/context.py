@@ -26,12 +26,14 @@ DEFAULT_RESERVE = 1024
 RESERVE_SHARE = 4
 """Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
-"""Share of the room for messages that is used after turns were left out. The rest is for the next turns, so that the
-prompt keeps its beginning for a while.
+"""If turns must be left out, so many are left out that the other messages fill at most this share of their room.
+
+The rest of the room is for the next turns. Until it is full, prompts keep their beginning, which is in the KV cache.
 """
 COUNT_FROM = 0.5
-"""Factor: a prompt with at most this many characters for each token of the context size is assumed to fit, so its
-tokens are not counted.
+"""Number of characters for each token of the context size up to which a prompt is assumed to fit.
+
+The tokens of such a short prompt are not counted.
 """
 
 
@@ -78,7 +80,7 @@ class Fit:
     def sentence(self) -> str:
         """Return a sentence for people about the decision.
 
-        Empty if the prompt fits and leaves out no message that was not left out before.
+        Empty if the prompt fits and every message that it leaves out was already left out of earlier prompts.
         """
         if self.decision == "full":
             return tr(
@@ -271,7 +273,7 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
     """Return the cut (turns left out of the prompt) that applies to an answer before a new decision is made.
 
-    This is the answer's own cut, else the cut of its newest version that has one, else the cut of the previous answer.
+    This is the answer's own cut, else that of the newest other version with a cut, else that of the previous answer.
     Cuts that were made for a shorter context than `n_ctx` are ignored.
     """
     return next(
@@ -287,12 +289,13 @@ def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
-    """Return the cut that leaves these messages out of the prompt; None if `left_out` is empty.
+    """Return the cut (stored decision) that leaves the messages `left_out` out of the prompt; None if there are none.
 
-    A cut is stored with the conversation, so that later prompts leave out the same messages. `path`: messages of the
-    shown branch. `n_ctx`: context length for which the cut holds.
+    The cut is stored with the answer, so that later prompts leave out the same messages.
 
-    `left_out` must not contain messages of the last turn.
+    `path`: messages of the shown branch.
+    `left_out`: ids of messages, none of them in the last turn.
+    `n_ctx`: context size in tokens for which the cut holds.
     """
     # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]

@@ -32,7 +32,7 @@ FIRST_LOOK_SECONDS = 60.0
 Without the delay, a copy would slow down the start of the window.
 """
 LAST_COPY_SECONDS = 10.0
-"""Longest time in seconds of the copy at the end, for which the closing window waits.
+"""Time limit in seconds for the copy that is made when the database is closed. The closing window waits for it.
 
 A copy that takes longer is given up: the next start makes it in the background.
 """
@@ -83,7 +83,7 @@ class DatabaseCopies:
         `cancelled`: called regularly; True ends the copy.
 
         Raises:
-            CancelledError: it was cancelled; there is no new copy.
+            CancelledError: the copying was cancelled; there is no new copy.
             DamageFound: the database is damaged; there is no new copy.
             ChatError: no copy can be written; nothing else has changed.
         """

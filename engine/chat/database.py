@@ -45,7 +45,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
             if is_open_elsewhere(path):
                 raise ChatError(
                     tr(
-                        "{reason} Another program has the database open. Close that program, or update this one.",
+                        "{reason} Another program has the database open. Close that program, or update Layerdeck.",
                         reason=reason,
                     )
                 )
@@ -115,8 +115,8 @@ def name_of(pid: int) -> str:
 def is_alive(writer: str) -> bool:
     """Return whether the process that wrote a message still runs.
 
-    A confined child cannot see other processes, so in such a child the result is True for each of them. A later process
-    that can see them completes their unfinished messages.
+    In a confined child, which cannot see other processes, the result is True even if the process has ended. Its
+    unfinished messages are completed later by a process that is not confined.
 
     `writer`: id of the process (`our_name`): process id and start time.
     """
@@ -247,8 +247,9 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection for checks of a database; if the file is missing or empty, a connection to an empty database
-    in memory.
+    """Provide a connection with which a database is checked; it is closed afterwards.
+
+    If the file is missing or empty, the connection is to an empty database in memory.
     """
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:

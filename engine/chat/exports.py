@@ -34,7 +34,7 @@ _STYLE = (
 def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None) -> str:
     """Return messages as one HTML page. It has no external resources and no scripts, and all text is escaped.
 
-    `files`: bytes of attachments by SHA-256, of which the page contains the images.
+    `files`: bytes of attachments by SHA-256. The page contains those of images.
     """
     title = html.escape(one_line(conversation.title) or "Conversation")
     parts = [

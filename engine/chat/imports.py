@@ -42,7 +42,10 @@ MAX_CALLS = 1000
 MAX_LABEL_CHARACTERS = 500
 """Largest number of characters in titles, folders, and names of models, presets and files."""
 _TOO_LARGE = 1 << 52
-"""Limit of times in ms and of sizes. The database has integers of 64 bits."""
+"""Times in ms and sizes in an imported file are read as 0 if they are not below this limit.
+
+Larger numbers might not fit into the database's integers of 64 bits.
+"""
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 """Types of an attached image in the web UI's JSON, now and in earlier versions."""
 _SOUND_EXTRAS = ("AUDIO", "audioFile")

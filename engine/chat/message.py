@@ -67,7 +67,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return the timings of a whole answer, joined from `earlier` and from these timings of the answer's last part.
+        """Return the timings of a whole answer: `earlier`, joined with these timings of the answer's last part.
 
         Values of the prompt are those of `earlier`. Generated tokens and times of both parts are added up.
 

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def pdf_text(data: bytes) -> PdfText:
-    """Return the text of a PDF file. This function limits neither time nor memory; the limits of its process do."""
+    """Return the text of a PDF file. The function itself has no limits of time and memory; its process has."""
     import pypdf
 
     try:

@@ -99,7 +99,9 @@ def write_presets(path: Path, presets: Iterable[Preset]) -> None:
 
 
 def update_presets(path: Path, change: Callable[[dict[str, Preset]], object]) -> tuple[Preset, ...]:
-    """Change the presets in a file, and return all that it then has. A change by another process comes before or after.
+    """Change the presets in a file, and return all presets that the file then has.
+
+    Except on Windows, the file is locked meanwhile, so that a change by another process at the same time is not lost.
 
     `change`: a function that changes the dictionary of the file's presets, by name.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KV_STATES_QUOTA_BYTES = 10 * GIB
 SUFFIX = ".state"
 MIN_TOKENS = 128
-"""Smallest number of tokens for which a state is saved: computing fewer again is faster than reading a file."""
+"""Smallest number of tokens for which a state is saved: fewer tokens are computed faster than read from a file."""
 UNFINISHED_S = 3600.0
 """Age in seconds from which an unfinished file is removed: it belongs to a child that was killed."""
 

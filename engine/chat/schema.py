@@ -186,7 +186,7 @@ def results_of(document: str) -> dict[str, str]:
 def details_of(document: str) -> dict[str, Any]:
     """Return the fields of `DETAILS` from a message's column `details`.
 
-    A field of another type is left out, such as choices with a probability that was not a number.
+    A field whose value has the wrong type is left out, such as `choices` with a probability that is not a number.
     """
     # A newer program may have stored further fields.
     values = {name: value for name, value in _object_of(document).items() if name in DETAILS}

@@ -276,10 +276,11 @@ class ChatStore:
         return self._writer.do(lambda connection: _execute(connection, statement, [conversation]))
 
     def purge(self, deleted_before_ms: int) -> Future[None]:
-        """Erase conversations that were deleted before a time (ms since 1970), and files that no message uses.
+        """Erase conversations that were deleted before a time (ms since 1970), and attached files that no message uses.
 
-        Files stay if another process had the database open when this store opened it: there a message with such a file
-        may come back by Undo. Afterwards the text index is merged in the background, if there were such conversations.
+        The files are not erased if another process had the database open when this store opened it: a user of that
+        process may still undo the removal of a message with such a file. If conversations were erased, the text index
+        is merged in the background afterwards.
         """
         erased: list[int] = []
 

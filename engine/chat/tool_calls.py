@@ -216,7 +216,8 @@ class CallReader:
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
         """Append a piece of the current call to `calls`. A new call begins with a piece that has its id and name.
 
-        Return False while the call's name is unknown, or while an object without a mark may be the answer itself.
+        Return False while the call's name is unknown. Return False also while a JSON object without a mark before it
+        may be text of the answer instead of a call.
 
         `arguments`: new text of the call's arguments, may be empty.
         """

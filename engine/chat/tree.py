@@ -316,9 +316,10 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
     """Return the id of the last shown message after the messages `gone` were removed from `tree`.
 
-    If the last shown message remains, it stays the same. Otherwise a substitute is searched for the first removed
+    If the last shown message remains, it stays the same. Otherwise another message takes the place of the first removed
     message of the shown path: its nearest remaining version, else its nearest remaining ancestor, else the last
-    remaining root. The newest branch below the substitute is then shown.
+    remaining root. The newest branch below that message is then shown.
+
     `left`: the tree of the remaining messages.
     """
     if tree.leaf is None or tree.leaf not in gone:

@@ -25,14 +25,17 @@ from engine.chat.database import lock_error
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""Shortest time in seconds between two commits. Pieces of an answer that come within it share a commit."""
+"""Shortest time in seconds between two commits. Pieces of an answer that arrive in this time share a commit."""
 RETRY_SECONDS = 2.0
 """Shortest time in seconds between two attempts to write while the disk is full or the database is locked.
 
 On a full disk the wait is also at least ten times as long as the last attempt took.
 """
 RETRY_WAIT_SECONDS = 0.1
-"""Longest wait in seconds for another program's lock while jobs wait for its end. New jobs queue up meanwhile."""
+"""Time limit in seconds for getting SQLite's write lock, once an earlier attempt has failed because of the lock.
+
+It is much shorter than `database.BUSY_SECONDS`, because new jobs are not handled during an attempt.
+"""
 MAX_BEHIND = 50_000
 """Largest number of jobs that wait for room on the disk, or for the end of a lock.
 
@@ -46,7 +49,7 @@ class _QueuedJob(NamedTuple):
 
     `job`: the function to run; None: only wait for all earlier jobs.
     `done`: the future that was returned to the caller.
-    `comes_again`: whether a later job writes the same data again.
+    `comes_again`: whether a later job writes the same data again, so that this job may be dropped.
     """
 
     job: Job | None
@@ -74,7 +77,10 @@ class Writer:
         self._reason: Exception = ChatError("")
         self._next_try_s = 0.0
         self._waits = True
-        """Whether the newest attempt waits for another program's lock for `database.BUSY_SECONDS`."""
+        """Whether the newest attempt to write waits up to `database.BUSY_SECONDS` while another program holds the lock.
+
+        If not, it waits up to `RETRY_WAIT_SECONDS`.
+        """
         self._thread = threading.Thread(target=self._run, name="chats", daemon=True)
         self._thread.start()
 
@@ -82,7 +88,7 @@ class Writer:
         """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
         its own.
 
-        `comes_again`: whether a later job writes the same data again.
+        `comes_again`: whether a later job writes the same data again, so that this job may be dropped.
         """
         return self._enqueue(job, comes_again=comes_again)
 
@@ -181,7 +187,11 @@ class Writer:
                 _end(queued)
 
     def _write(self, jobs: list[_QueuedJob]) -> None:
-        """Run jobs. `_behind` changes at the end: during the attempt, reads still wait for it in `with_all`."""
+        """Run jobs in one transaction; if that fails, run each job in its own, or keep the jobs in `_behind` for later.
+
+        `_behind` changes only at the end. So if jobs were waiting already, reads of `ChatStore` still use `with_all`
+        during the attempt, and wait there for its end.
+        """
         fault = self._attempt(jobs)
         if fault is None:
             self._behind = []
@@ -193,7 +203,7 @@ class Writer:
             self._write_singly(jobs)
 
     def _write_singly(self, jobs: list[_QueuedJob]) -> None:
-        """Run each job in a transaction of its own, so that a faulty one does not take the others with it."""
+        """Run each job in a transaction of its own, so that a faulty job does not prevent the other jobs."""
         for number, queued in enumerate(jobs):
             fault = self._attempt([queued])
             if fault is not None and passes(fault):
@@ -203,7 +213,10 @@ class Writer:
         self._behind = []
 
     def _put_off(self, waiting: list[_QueuedJob], jobs: list[_QueuedJob], error: Exception) -> None:
-        """Let jobs wait after those that wait already, and end their futures with the error."""
+        """Keep `jobs` in memory for a later attempt, after those in `waiting`; end the futures of `jobs` with `error`.
+
+        If too many jobs wait (`MAX_BEHIND`), those are dropped whose data a later job writes again.
+        """
         behind = list(waiting)
         for queued in jobs:
             if len(behind) < MAX_BEHIND or not queued.comes_again:
@@ -242,7 +255,8 @@ class Writer:
     def _begin(self, *, waits: bool) -> None:
         """Begin a transaction that may write.
 
-        `waits`: whether to wait for another program's lock for `database.BUSY_SECONDS`, else `RETRY_WAIT_SECONDS`.
+        `waits`: whether to wait up to `database.BUSY_SECONDS` for the end of another program's lock; if false, up to
+        `RETRY_WAIT_SECONDS`.
         """
         wait_s = database.BUSY_SECONDS if waits else RETRY_WAIT_SECONDS
         self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")

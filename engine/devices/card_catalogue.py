@@ -88,7 +88,7 @@ BANDWIDTHS: Mapping[str, int] = {
 }  # fmt: skip
 """Published bandwidth in GB/s, by a part of the device's name; the longest matching part is used.
 
-Beside the names in the catalogue, there are other names that drivers report, and devices that the catalogue lacks.
+The keys are the names in the catalogue, other names that drivers report, and devices that the catalogue lacks.
 """
 _METAL_SHARE = 0.75
 """Usual share of a Mac's memory that Metal may use (`recommendedMaxWorkingSetSize`)."""
@@ -150,7 +150,11 @@ def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
         if card.unified:
             if count > 1 or len(asked) > 1:
                 raise ArgumentError(
-                    tr("{card} is a whole computer with its own memory; choose {card} alone.", card=card.name)
+                    tr(
+                        "{card} is a whole computer with its own memory; it cannot be combined with graphics cards or "
+                        "other computers.",
+                        card=card.name,
+                    )
                 )
             return _computer(card)
         for _ in range(count):

@@ -96,7 +96,7 @@ class RemoteFacts:
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
     `read_bytes_per_second`: memory bandwidth at which the device reads F16 weights; None: not measured.
     `by_type`: this bandwidth for other tensor types, as (type name, bytes per second); empty: not measured.
-    `op_s`: seconds of a graph node that computes next to nothing; None: not measured.
+    `op_s`: time in seconds of a graph node with almost nothing to compute; None: not measured.
     `products`: speed of matrix multiplications, as (type name, multiply-adds per second); empty: not measured.
     """
 
@@ -132,8 +132,9 @@ def device_key(device: Device) -> str:
 class ComputingNeed(msgspec.Struct, frozen=True):
     """Memory that a model needs on a device, in addition to llama.cpp's buffers, while it computes.
 
-    It is recorded after the model ran out of memory while it computed. This memory is for pools and workspaces of the
-    backend. It depends on the computation, not on how many layers the device has.
+    The backend takes this memory for its pools and workspaces. The amount depends on the computation, not on the number
+    of layers on the device. It is recorded after a model ran out of memory while it computed.
+
     `device`, `model`: keys of the device and the model.
     `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
     `flash_attention`: whether flash attention was on or automatic.
@@ -194,17 +195,18 @@ class Device:
     `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
     `pci_bus_id`: PCI address of a card; None: unknown or not a card.
     `endpoint`, `endpoint_device`: host:port of an RPC server, and the device's index on it; None: a local device.
-    `cap_bytes`: upper limit for planning; None: no limit.
+    `cap_bytes`: largest memory that planning uses on the device; None: no limit.
     `margin_bytes`: memory that planning leaves free.
     `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
     `holdings`: memory of other models of this program that stay loaded; not part of `free_bytes`.
     `fingerprint`: SHA-256 of the paired machine's certificate. With it, the endpoint is reached only through a tunnel.
     None: not paired.
     `via`: local address (host:port) of that tunnel; None: there is no tunnel.
-    `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
+    `is_stopped`: whether the process of a lab worker (an RPC server that Layerdeck runs on this machine) has ended by
+    itself; it must be started again before use.
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: the device can be used.
     `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
-    `computing`: needs beyond the forecast that were measured for models on this device.
+    `computing`: memory that models needed on this device while they computed, beyond the forecast.
     `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
     `unified`: whether the device uses the host's memory, as on Apple silicon.
     `swap_bytes`: free swap space of the host; None: unknown, or not the host.
@@ -317,7 +319,7 @@ class Rig:
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
     """Return the local address of the tunnel to each endpoint of a paired machine, by endpoint.
 
-    The address is empty if the tunnel does not exist now. Endpoints that are not in the result have no tunnel.
+    The address is empty if the tunnel does not exist now. Endpoints that are not in the result need no tunnel.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {
@@ -412,7 +414,7 @@ def names_of(devices: Iterable[Device]) -> str:
 
 
 REMOTE_MARGIN_BYTES = 256 * MIB
-"""Default margin of a device on another machine, whose memory other programs may take before the load."""
+"""Default margin of a device on another machine, because programs there may take memory before the load."""
 _REMOTE_PART = 20
 """Divisor that limits `REMOTE_MARGIN_BYTES` on small devices: the default margin is at most 1/20 of the device's
 memory.

@@ -61,7 +61,7 @@ class GreetingStatus(StrEnum):
     """Result of the handshake with an RPC endpoint.
 
     `OK`: the server answered all requests with plausible values.
-    `BUSY`: connected, but no answer in time, as from a server that serves another client.
+    `BUSY`: connected, but no answer in time; probably the server serves another client.
     `NOT_RPC`: the answer is not that of an RPC server.
     `WRONG_VERSION`: the version of the RPC protocol does not match ours.
     `ABSURD`: an RPC server that reports impossible numbers.
@@ -147,9 +147,10 @@ def greet_all(
 ) -> dict[str, Greeting]:
     """Perform the handshake with all endpoints in parallel, within `timeout_s` in total; return results by endpoint.
 
-    `routes`: address to connect to for endpoints behind our tunnels (`routes_of`); an empty address: no tunnel now.
+    An endpoint gets the status `REFUSED` also if this system cannot open another socket.
+
+    `routes`: local address of the tunnel, by endpoint (`routes_of`); an empty address: the tunnel does not exist now.
     `cancel`: when it is set, endpoints that have not answered count as timed out.
-    An endpoint for which the system has no socket left gets the status `REFUSED`.
 
     Raises:
         ValueError: for a text that is not an endpoint.
@@ -196,7 +197,10 @@ def _talk_to(
 
 
 class _Wake:
-    """Callable that ends a `select` of another thread. A call after the `with` block has no effect."""
+    """Context manager with a socket pair: calling it ends a `select` of `selector` that blocks in another thread.
+
+    A call after the end of the `with` block has no effect.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._sender, self._receiver = socket.socketpair()
@@ -371,7 +375,8 @@ class _Talk:
             return self._greeting(
                 GreetingStatus.SILENT,
                 tr(
-                    "greeted as an RPC worker, but then did not answer within {timeout_s:g} s; restart the worker",
+                    "answered the first request as an RPC worker, but no further request within {timeout_s:g} s; "
+                    "restart the worker",
                     timeout_s=self._timeout_s,
                 ),
             )
@@ -387,7 +392,7 @@ class _Talk:
         if self._connected and self._received:
             return self._greeting(
                 GreetingStatus.NOT_RPC,
-                tr("began an answer but did not finish the answer; check that an RPC worker runs there"),
+                tr("sent only a part of an answer; check that an RPC worker runs there"),
             )
         if self._connected:
             return self._greeting(
@@ -452,7 +457,7 @@ class _Talk:
             self._closed()
         # An answer begins with its length, which the engine's client would trust.
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
-            self._end(GreetingStatus.NOT_RPC, tr("answers, but not like an RPC worker; check the port"))
+            self._end(GreetingStatus.NOT_RPC, tr("sent an answer that is not that of an RPC worker; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
             self._send(selector)
             return
@@ -470,7 +475,7 @@ class _Talk:
         return True
 
     def _closed(self) -> None:
-        when = tr("after the worker's greeting") if self._has_greeted else tr("without an answer")
+        when = tr("after the first answer") if self._has_greeted else tr("without an answer")
         if self._tunnelled:
             text = tr("closed the tunnel {when}; check the worker there, then try again", when=when)
             self._end(GreetingStatus.NOT_RPC, text)
@@ -528,7 +533,9 @@ def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
 
 def _unasked(endpoint: str, error: OSError) -> Greeting:
     words = tr(
-        "could not be reached ({strerror}); close other programs and try again", strerror=error.strerror or error
+        "was not contacted, because this computer could not open a connection ({strerror}); close other programs and "
+        "try again",
+        strerror=error.strerror or error,
     )
     return Greeting(endpoint, GreetingStatus.REFUSED, f"{endpoint} {words}.")
 

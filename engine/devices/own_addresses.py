@@ -1,4 +1,4 @@
-"""The IPv4 addresses of this machine's network interfaces, those that other machines probably reach first."""
+"""The IPv4 addresses of this machine's network interfaces, sorted by how probably other machines can reach them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 _ROUTES = Path("/proc/net/route")
 _BRIDGES = ("docker", "br-", "virbr", "veth")
-"""First letters of the names of Linux' interfaces for containers and virtual machines on this machine."""
+"""Prefixes of the names that network interfaces for local containers and virtual machines have on Linux."""
 
 
 def own_addresses() -> tuple[str, ...]:
     """Return the IPv4 addresses of this machine's network interfaces.
 
-    The address of the default route is first, that of bridges to containers late, loopback addresses are last. The
-    result contains at least 127.0.0.1.
+    The order is: interface of the default route, other interfaces, bridges to containers, loopback. The result contains
+    at least 127.0.0.1.
     """
     found = [str(interface.ip) for interface, _ in _interfaces()]
     return tuple(found if "127.0.0.1" in found else (*found, "127.0.0.1"))
@@ -25,13 +25,13 @@ def own_addresses() -> tuple[str, ...]:
 def own_networks() -> tuple[IPv4Interface, ...]:
     """Return this machine's addresses with their networks, in the order of `own_addresses`.
 
-    Loopback and bridges to containers are left out, because other machines are not there.
+    Loopback and bridges to containers are left out, because no other machine is in their networks.
     """
     return tuple(interface for interface, is_bridge in _interfaces() if not interface.ip.is_loopback and not is_bridge)
 
 
 def network_addresses() -> tuple[str, ...]:
-    """Return the own addresses that other machines may reach; all own addresses if there are none."""
+    """Return the addresses of this machine that other machines may reach; if there are none, all of its addresses."""
     return tuple(str(each.ip) for each in own_networks()) or own_addresses()
 
 
@@ -42,10 +42,12 @@ def listening_places(host: str, port: int) -> str:
 
 
 def nearest_first(addresses: Iterable[str], own: Sequence[IPv4Interface]) -> list[str]:
-    """Return the IPv4 addresses of another machine, those in networks of this one first.
+    """Return the IPv4 addresses of another machine, sorted: those in a network of this machine come first.
 
-    `own`: addresses and networks of this machine. An own address is no address of another machine: bridges of
-    containers have the same one on many machines.
+    An address that this machine also has does not come first: it belongs to a bridge to containers, which has the same
+    address on many machines.
+
+    `own`: addresses and networks of this machine.
     """
     ours = {each.ip for each in own}
 

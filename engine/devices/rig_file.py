@@ -35,7 +35,10 @@ from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
 MAX_DEVICES = 256
-"""Largest number of devices in a rig. Each is compared with all others, and the engine uses at most 16 at once."""
+"""Largest number of devices in a rig. It is limited because each device is compared with all others.
+
+The engine uses at most 16 devices at once.
+"""
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
@@ -224,7 +227,11 @@ def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | N
     free_bytes = item.nullable("free_bytes", item.size, None)
     if total_bytes == 0 and not zero_allowed:
         item.refuse(
-            tr("a device without memory cannot hold anything; give its memory or remove the device"), "total_bytes"
+            tr(
+                "the device has no memory, so nothing can be placed on it; enter the size of its memory or remove the "
+                "device"
+            ),
+            "total_bytes",
         )
     if free_bytes is not None and free_bytes > total_bytes:
         item.refuse(
@@ -267,7 +274,9 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     except ValueError as error:
         item.refuse(str(error), "endpoint")
     if name and item.nullable("fingerprint", item.text, None) is None:
-        item.refuse(tr("only a paired computer lends devices by name; add its fingerprint"), "endpoint")
+        item.refuse(
+            tr("only a paired computer lends devices by name; add the fingerprint of that computer"), "endpoint"
+        )
     return f"{place}/{name}" if name else place
 
 
@@ -292,7 +301,8 @@ def _parse_remote(item: JsonObject, backend: str) -> RemoteFacts | None:
         return None
     if backend != "RPC":
         item.refuse(
-            tr("only devices of backend RPC are remote, not devices of {backend}", backend=backend[:40]), "remote"
+            tr('only devices of backend RPC have the key "remote", not devices of {backend}', backend=backend[:40]),
+            "remote",
         )
     told = item.nested("remote")
     told.allow("backend", "overhead_bytes", "read_bytes_per_second", "by_type", "op_s", "products")

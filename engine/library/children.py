@@ -1,7 +1,7 @@
 """Reads headers and makes forecasts in a child process.
 
 If a file crashes the child, another child is started for the rest of the files. Both tasks are pure Python, so in a
-thread of the window they would delay every frame. The files are untrusted: the child,
+thread of the window's process they would hold the GIL and delay every frame. The files are untrusted: the child,
 `python -m engine.library.children`, has no write access, carries out one request, and ends with its parent.
 """
 
@@ -96,6 +96,7 @@ def plan_models(
 ) -> None:
     """Forecast models in a child process, and call `take` in this thread with each forecast.
 
+    `wanted`: for each model, its path, its projector and its fingerprint.
     `strategy`: name of the strategy that finds the layouts.
     `take`: called with the fingerprint of the model and the forecast.
 
@@ -126,10 +127,11 @@ def _work_through(
 ) -> None:
     """Have child processes handle all items of `wanted`, and call `take` with each item and its result.
 
-    If a child crashes, the items without a result are divided between two new children, again and again if these crash.
-    If a child crashes with a single item, the item gets the result of `broken`.
+    If a child crashes, the items without a result are divided between two new children. This is repeated until a child
+    that crashes has a single item left. Then `broken` makes the result of this item.
 
-    `broken`: makes the result of an item from the item, and from whether its work crashed the child.
+    `broken`: called with the item, and with True if the work on it crashed the child, False if the child ended for
+    another reason.
     `order`: makes the request for some items.
     `kind`: class of the answers.
     `argv`: command of the children.
@@ -167,12 +169,15 @@ def _answers(
     """Send the request `order` to a new child, and yield the content of each answer: pairs (index of the model,
     result).
 
-    If the child finishes the request, an empty tuple is yielded at the end. If its work crashes it, None is yielded.
-    Neither is yielded if it ends for another reason: it could not begin, was silent (a disk that hangs), or was ended
-    by the user or the system.
+    The last value says how the child ended. An empty tuple: it finished the request. None: it crashed while it worked
+    on the request. Neither is yielded if the child ended for another reason: it was silent for too long (a disk that
+    hangs), or was ended by the user or the system.
 
     `kind`: class of the answers.
     `argv`: command of the child.
+
+    Raises:
+        LibraryError: the child cannot be started.
     """
     child = Questions(
         argv=argv,

@@ -53,7 +53,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON: the measured speed of a quantisation's last long answer.
+    """JSON: the speed that was measured in the last long answer of a quantisation.
 
     `devices`: ids of the devices that held the model.
     `same_layout`: whether the answer was computed with the layout of the forecast.

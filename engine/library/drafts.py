@@ -17,7 +17,7 @@ _LARGEST_SHARE = 2
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A file of the library that may draft for a model.
+    """A file of the library that may be used as draft model of a certain larger model.
 
     `title`: name of the draft model, with its quantisation.
     """
@@ -28,10 +28,10 @@ class DraftCandidate:
 
 
 def draft_candidates(model: ModelFile, entries: Iterable[Entry]) -> tuple[DraftCandidate, ...]:
-    """Return the files of the library that may draft for `model`, the smallest first; one for each entry.
+    """Return the files of the library that may be used as draft model of `model`, the smallest first.
 
-    No file is read: only tokenizer and number of tokens are compared. `read_draft` compares the tokens of a chosen
-    model.
+    Each entry of the library has at most one file in the result. No file is read: only the tokenizer, the number of
+    tokens and the size are compared. `read_draft` compares the tokens when the user has chosen a draft model.
     """
     found: dict[Path, DraftCandidate] = {}
     for entry in entries:

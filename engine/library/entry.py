@@ -147,7 +147,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Programs or folders whose stores have copies of the model, for people."""
+        """Names of the programs or folders that have copies of the model, as people see them."""
         return tuple(dict.fromkeys(copy.first.store.words for each in self.quantisations for copy in each.copies))
 
     @property

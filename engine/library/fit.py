@@ -32,7 +32,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `fastest`: predicted speed with an empty context and full bandwidth.
     `reason`: a sentence if the model does not fit, or if that is unknown; else empty.
     `layout`: key of the layout (`layout_key`), compared with the key of a measured layout.
-    `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
+    `expected`: predicted speed with a usual number of tokens in the context; the layout editor shows this speed too.
     `source`: how the speeds of the devices are known. If the sources differ, it is the least reliable one; devices that
     hardly affect `expected` are ignored.
     `projector`: file name of the projector whose memory is counted; empty if none is.

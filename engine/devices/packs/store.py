@@ -272,7 +272,7 @@ def _listed(pack: Pack, book: PackBook, engine: str) -> ListedPack:
 
 _UNFINISHED = ".installing-"
 _REPLACED = "replaced"
-"""Folders in which an installation unpacks a pack, and in them the folder with the pack that it replaces."""
+"""Folders of an installation: prefix of its temporary folder, and the folder in it that holds the old pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,8 @@ class PackStore:
     def install(self, archive: Path, engine: str, agreed: Manifest | None = None) -> Pack:
         """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
 
-        After an error or an interrupt the old pack is in its place. Installations of several processes take turns.
+        If the installation fails or is interrupted, the old pack stays installed. Only one process installs at a time,
+        except on Windows, where nothing is locked.
 
         `agreed`: the manifest of the pack that the user agreed to install; None: any pack is installed.
 
@@ -423,7 +424,10 @@ def packs_beside_program() -> tuple[Path, ...]:
 
 
 def _restore(replaced: Path, user: Path) -> None:
-    """Move packs from the folder `replaced` of an installation back to `user`, if there are no new ones there."""
+    """Move the packs in `replaced`, which an installation was replacing, back to the folder `user`.
+
+    A pack is not moved if a new pack of the same name is there.
+    """
     for pack in replaced.iterdir() if replaced.is_dir() else ():
         if not os.path.lexists(user / pack.name):
             pack.rename(user / pack.name)

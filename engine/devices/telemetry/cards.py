@@ -210,7 +210,7 @@ _THROTTLES = {
     "nvmlClocksThrottleReasonSwPowerCap": tr("power limit"),
     "nvmlClocksThrottleReasonHwSlowdown": tr("hardware slowdown"),
     "nvmlClocksThrottleReasonSwThermalSlowdown": tr("temperature"),
-    "nvmlClocksThrottleReasonHwThermalSlowdown": tr("temperature (hardware limit)"),
+    "nvmlClocksThrottleReasonHwThermalSlowdown": tr("temperature (hardware slowdown)"),
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": tr("power brake signal"),
     "nvmlClocksThrottleReasonSyncBoost": tr("clocks synchronised with other graphics cards"),
 }

@@ -16,7 +16,10 @@ AlertKind = Literal["low", "falling", "spilled", "paging"]
 
 FLOOR_BYTES = 128 * MIB
 FLOOR_SHARE = 0.02
-"""Free memory is low below this share of a device's total memory, or below `FLOOR_BYTES` if that is less."""
+"""Free memory counts as low if it is less than this share of a device's total memory, and less than `FLOOR_BYTES`.
+
+The limit is higher for a device with a margin (`warning_bytes`).
+"""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
 """Free memory counts as falling if it would be used up within this many seconds at its present rate.
@@ -192,7 +195,9 @@ class _DeviceWatch:
 
 
 def warning_bytes(device: Device, total_bytes: int | None = None) -> int:
-    """Return the free memory in bytes below which a device counts as low on memory.
+    """Return the number of bytes: with less free memory, a device counts as low on memory.
+
+    It is half of the device's margin, but not less than the limit of `FLOOR_SHARE` and `FLOOR_BYTES`.
 
     `total_bytes`: the device's memory at the last reading; None: unknown.
     """

@@ -60,7 +60,7 @@ def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
 
     `library`: NVML. `handle`: NVML's handle of the card.
 
-    The driver lists a process that computes and draws twice; here it counts once.
+    The driver lists a process twice if it both computes and draws. Here such a process counts once.
     """
     sizes: dict[int, int | None] = {}
     for function in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):

@@ -1,4 +1,4 @@
-"""Memory of processes, and readers of samples for the host and for RPC workers on this machine."""
+"""Functions that measure the memory of processes, and the `Reader` classes of the host and of local RPC workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANONYMOUS_FIELDS = ("RssAnon", "RssShmem")
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the private and shared bytes of a process, without mapped files if the system reports them separately.
+    """Return the resident memory of a process in bytes, without mapped files if the system reports them separately.
 
     None: there is no such process, or it may not be read.
     """

@@ -1,4 +1,4 @@
-"""One live reading (sample) of a device, the interface of the readers, and the processes that hold its memory."""
+"""One live reading of a device (`Sample`), the interface of readers, and the processes that hold a device's memory."""
 
 from __future__ import annotations
 

@@ -64,7 +64,10 @@ class DeviceReadings:
         # Only the PCI id is common to ggml, NVML and sysfs; their indices differ.
         pci = parse_pci_id(device.pci_bus_id or "")
         if pci is None:
-            return NoReader(device.id, tr("no live reading for {backend} without a PCI id", backend=device.backend))
+            return NoReader(
+                device.id,
+                tr("no live reading: {backend} reports no PCI address for this device", backend=device.backend),
+            )
         card = find_amd_card(pci, self._drm_root)
         return NvmlReader(device.id, pci, self._nvml) if card is None else AmdReader(device.id, card)
 

@@ -1,4 +1,4 @@
-"""Divides a file into spans for its HTTP connections, chooses their number, and measures the transfer rate.
+"""Divides a file into byte ranges for HTTP connections, chooses the number of connections, and measures the rate.
 
 The rate is the mean of the last ten seconds. The time left is known only if the rate is steady.
 """
@@ -48,7 +48,7 @@ class SpanPlan:
         """Return a span for one more connection; None if no bytes are left for it.
 
         `done`: byte ranges on the disk.
-        `size_bytes`: size of the file, None if it is unknown. Then a single connection fetches the file to its end.
+        `size_bytes`: size of the file; None: unknown, so a single connection fetches the file to its end.
         `wanted`: number of connections for the file. A single connection gets a span of up to `MAX_SPAN_BYTES`.
         """
         # Without a size there are no gaps to compute: one connection continues after the complete start of the file.

@@ -85,7 +85,8 @@ class FileTransfer:
 
     `tell`: called twice a second with the progress while `run` lasts.
     `stop`: set by another thread to end the transfer.
-    `later_bytes`: missing bytes of the request's further files, so that a full disk is reported at the start.
+    `later_bytes`: bytes that are missing of the files after this one in the request. The check for free disk space
+    counts them, so that a lack of space is reported at the start.
     """
 
     def __init__(
@@ -255,8 +256,9 @@ class FileTransfer:
     def _judge_faults(self, now_s: float) -> bool:
         """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
-        Raises the error of a connection if that error is permanent, or if all retries are used up. The first failure of
-        a try counts. The others have the same cause, such as an outage, and only lengthen the wait.
+        Raises the error of a connection if that error is permanent, or if all retries are used up. Several failed
+        connections of one try count as one failure, because they have the same cause, such as an outage. The wait is
+        the longest that any of them requires.
 
         `now_s`: present time of the monotonic clock.
         """

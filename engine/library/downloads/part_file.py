@@ -1,9 +1,9 @@
 """An unfinished download next to its final path: the bytes (`.part`), a journal (`.part.json`), and a file lock.
 
-The first line of the journal is the origin of the file. Each further line states which bytes are on the disk; the last
-complete line counts. A line is written after its bytes, which is enough if the process is killed. After a power loss
-the line may exist without the bytes. Therefore a line is marked once the bytes were synced, and after a reboot only
-marked lines count.
+The first line of the journal is the origin of the file: its address, size and etag on the server. Each further line
+states which bytes are on the disk; the last complete line counts. A line is written after its bytes, which is enough if
+the process is killed. After a power loss the line may exist without the bytes. Therefore lines whose bytes were synced
+are marked, and after a reboot only marked lines count.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PartFile:
     other methods only in one.
 
     `target`: final path of the file.
-    `block_bytes`: largest number of bytes that are written without a line in the journal.
+    `block_bytes`: largest number of bytes that are written between two lines of the journal.
     `restart`: whether to discard bytes that belong to another version of the file.
 
     Raises:
-        OccupiedError: if another process writes the file, or finished it in this moment.
+        OccupiedError: if another process writes the file, or has just finished it.
         ChangedError: if the bytes belong to another version of the file, and `restart` is not set.
         StorageError: if the file cannot be written.
     """
@@ -308,7 +308,7 @@ def storage_error(error: OSError, target: Path) -> StorageError:
 def _is_same(known: Origin, origin: Origin) -> bool:
     """Return whether two origins (address, size, etag, SHA-256) are of the same file.
 
-    The most reliable value that both have decides.
+    They are compared by the most reliable value that both have: SHA-256, else size and etag, else address.
     """
     # The hash of the content decides. Size, etag and address follow, each less certain.
     if known.sha256 and origin.sha256:
@@ -447,7 +447,7 @@ class _Step(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of an unfinished download, JSON Lines next to its bytes. Not thread-safe.
 
-    `done`: byte ranges that were synced to the disk before the journal is opened.
+    `done`: byte ranges that the caller has synced to the disk before it opens the journal.
     """
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:

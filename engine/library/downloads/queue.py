@@ -157,7 +157,7 @@ class DownloadQueue:
     def _claim(self) -> int | None:
         """Lock and read the first queue file that no other window uses, and take the jobs of windows that were closed.
 
-        Returns the descriptor that holds the lock; None if there are no locks, as in a folder that is not writable.
+        Returns the descriptor that holds the lock; None if no file can be locked, for example in a read-only folder.
         """
         first, number, lock = self._path, 1, None
         try:
@@ -366,7 +366,10 @@ class DownloadQueue:
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """Return the jobs in a queue file; jobs that were running wait. A file that cannot be read is renamed."""
+    """Return the jobs in a queue file; jobs that were running get the state `WAITING`.
+
+    A file that cannot be read is renamed, and there are no jobs.
+    """
     kept = read_kept(path, QueueFile, MAX_FILE_BYTES)
     if kept is None or kept.version != QUEUE_VERSION:
         # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
@@ -437,8 +440,8 @@ class Retries:
     def add(self, job_id: str, done_bytes: int) -> None:
         """Schedule a retry of a job whose server was not reached.
 
-        The pauses before its retries are those of `PAUSES_S`, one after another. They begin anew if bytes have arrived
-        since the last failure. After the longest pause, no further retry is scheduled.
+        The pauses before its retries are those of `PAUSES_S`, one after another, and begin with the first one again if
+        bytes have arrived since the last failure. After the last pause, no further retry is scheduled.
 
         `done_bytes`: bytes of the job's files that are on the disk.
         """

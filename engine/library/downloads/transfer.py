@@ -45,7 +45,7 @@ class TransferEnd:
 class Transfer:
     """Carries out the download request `order` in a child process. Callbacks are called in threads of `ChildProcess`.
 
-    Fetched bytes stay on the disk, however the transfer ends. Another transfer of the same request resumes.
+    Fetched bytes stay on the disk, however the transfer ends. A later transfer of the same request continues from them.
 
     `on_progress`: called with each report of progress.
     `on_end`: called once, after all other callbacks.

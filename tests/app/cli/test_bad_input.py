@@ -324,7 +324,7 @@ def bad_endpoint(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, str
                 yield endpoint, "unreachable", "version 6.0"
         case "http":
             with serve_peer(not_an_answer) as endpoint:
-                yield endpoint, "unreachable", "not like an RPC worker"
+                yield endpoint, "unreachable", "not that of an RPC worker"
         case "silent":
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 yield f"127.0.0.1:{listener.getsockname()[1]}", "busy", "did not answer"

@@ -183,7 +183,7 @@ def test_closed_after_the_greeting() -> None:
     with serve_peer(talk) as endpoint:
         greeting = greeting_of(endpoint)
     assert greeting.status is GreetingStatus.NOT_RPC
-    assert "after the worker's greeting" in greeting.sentence
+    assert "after the first answer" in greeting.sentence
 
 
 def test_nobody_listens() -> None:

@@ -1,6 +1,7 @@
-"""Groups files into entries of the library.
+"""Groups files into entries of the library. An entry is a model with all its quantisations.
 
-Parts are joined into copies, copies into quantisations, quantisations into models. Side files are assigned to models.
+The parts of a split model are joined into one copy of it. Copies with the same quantisation and size are one
+quantisation. The quantisations of a model are one entry. Side files are assigned to entries.
 """
 
 from __future__ import annotations

@@ -104,9 +104,9 @@ def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, ma
 
 
 def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -> MeasuredChoice:
-    """Return whether to bind threads to cores, as the value 1 or 0 of a choice.
+    """Return the measured choice for the setting that binds threads to cores. Its value is 1 (bind) or 0.
 
-    The value is 1 if answers are faster by `MIN_GAIN` or more, and prompts are not clearly slower.
+    It is 1 if bound threads make answers faster by `MIN_GAIN` or more, and prompts not clearly slower.
 
     `free`, `bound`: keys of unbound and bound threads in `rounds`.
     `machine`: key of this computer in the speed book.

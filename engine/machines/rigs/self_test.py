@@ -114,9 +114,9 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return the number of layers of each entry, if `positions` layers are divided as evenly as possible.
+    """Return the number of layers of each entry: `positions` layers, divided as evenly as possible.
 
-    There are at most `MAX_ENTRIES_TRIED` entries. The output layer counts as a layer.
+    There are at most `MAX_ENTRIES_TRIED` entries. `positions` includes the output layer.
     """
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.

@@ -96,9 +96,12 @@ class ForeignLoad:
 
 
 class ForeignOptions:
-    """Collects options of another program and makes a `ForeignLoad` of them. Values that cannot be parsed become notes.
+    """Collects options of another program, and makes a `ForeignLoad` of them.
 
-    `load`: the options collected so far, except overrides, adapters, settings and notes, which are in their own fields.
+    For an option whose value cannot be parsed, a note is added.
+
+    `load`: the options collected so far. Overrides, adapters, settings and notes are not in it, but in attributes of
+    this object.
     """
 
     def __init__(self, program: str) -> None:

@@ -166,8 +166,8 @@ class _Search:
     def moved_layers(self) -> Proposal | None:
         """Return a proposal that moves the fewest layers from a short device to another device.
 
-        Devices of neighbouring runs are tried first, then the device with the most room. If no such move is enough,
-        several moves are combined. None if the split mode is row or tensor.
+        Devices of neighbouring layers are tried first, then the device with the most room. If no such move is enough,
+        several moves are combined. None in split modes row and tensor, or if nothing helps.
         """
         if self._layout.split_mode not in ("layer", "none"):
             return None
@@ -308,7 +308,7 @@ class _Search:
     def no_pipeline(self) -> Proposal | None:
         """Return a proposal to load without pipeline parallelism and its copies of tensors; None if that does not help.
 
-        Devices then compute a long prompt one after another.
+        Without pipeline parallelism, only one device at a time computes a long prompt.
         """
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.forecast):
             return None

@@ -53,7 +53,7 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "Also moved to the trash, because no other model uses it: {names}.",
+                    "Side files that no other model uses are also moved: {names}.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )

@@ -467,7 +467,8 @@ def parse_results(data: bytes, name: str) -> BenchResults:
     if head.format != FORMAT:
         raise ArgumentError(
             tr(
-                "{name} has no results of a speed comparison; choose a file that Export or bench --out wrote.",
+                "{name} has no results of a speed comparison; choose a file that was written by Export… or by "
+                "layerdeck-cli bench --out.",
                 name=name,
             )
         )

@@ -33,7 +33,9 @@ from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, Serve
 
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
-CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
+CAPS_NOT_ENFORCED = tr(
+    "This system cannot limit a worker's memory. Layouts are planned with the caps, but a worker can use more."
+)
 NODE_MARGIN_SHARE = 8
 """Divisor of a NUMA node's free memory: 1/8 of it is left for layers on the CPU, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
@@ -96,7 +98,12 @@ class ServingChild:
             if self._outcome is not None:
                 raise self._outcome.error()
             if self._serving is None:
-                raise WorkerStalledError(tr("The worker did not start in time; close other programs and try again."))
+                raise WorkerStalledError(
+                    tr(
+                        "The worker did not start in time, perhaps because this computer is busy. Close other programs "
+                        "and try again."
+                    )
+                )
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:
@@ -234,7 +241,7 @@ class LabRig:
             EngineError: if a worker does not start; the others are stopped first.
         """
         if not self._caps_bytes:
-            raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
+            raise ArgumentError(tr("A lab rig needs at least one worker; --workers 512MiB,512MiB starts two."))
         if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
             raise ArgumentError(
                 tr("A lab worker of {small} bytes is too small; each worker needs at least 1 MiB.", small=small[0])

@@ -85,7 +85,11 @@ def try_repeated(
             answer = child.ask(_load(rig, device_id, model, runs), _LoadAnswer)
             if isinstance(answer, AllocationFailure):
                 raise EngineError(
-                    tr("{device_id} has no room for the self-test: {text}.", device_id=device_id, text=answer.text)
+                    tr(
+                        "{device_id} has too little free memory for the self-test: {text}.",
+                        device_id=device_id,
+                        text=answer.text,
+                    )
                 )
             return [child.ask(Logits(tokens=prompt), LogitDigest).sha256 for prompt in prompts]
 

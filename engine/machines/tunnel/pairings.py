@@ -185,7 +185,7 @@ class PairingStore:
             return None
         if book.version != VERSION:
             raise PlacedError(
-                tr("the list of pairings is of another version of Layerdeck; start that version"),
+                tr("the list of pairings is of another version of Layerdeck; use the version that wrote it"),
                 source=self._path.name,
             )
         return tuple(each for each in book.pairings if each.der)

@@ -150,8 +150,8 @@ class _Arranger:
             if unknown := [clean(server) for server in load.servers if server not in endpoints]:
                 self.notes.append(
                     tr(
-                        "No device here is at {servers}. Add the RPC server and import the text again to use its "
-                        "devices.",
+                        "No device of Layerdeck has the address {servers}. To use the devices there, add the RPC "
+                        "server and import the text again.",
                         servers=", ".join(dict.fromkeys(unknown)),
                     )
                 )

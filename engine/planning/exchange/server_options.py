@@ -199,8 +199,8 @@ class _Reader:
         if self._yarn:
             options.notes.append(
                 tr(
-                    "Not imported: {names}. Layerdeck uses these YaRN values of the model file, so answers may be "
-                    "worse with a longer context.",
+                    "Not imported: {names}. Layerdeck uses the YaRN values of the model file instead, so answers with "
+                    "a longer context may be worse.",
                     names=", ".join(self._yarn),
                 )
             )

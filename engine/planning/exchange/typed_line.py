@@ -190,7 +190,7 @@ def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
     if not dict(layout.tensor_split).get(device_id):
         raise LayoutError(
             tr(
-                "{device} has no share of the layers, so it cannot be the main device; give it one with -ts",
+                "{device} has no share of the layers, so it cannot be the main device; give it a share with -ts",
                 device=device_id,
             )
         )
@@ -214,7 +214,10 @@ def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tu
     notes: list[str] = []
     if "main_gpu" in load.said and load.said.get("split_mode", before.split_mode) not in ("none", "row"):
         notes.append(
-            tr("-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on it.")
+            tr(
+                "-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on that "
+                "device."
+            )
         )
     for each in load.overrides:
         if each.n_experts is not None:
@@ -233,7 +236,7 @@ def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tu
             raise LayoutError(tr("{pattern} matches no tensor of this model", pattern=quote(pattern)))
         if count == len(names):
             raise LayoutError(
-                tr("{pattern} matches every tensor; move the layers instead, which takes the KV cache along",
+                tr("{pattern} matches every tensor; move the layers instead, which also moves their KV cache",
                    pattern=quote(pattern))
             )  # fmt: skip
         made += listed.layout.overrides

@@ -23,7 +23,7 @@ _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
-    """Return a tuple of side files for each of `entries`: the files of `sides` that belong to its model."""
+    """Return for each of `entries` the side files of `sides` that belong to the model of this entry."""
     found: list[list[SideFile]] = [[] for _ in entries]
     near, opened = _neighbourhoods(entries), _by_path(entries)
     for side in sides:
@@ -173,7 +173,10 @@ def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
 
 
 def _joined(found: Mapping[int, FoundFile], count: int) -> Copy:
-    """Return the copy that consists of the parts `found`, by number. `count`: number of parts of the whole model."""
+    """Return the copy of a model that consists of the parts `found`.
+
+    `found`: files by their number among the parts. `count`: number of parts of a complete copy.
+    """
     # A copy of which no part exists is missing as a whole.
     there = {number: file for number, file in found.items() if not file.is_missing} or found
     missing = tuple(number for number in range(1, min(count, _MOST_PARTS) + 1) if number not in there)

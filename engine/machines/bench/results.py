@@ -410,7 +410,7 @@ def winner_of(layouts: Sequence[Measured]) -> str:
     """Return the name of the layout with the shortest time of a whole answer; empty if none was measured.
 
     The layouts are compared in order. A later layout replaces the best one so far only if it was measured to be faster
-    than that one (`faster`), not if the difference is within the measurement.
+    than that one (`faster`), not if the difference is within the uncertainty of the measurement.
     """
     measured = [each for each in layouts if each.middle("answer") is not None]
     if not measured:

@@ -1,8 +1,8 @@
 """Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
 
-All numbers of threads are measured in turns in one child. Then the best number is measured in turns with a second
-child, whose threads are bound to physical cores. The child times matrix products
-(`engine.runtime.child.load.speed.measure_threads`).
+All numbers of threads are measured in turns in one child process. Then a second child with the best number is started,
+whose threads are bound to physical cores. Both children are measured in turns with this number. What they time are
+matrix products (`engine.runtime.child.load.speed.measure_threads`).
 """
 
 from __future__ import annotations

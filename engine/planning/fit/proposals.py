@@ -53,8 +53,8 @@ def propose(
     layers stay on their device, and disabled devices get nothing. The result is empty if the forecast is incomplete or
     the layout breaks a rule.
 
-    `missing`: bytes by which each device was short in the failed load. Each proposal reduces the need of the device by
-    at least as many bytes, even if fewer are missing in the forecast.
+    `missing`: bytes that each device lacked in the failed load. Each proposal reduces the need of each of these devices
+    by at least as many bytes, even if fewer are missing in the forecast.
     `kinds`: kinds of changes to search for.
     `constraints.watch`: can cancel the search for a layout; proposals of other kinds are still searched.
     """

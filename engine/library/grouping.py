@@ -23,7 +23,7 @@ _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
-    """Return for each of `entries` the side files of `sides` that belong to the model of this entry."""
+    """Return the side files of each entry, chosen from `sides`, in the order of `entries`."""
     found: list[list[SideFile]] = [[] for _ in entries]
     near, opened = _neighbourhoods(entries), _by_path(entries)
     for side in sides:

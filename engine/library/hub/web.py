@@ -368,7 +368,7 @@ def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: F
 
 
 def require_safe(url: str, asked: str) -> None:
-    """Refuse `url` if it is not https, or if another computer redirected to this one.
+    """Refuse `url` if it is not https, or if a server elsewhere redirected to an address of this computer.
 
     Http is accepted if both `url` and `asked` are addresses of this computer.
 

@@ -1,6 +1,6 @@
 """Tests whether a layout may use one device several times, as several entries of llama.cpp's device list.
 
-The logits must be the same as with a single entry, for every prompt.
+The logits of every prompt must be the same as with a single entry.
 
 Two entries of one card are two instances of its backend with their own streams, and the engine does not synchronise
 them everywhere. Whether that matters depends on the backend and the engine's version, so it is tested once for each:

@@ -8,8 +8,8 @@ handshake, the server receives the client's in a message. A man in the middle sh
 sides compute different HMACs, and nothing is paired.
 
 A man in the middle gets the client's proof and may try codes against it offline. This is why the code is long: 31**16
-codes are 79 bits. At 10**12 HMACs a second half of them take some 11,500 years, and the code is worthless after ten
-minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a second; so short a code
+codes are 79 bits. At 10**12 HMACs per second, half of the codes take some 11,500 years. And a code expires after
+ten minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a second; so short a code
 needs a password-authenticated key exchange, which the standard library does not have.
 """
 

@@ -67,8 +67,8 @@ class ForeignLoad:
     `devices`: llama.cpp's names of devices; None if the program decides, empty for no device.
     `servers`: RPC endpoints in the order of `--rpc`.
     `shares`: numbers of option `-ts`.
-    `stops_pipeline`: whether there is an override that matches no tensor. llama.cpp then only turns off pipeline
-    parallelism.
+    `stops_pipeline`: whether there is an override whose pattern matches no tensor (`MATCHES_NO_TENSOR`). Its only
+    effect is that llama.cpp turns off pipeline parallelism.
     `projector`: path of the projector file; empty if there is none.
     `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.

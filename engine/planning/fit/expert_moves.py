@@ -98,7 +98,10 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
 
 def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
-    """Compare memory and speed of `layout` with those of the layout of `plan`, which has experts on other devices."""
+    """Return how memory and speed change if `layout` replaces the layout of `plan`.
+
+    The two layouts have experts of some layers on different devices.
+    """
     now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
     moved = [
         layer

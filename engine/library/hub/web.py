@@ -1,8 +1,8 @@
 """HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, answers of bounded size.
 
-The time-out of a usual HTTP client starts again with every byte. It never ends an answer of which a byte arrives now
-and then. So this module is built on the standard library: each read has a deadline, and a minimum rate is required. A
-token is sent to the requested server only, and not to a server that it redirects to.
+The time-out of a usual HTTP client starts again with every byte, so a server that sends a byte now and then could keep
+a request open without end. So this module is built on the standard library: each read has a deadline, and a minimum
+rate is required. A token is sent to the requested server only, and not to a server that it redirects to.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _SafeHandler(urllib.request.HTTPSHandler):
 
 
 def make_opener() -> urllib.request.OpenerDirector:
-    """Return an opener for http and https only. It neither follows redirects nor raises HTTP errors."""
+    """Return an opener for http and https only. It follows no redirects, and raises no error for a status like 404."""
     # `build_opener` would add handlers for file:, ftp: and data: addresses, and redirects without our checks.
     opener = urllib.request.OpenerDirector()
     opener.add_handler(urllib.request.ProxyHandler())

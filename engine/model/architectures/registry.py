@@ -20,7 +20,7 @@ _PLAIN = Architecture()
 def find_architecture(name: str) -> Architecture | None:
     """Return the record of an architecture; None if there is none.
 
-    Without a record, memory cannot be calculated here. A probe, llama.cpp's own calculation in a child, is then needed.
+    Without a record, the model's memory is only known from a probe: a load in a child process that allocates nothing.
     """
     return ARCHITECTURES.get(name)
 

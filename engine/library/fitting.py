@@ -105,5 +105,5 @@ def _shortfall(report: FitReport) -> str:
 
 
 def unknown_fit(error: EngineError) -> Fit:
-    """Return the forecast of a model whose memory cannot be planned; its reason is the text of `error`."""
+    """Return the forecast of a model whose memory cannot be planned. The text of `error` is given as the reason."""
     return Fit("unknown", reason=error.summary())

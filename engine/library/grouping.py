@@ -1,6 +1,7 @@
-"""Groups files into entries of the library.
+"""Groups files into entries of the library. An entry is a model with all its quantisations.
 
-Parts are joined into copies, copies into quantisations, quantisations into models. Side files are assigned to models.
+The parts of a split model are joined into one copy of it. Copies with the same quantisation and size are one
+quantisation. The quantisations of a model are one entry. Side files are assigned to entries.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
-    """Return a tuple of side files for each of `entries`: the files of `sides` that belong to its model."""
+    """Return the side files of each entry, chosen from `sides`, in the order of `entries`."""
     found: list[list[SideFile]] = [[] for _ in entries]
     near, opened = _neighbourhoods(entries), _by_path(entries)
     for side in sides:
@@ -172,7 +173,10 @@ def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
 
 
 def _joined(found: Mapping[int, FoundFile], count: int) -> Copy:
-    """Return the copy that consists of the parts `found`, by number. `count`: number of parts of the whole model."""
+    """Return the copy of a model that consists of the parts `found`.
+
+    `found`: files by their number among the parts. `count`: number of parts of a complete copy.
+    """
     # A copy of which no part exists is missing as a whole.
     there = {number: file for number, file in found.items() if not file.is_missing} or found
     missing = tuple(number for number in range(1, min(count, _MOST_PARTS) + 1) if number not in there)

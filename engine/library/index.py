@@ -64,7 +64,8 @@ class LibraryIndex:
     All methods raise `LibraryError` if the file cannot be read or written.
 
     `set_aside`: new path of an index that was unusable and was renamed, None if there was none.
-    `not_saved`: a sentence if the file cannot be written, else empty. Changes are then lost when the program ends.
+    `not_saved`: why the file cannot be written, as a sentence; else empty. If it cannot be written, the index is kept
+    in memory, and changes are lost when the program ends.
     """
 
     def __init__(self, path: Path) -> None:

@@ -101,9 +101,9 @@ def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) ->
 
 
 def _chosen(entry: Entry, fits: Sequence[Fit | None]) -> Quantisation:
-    """Return the quantisation to open: the proposed one if it fits, else the largest one that fits.
+    """Return the quantisation to open: `entry.proposed` if it fits, else the largest one that fits.
 
-    The proposed one is also returned if it has no forecast yet, or if none fits.
+    `entry.proposed` is also returned if it has no forecast yet, or if no quantisation fits.
     """
     proposed = entry.proposed
     fit = _fit_of(entry, fits, proposed)

@@ -67,7 +67,7 @@ def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
     """Return the models and side files whose headers have to be read, each as the paths of its parts.
 
     Headers that could not be read are tried again: permissions, the disk or this program may have changed meanwhile.
-    A file that crashed the process that read it is tried again only in another version of this program.
+    If reading a file crashed the child process, the file is tried again only in another version of this program.
 
     `facts`: header values by path of the first part.
     """

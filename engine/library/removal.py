@@ -1,7 +1,7 @@
 """Moves models to the trash. Before that, it lists the files to move, the space that is freed, and the owning program.
 
-Blobs of the Hugging Face cache are removed with all links to them, those of Ollama with the last manifest that leads to
-them.
+A blob of the Hugging Face cache is removed together with all links to it. A blob of Ollama is removed together with the
+last manifest that names it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "Also moved to the trash, because no other model uses it: {names}.",
+                    "Side files that no other model uses are also moved: {names}.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )

@@ -156,9 +156,9 @@ def _linked_hash(path: Path) -> str | None:
 
 
 def _once_each(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
-    """Return each file once, because one store may contain another.
+    """Return the files without duplicates, which occur if the folder of a store is inside another store's.
 
-    A blob of Ollama may be listed under several names.
+    A blob of Ollama that has several names is kept once for each name.
     """
     return tuple({(file.path, file.name): file for file in reversed(list(files))}.values())[::-1]
 

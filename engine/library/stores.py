@@ -67,11 +67,10 @@ def opened_stores(paths: Iterable[Path]) -> tuple[Store, ...]:
 
 
 def known_stores(environment: Mapping[str, str], home: Path) -> tuple[Store, ...]:
-    """Return the stores of other programs, with the folders that environment variables and home folder determine.
+    """Return the stores of other programs. Their folders depend on `environment` and on the user's folder `home`.
 
-    The folders need not exist. Those whose path is not valid text are left out. Sources of their paths:
-    huggingface_hub's constants.py, llama.cpp's common/hf-cache.cpp and fs_get_cache_directory, LM Studio's and Ollama's
-    documentation.
+    The folders need not exist. Those whose path is not valid text are left out. Sources of the paths: huggingface_hub's
+    constants.py, llama.cpp's common/hf-cache.cpp and fs_get_cache_directory, LM Studio's and Ollama's documentation.
     """
     found: dict[Path, Store] = {}
     for store in _candidates(environment, home):
@@ -98,12 +97,11 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
 
 
 def models_folder(opened: Iterable[Path], added: Iterable[Path], stores: Iterable[Store]) -> Path | None:
-    """Return the folder in which a file dialog for models starts: the first existing one of the parameters, in their
-    order.
+    """Return the folder in which a file dialog for models starts; None if no candidate exists.
 
-    None if none of the folders exists.
+    Candidates, in this order: the folders of the models `opened`, the folders `added`, the folders of `stores`.
 
-    `opened`: paths of opened models, the most recent first; their parent folders are meant.
+    `opened`: paths of opened models, the most recent first.
     `added`: folders that the user added to the library.
     `stores`: stores of other programs. Ollama's is skipped, because its files have no names that a user knows.
     """

@@ -97,7 +97,7 @@ class Walk:
         if len(self.folders) == MAX_FOLDERS:
             self.problems.append(
                 tr(
-                    "{folder} was skipped: there are more than {max_folders} folders here.",
+                    "{folder} was skipped: only the first {max_folders} folders are searched.",
                     folder=folder,
                     max_folders=MAX_FOLDERS,
                 )

@@ -131,9 +131,9 @@ def forecast(
 
 
 def _sized_projector(file: HubFile) -> Projector:
-    """Return a projector with one tensor of the size of `file`, because nearly all of a projector's file are tensors.
+    """Return a projector with one tensor as large as `file`. Nearly all bytes of a projector's file are tensors.
 
-    Its header is not read: that would be one more request to the hub for some kilobytes of difference.
+    The file's header is not read: that would be one more request to the hub for some kilobytes of difference.
     """
     size_bytes = file.size_bytes
     # I8 has one byte per element, so the number of elements is the size.

@@ -87,7 +87,8 @@ class TokenStore:
     def forget(self, hub: HubSettings) -> TokenLocation | None:
         """Delete the saved access token for `hub`. Tokens of other programs are kept.
 
-        Return where the token for `hub` is that is used from now on: "keyring" if it refused; None if there is none.
+        Return where the token is stored that is used for `hub` from now on; None if there is none. It is "keyring" if
+        the keyring refused to delete the token.
         """
         with self._lock:
             self._session.pop(hub.endpoint, None)

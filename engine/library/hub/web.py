@@ -1,8 +1,8 @@
 """HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, answers of bounded size.
 
-Built on the standard library: the time-outs of HTTP clients start again with every byte, so they never end an answer
-that sends a byte now and then. Here each read has a deadline, and a minimum rate is required. A token is sent to the
-requested server only, and not to a server that it redirects to.
+The time-out of a usual HTTP client starts again with every byte, so a server that sends a byte now and then could keep
+a request open without end. So this module is built on the standard library: each read has a deadline, and a minimum
+rate is required. A token is sent to the requested server only, and not to a server that it redirects to.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 class Paced(io.RawIOBase):
     """Raw stream of a socket with a deadline for its reads.
 
-    Unlike a socket's time-out, arriving bytes do not extend it.
+    Unlike a socket's time-out, the deadline is not extended when bytes arrive.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -101,7 +101,7 @@ class _SafeHandler(urllib.request.HTTPSHandler):
 
 
 def make_opener() -> urllib.request.OpenerDirector:
-    """Return an opener for http and https only. It follows no redirects, and raises no errors for a status."""
+    """Return an opener for http and https only. It follows no redirects, and raises no error for a status like 404."""
     # `build_opener` would add handlers for file:, ftp: and data: addresses, and redirects without our checks.
     opener = urllib.request.OpenerDirector()
     opener.add_handler(urllib.request.ProxyHandler())
@@ -368,7 +368,9 @@ def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: F
 
 
 def require_safe(url: str, asked: str) -> None:
-    """Refuse an address that is not https. An address on this computer is accepted if `asked` is on it as well.
+    """Refuse `url` if it is not https, or if a server elsewhere redirected to an address of this computer.
+
+    Http is accepted if both `url` and `asked` are addresses of this computer.
 
     `asked`: address of the original request, whose server may have redirected to `url`.
 

@@ -25,7 +25,7 @@ A smaller gain is not worth the additional memory of a larger micro batch.
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the fastest value of `n_ubatch` and of `op_offload_min_batch`, measured by the speed of prompts.
+    """Return the values of `n_ubatch` and of `op_offload_min_batch` with which prompts were computed fastest.
 
     A setting of which only one value was measured is left out.
 

@@ -202,7 +202,7 @@ class SessionSubject:
 
 
 def load_ended(ending: LoadEnding | RequestEnding) -> LoadEndedError:
-    """Return the error for the last message of a load or an answer that failed."""
+    """Return the error for a failed load or answer, made from its last message `ending`."""
     match ending:
         case OutOfMemory():
             return LoadEndedError(ending.message, "does_not_fit")

@@ -410,7 +410,7 @@ def winner_of(layouts: Sequence[Measured]) -> str:
     """Return the name of the layout with the shortest time of a whole answer; empty if none was measured.
 
     The layouts are compared in order. A later layout replaces the best one so far only if it was measured to be faster
-    than that one (`faster`), not if the difference is within the measurement.
+    than that one (`faster`), not if the difference is within the uncertainty of the measurement.
     """
     measured = [each for each in layouts if each.middle("answer") is not None]
     if not measured:
@@ -467,7 +467,8 @@ def parse_results(data: bytes, name: str) -> BenchResults:
     if head.format != FORMAT:
         raise ArgumentError(
             tr(
-                "{name} has no results of a speed comparison; choose a file that Export or bench --out wrote.",
+                "{name} has no results of a speed comparison; choose a file that was written by Export… or by "
+                "layerdeck-cli bench --out.",
                 name=name,
             )
         )

@@ -1,9 +1,9 @@
 """Statistics for the comparison of layouts, as pure functions.
 
 Layouts are measured in the order A B B A A B, so that slow changes (heat, clocks, other programs) affect both alike.
-So the ratio of two layouts is computed for each round, and the median of these ratios is the result. Its interval is a
-percentile bootstrap of the rounds. With five rounds that is the smallest and the largest ratio, which contain the true
-median with a probability of 94 %, whatever the distribution.
+So the ratio of two layouts is computed for each round, and the median of these ratios is the result. Its confidence
+interval is a percentile bootstrap of the rounds. With five rounds the interval extends from the smallest to the largest
+ratio. It then contains the true median with a probability of 94 %, whatever the distribution.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ratio:
 
 
 def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Return the median over the rounds of the second rate divided by the first; None if there are no rounds.
+    """Return the median of the ratios (second rate divided by first) of all rounds; None if there are no rounds.
 
     `rates`: pairs of rates above 0, one pair for each round.
     """

@@ -1,8 +1,8 @@
 """Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
 
-All numbers of threads are measured in turns in one child. Then the best number is measured in turns with a second
-child, whose threads are bound to physical cores. The child times matrix products
-(`engine.runtime.child.load.speed.measure_threads`).
+All numbers of threads are measured in turns in one child process. Then a second child with the best number is started,
+whose threads are bound to physical cores. Both children are measured in turns with this number. What they time are
+matrix products (`engine.runtime.child.load.speed.measure_threads`).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, ma
 
 
 def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -> MeasuredChoice:
-    """Return whether to bind threads to cores, as the value 1 or 0 of a choice.
+    """Return the measured choice for the setting that binds threads to cores. Its value is 1 (bind) or 0.
 
-    The value is 1 if answers are faster by `MIN_GAIN` or more, and prompts are not clearly slower.
+    It is 1 if bound threads make answers faster by `MIN_GAIN` or more, and prompts not clearly slower.
 
     `free`, `bound`: keys of unbound and bound threads in `rounds`.
     `machine`: key of this computer in the speed book.

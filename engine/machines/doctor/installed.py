@@ -66,7 +66,7 @@ def card_checks(
 ) -> Iterable[Check]:
     """Yield a check for each card: whether the engine uses it, or else why not.
 
-    If the engine uses one of the cards, an unused card, such as the processor's GPU, is no error.
+    If the engine uses at least one card, it is no error that others are unused: one may be the processor's GPU.
 
     `used`: PCI addresses of the cards that the engine uses.
     `backends`: names of the backends that the engine was built with.

@@ -39,7 +39,7 @@ _TOKENS = 24
 class LoadCheck:
     """Loads a model on one device after another, and compares its memory with the forecast.
 
-    `calibration`: memory overheads of the devices, which the caller may set and each load updates.
+    `calibration`: memory overheads of the devices. The caller may set it before a load; each load updates it.
     """
 
     def __init__(self, rig: Rig, model: Path, cancel: CancelToken) -> None:
@@ -100,10 +100,10 @@ class LoadCheck:
         return Plan(self._memory, self._rig, Edit(single_device(model.n_layers, device.id), context))
 
     def _free_bytes(self, device: Device) -> int | None:
-        """Return the free bytes of a device now: the host's by the system, a card's by the engine.
+        """Return the present free bytes of the host as the system reports them, or of a card as the engine does.
 
-        None if the engine does not list the device, and for an RPC worker, which reports the memory of its whole
-        machine.
+        None if the engine does not list the device. Also None for an RPC worker, because it reports the memory of its
+        whole machine.
         """
         if device.is_host:
             return host_device().free_bytes
@@ -130,9 +130,9 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) -> Check:
-    """Return the comparison of each part of a device's memory, such as weights or KV cache, with the forecast.
+    """Return a check that compares each part of a device's memory, such as weights or KV cache, with the forecast.
 
-    The overhead of a process is left out, since the engine does not measure it.
+    Overhead, the memory beyond llama.cpp's buffers, is left out, because the engine does not report it.
     """
     figures: dict[str, Figure] = {"row": measured.id}
     off, size_bytes = [], 0

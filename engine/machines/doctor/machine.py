@@ -82,10 +82,10 @@ class Files:
 
 
 class Machine:
-    """The examination of this machine: makes the steps that examine the devices of a rig.
+    """Makes the steps of an examination of this machine and of the devices of a rig.
 
     A context manager, which deletes its temporary files at the end. `report.examine` runs the steps in a background
-    thread. Each step writes its results into `files`.
+    thread. Steps whose results are kept write them into `files`.
 
     `packs`: installed engine packs.
     `held`: endpoints of RPC workers in use, which are skipped.
@@ -273,9 +273,9 @@ class Machine:
 
 
 def _unsaved(name: str, device_id: str | None, write: Callable[[], None]) -> list[Check]:
-    """Call `write`, which saves results; return a check that tells its failure, and none if it succeeds.
+    """Call `write`, which saves results. Return a check with the error if it fails, else an empty list.
 
-    The results are shown all the same, so their checks come first.
+    Callers yield this check after the checks of the results, which are valid even if they could not be saved.
     """
     try:
         write()

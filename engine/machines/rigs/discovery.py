@@ -124,7 +124,7 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
 
 
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
-    """Return the devices behind one port of a paired machine, with the self-check results in the file `checks`.
+    """Return the devices of a paired machine behind the tunnel of `peer`, with the self-check results in `checks`.
 
     Blocks for seconds.
 
@@ -168,7 +168,8 @@ def discover(
 ) -> Rig:
     """Return the rig: this machine's GPUs with ggml's names, the endpoints' devices as RPC0, RPC1 ..., and the host.
 
-    Blocks for about `timeout_s` at most, including 2 s in which the endpoints are greeted.
+    Blocks for at most `timeout_s`. With endpoints it blocks for at most 10 s: 2 s for a first message to each of them,
+    then `ENDPOINTS_TIMEOUT_S`. If CUDA fails on a card, it takes longer, because more child processes are started.
 
     `rpc_endpoints`: addresses (host:port) of RPC workers.
     `routes`: local addresses of tunnels, by endpoint.

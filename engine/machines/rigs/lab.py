@@ -33,7 +33,9 @@ from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, Serve
 
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
-CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
+CAPS_NOT_ENFORCED = tr(
+    "This system cannot limit a worker's memory. Layouts are planned with the caps, but a worker can use more."
+)
 NODE_MARGIN_SHARE = 8
 """Divisor of a NUMA node's free memory: 1/8 of it is left for layers on the CPU, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
@@ -96,13 +98,18 @@ class ServingChild:
             if self._outcome is not None:
                 raise self._outcome.error()
             if self._serving is None:
-                raise WorkerStalledError(tr("The worker did not start in time; close other programs and try again."))
+                raise WorkerStalledError(
+                    tr(
+                        "The worker did not start in time, perhaps because this computer is busy. Close other programs "
+                        "and try again."
+                    )
+                )
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:
-        """Set the callback for an unexpected end of the worker.
+        """Set the callback for an unexpected end of the worker. It is called with a sentence that describes the end.
 
-        The callback is called with a sentence on the end; at once if the worker has ended already.
+        If the worker has ended already, the callback is called at once.
         """
         with self._condition:
             self._on_ended = on_ended
@@ -115,7 +122,7 @@ class ServingChild:
         return self._child.wait(timeout_s)
 
     def begin_stop(self) -> None:
-        """Ask the worker to stop without waiting for it. No callback follows.
+        """Ask the worker to stop, and do not wait for it. The callback of `tell_end` is not called for this end.
 
         May be called in every state and any number of times.
         """
@@ -166,9 +173,11 @@ class LabRig:
 
     `nodes`: the NUMA node to which each worker is bound, in the order of the caps; empty: none is bound.
 
-    `start`, or `with`, starts all workers; then `rig` has their devices. If a worker ends by itself, `on_worker_ended`
-    is called with its id and a sentence, in the thread that supervises its process; `restart` starts it again. `close`
-    ends all workers. They also end when this process is killed, because their standard input closes.
+    `start`, or a `with` block, starts all workers. After that, `rig` has their devices. `close` ends all workers. They
+    also end when this process is killed, because their standard input closes.
+
+    If a worker ends by itself, `on_worker_ended` is called with its id and a sentence. The call is in the thread that
+    supervises the worker's process. `restart` starts the worker again.
     """
 
     def __init__(
@@ -217,7 +226,7 @@ class LabRig:
 
     @property
     def unbound_nodes(self) -> tuple[str, ...]:
-        """Ids of workers of NUMA nodes whose memory the system did not bind; only their processors are bound."""
+        """Ids of workers that are bound to the processors of a NUMA node, but not to its memory."""
         return tuple(
             device_id
             for (device_id, worker), node in zip(self._started.workers.items(), self._nodes, strict=True)
@@ -232,7 +241,7 @@ class LabRig:
             EngineError: if a worker does not start; the others are stopped first.
         """
         if not self._caps_bytes:
-            raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
+            raise ArgumentError(tr("A lab rig needs at least one worker; --workers 512MiB,512MiB starts two."))
         if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
             raise ArgumentError(
                 tr("A lab worker of {small} bytes is too small; each worker needs at least 1 MiB.", small=small[0])
@@ -302,7 +311,7 @@ class LabRig:
 
     @property
     def processes(self) -> dict[str, WorkerProcess]:
-        """The process of each worker by endpoint: its id, and its memory before a client has allocated any."""
+        """The process of each worker, by endpoint: its id, and the memory that it used without a client."""
         return {
             endpoint: WorkerProcess(pid, worker.baseline_bytes)
             for worker in self._started.workers.values()
@@ -465,7 +474,7 @@ def numa_rig(
 
 
 def memory_not_bound(names: Sequence[str]) -> str:
-    """Return a sentence that the memory of these workers is not bound to NUMA nodes; empty if `names` is empty."""
+    """Return a sentence for the user: the memory of these workers is not bound to NUMA nodes. Empty without names."""
     if not names:
         return ""
     return tr(

@@ -59,7 +59,8 @@ class RemoteMachines:
     def find(self, machine: Machine) -> tuple[Device, ...]:
         """Return the devices that `machine` lends. Devices that another user uses now are marked as away.
 
-        A device that this computer uses now is described by the offer alone, because its worker serves one client.
+        The engine reads memory and capabilities from the worker of each free device. A device in use, also by this
+        computer, is described by the offer alone, because its worker serves one client at a time.
 
         Raises:
             EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.

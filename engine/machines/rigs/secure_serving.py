@@ -161,7 +161,9 @@ def _usual_margin(device: Device) -> int:
 
 
 class _Worker:
-    """The RPC worker of one lent device. If its process ends by itself, it is started again (`MAX_QUICK_ENDS`).
+    """The RPC worker of one lent device. If its process ends by itself, `look` starts it again.
+
+    After more than `MAX_QUICK_ENDS` quick ends in a row it is not started any more.
 
     `key`: the only source port from which the worker accepts connections.
     `kept`: cache of weights on the disk, None for no cache.
@@ -309,7 +311,7 @@ class Lent:
     """Result of starting to lend: listener and workers accept connections now.
 
     `port`: TCP port of the listener.
-    `servings`: first message of each worker (it accepts connections), in the order of the lent devices.
+    `servings`: first message of each worker, which says that it accepts connections; in the order of the lent devices.
     """
 
     port: int

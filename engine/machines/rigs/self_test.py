@@ -1,4 +1,6 @@
-"""Tests whether one device may be several entries of a layout: the logits must be the same in every round.
+"""Tests whether a layout may use one device several times, as several entries of llama.cpp's device list.
+
+The logits of every prompt must be the same as with a single entry.
 
 Two entries of one card are two instances of its backend with their own streams, and the engine does not synchronise
 them everywhere. Whether that matters depends on the backend and the engine's version, so it is tested once for each:
@@ -85,7 +87,11 @@ def try_repeated(
             answer = child.ask(_load(rig, device_id, model, runs), _LoadAnswer)
             if isinstance(answer, AllocationFailure):
                 raise EngineError(
-                    tr("{device_id} has no room for the self-test: {text}.", device_id=device_id, text=answer.text)
+                    tr(
+                        "{device_id} has too little free memory for the self-test: {text}.",
+                        device_id=device_id,
+                        text=answer.text,
+                    )
                 )
             return [child.ask(Logits(tokens=prompt), LogitDigest).sha256 for prompt in prompts]
 
@@ -114,9 +120,9 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return the number of layers of each entry, if `positions` layers are divided as evenly as possible.
+    """Return the number of layers of each entry: `positions` layers, divided as evenly as possible.
 
-    There are at most `MAX_ENTRIES_TRIED` entries. The output layer counts as a layer.
+    There are at most `MAX_ENTRIES_TRIED` entries. `positions` includes the output layer.
     """
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.

@@ -129,7 +129,7 @@ def _measure(
 
     The size is found by trying, because a worker's memory cap is not known beforehand.
 
-    `ref`: the device as the child process finds it.
+    `ref`: tells the child process which device to measure.
     `n_threads`: number of threads if the device is the CPU.
     `timeout_s`: time-out for each tried size.
     `environment`: additional environment variables of the child.
@@ -261,8 +261,8 @@ class BareSpeeds(NamedTuple):
     """Speeds predicted from measured device speeds alone, without the corrections from earlier answers.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt. None if the prompt has too few computed tokens, or if the model has a projector:
-    its measured speed then must not correct predictions.
+    `prompt`: speed of the prompt. None if too few of its tokens were computed, or if the model has a projector: the
+    measured speed of such a prompt must not correct predictions.
     """
 
     answer: SpeedForecast

@@ -163,7 +163,7 @@ async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]
 
 @contextmanager
 def _first_answer(endpoint: str) -> Iterator[None]:
-    """Context of the first exchange after the handshake; raises `TunnelError` if the connection ends in it.
+    """Context of the first exchange after the TLS handshake. Raises `TunnelError` if the connection ends inside it.
 
     `endpoint`: address of the called machine, for the error.
     """

@@ -1,4 +1,6 @@
-"""Messages about lent devices through the tunnel: their limits, speeds and users, from the lender to paired machines.
+"""Messages through the tunnel about lent devices: a client's request, and the lender's answers.
+
+The answers state limits, speed and user of each device.
 
 The borrower limits all texts and numbers in these messages with `bounded`.
 """

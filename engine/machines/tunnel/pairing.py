@@ -2,13 +2,14 @@
 
 The serving machine shows a code of 16 letters and digits, and a person types it at the client. The TLS connection
 between them is not authenticated yet. Each side sends a random nonce and its certificate, and proves that it knows the
-code with an HMAC whose key is the code. The HMAC covers both nonces and both certificates as its maker saw them: the
-server's as TLS showed it, the client's as it was sent. A man in the middle shows certificates of his own, so the two
-sides compute different proofs, and nothing is paired.
+code with an HMAC whose key is the code. The HMAC covers both nonces and both certificates: each side takes its own
+certificate, and the one that it received from the other side. The client receives the server's certificate in the TLS
+handshake, the server receives the client's in a message. A man in the middle shows certificates of his own, so the two
+sides compute different HMACs, and nothing is paired.
 
 A man in the middle gets the client's proof and may try codes against it offline. This is why the code is long: 31**16
-codes are 79 bits. At 10**12 HMACs a second half of them take some 11,500 years, and the code is worthless after ten
-minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a second; so short a code
+codes are 79 bits. At 10**12 HMACs per second, half of the codes take some 11,500 years. And a code expires after
+ten minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a second; so short a code
 needs a password-authenticated key exchange, which the standard library does not have.
 """
 

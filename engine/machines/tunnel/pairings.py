@@ -32,7 +32,7 @@ class PairingError(EngineError):
 
 
 class Pairing(msgspec.Struct, frozen=True):
-    """A pairing with one machine in one role.
+    """A pairing with one machine in one role: a client may use this machine, a server may be used by this machine.
 
     `name`: name of the other machine.
     `certificate`: certificate of the other machine, as base64 of DER.
@@ -105,7 +105,7 @@ class PairingStore:
     def forgotten(self, role: Role, fingerprints: Collection[str]) -> frozenset[str]:
         """Return those of `fingerprints` for which there is no pairing with this role any more.
 
-        Empty if the file cannot be used now: nobody has deleted a pairing then.
+        Empty if the file cannot be read now, because that does not mean that pairings were deleted.
         """
         try:
             kept = self._read()
@@ -185,7 +185,7 @@ class PairingStore:
             return None
         if book.version != VERSION:
             raise PlacedError(
-                tr("the list of pairings is of another version of Layerdeck; start that version"),
+                tr("the list of pairings is of another version of Layerdeck; use the version that wrote it"),
                 source=self._path.name,
             )
         return tuple(each for each in book.pairings if each.der)

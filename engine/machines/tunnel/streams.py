@@ -344,7 +344,10 @@ def _trust(context: ssl.SSLContext, certificates: Iterable[bytes]) -> None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Enable TCP keep-alive, so that a connection to a machine that is gone ends, and disable Nagle's algorithm."""
+    """Enable TCP keep-alive on a connection, and disable Nagle's algorithm.
+
+    With keep-alive, the system ends the connection if the other machine is gone.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):

@@ -1,1 +1,1 @@
-"""Properties of architectures that llama.cpp has in its code instead of the model file, one record for each."""
+"""Records of model architectures: their properties that are in llama.cpp's code and not in the model file."""

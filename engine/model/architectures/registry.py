@@ -18,9 +18,9 @@ _PLAIN = Architecture()
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """Return the record of an architecture.
+    """Return the record of an architecture; None if there is none.
 
-    None if there is no record; then only a probe can measure the model's memory.
+    Without a record, the model's memory is only known from a probe: a load in a child process that allocates nothing.
     """
     return ARCHITECTURES.get(name)
 

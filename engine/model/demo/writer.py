@@ -69,9 +69,9 @@ class _Letters:
         return classes
 
     def log_probabilities(self) -> Matrix:
-        """Return the log-probabilities of the next token: one row for each token, one column for each letter class.
+        """Return the log-probabilities of the next token, given the class of the last letter.
 
-        The class is that of the last letter so far.
+        There is one row for each possible next token, and one column for each letter class.
         """
         n_letters = len(self._index)
         counts = np.zeros((n_letters + 1, n_letters + 1))

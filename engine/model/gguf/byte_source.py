@@ -103,7 +103,10 @@ class ByteSource(ABC):
         return layout.unpack_from(self._window, start)
 
     def take_bytes(self, length: int, what: str) -> bytes:
-        """Read `length` bytes, which the caller must have limited. `what`: name of these bytes for error messages."""
+        """Read `length` bytes. `what`: name of these bytes for error messages.
+
+        The caller must have limited `length`, because a damaged file can state any number.
+        """
         start = self._locate(length, what)
         self.position += length
         return self._window[start : start + length]
@@ -148,9 +151,9 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Move to the next `wanted` that begins in the following `within` bytes; return whether there is one.
+        """Move to the next occurrence of `wanted`, and return whether one was found.
 
-        If there is none, the position does not change.
+        The occurrence must begin within the next `within` bytes. If there is none, the position does not change.
         """
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))
@@ -177,9 +180,9 @@ class ByteSource(ABC):
     def _locate(self, length: int, what: str) -> int:
         """Return the position of the next `length` bytes in the window, the part of the file that is in memory.
 
-        `what`: name of these bytes for the error message.
+        If the window does not contain all of these bytes, the next window is read first.
 
-        If they are not all in the window, a new one is read first.
+        `what`: name of these bytes for the error message.
         """
         start = self.position - self._window_start
         # Negative after a step back.

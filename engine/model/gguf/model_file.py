@@ -90,10 +90,10 @@ NO_TOKENIZERS = ("none", "no_vocab")
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A model whose header can be read.
+    """A model as its header describes it: metadata and tensor table, without weights.
 
-    `paths`: its file, or all parts of a split model.
-    `blocks`: one for each of its layers (`<arch>.block_count`, MTP layers included).
+    `paths`: the model's file, or all parts of a split model.
+    `blocks`: one for each layer (`<arch>.block_count`, MTP layers included).
     `global_tensors`: tensors outside of blocks.
     `n_vocab`: number of tokens; 0: unknown.
     `size_bytes`: size of all files, headers included.
@@ -118,7 +118,10 @@ class ModelFile:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether the model can read text. A file that names no tokenizer counts as having one."""
+        """Whether the model has a vocabulary, so that it can read text.
+
+        False only if the header names a tokenizer of `NO_TOKENIZERS`; a header that names no tokenizer counts as True.
+        """
         return self.metadata.get(TOKENIZER) not in NO_TOKENIZERS
 
     @property

@@ -60,7 +60,7 @@ def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
         raise ModelFileError(
             path,
             tr(
-                "says in its header that it is part {number} of {count}; the file is damaged",
+                "is part {number} of {count} according to its header, which is impossible; the file is damaged",
                 number=number + 1,
                 count=count,
             ),

@@ -25,7 +25,7 @@ _QUOTE = "\0"
 
 
 def split_words(text: str) -> list[str]:
-    """Split the text of a command, also one of Windows, into words, without comments and quotes.
+    """Split the text of a POSIX or Windows command into words. Comments and quotation marks are removed.
 
     Raises:
         LayoutError: there are unclosed quotes, or too many words.
@@ -55,7 +55,10 @@ def split_words(text: str) -> list[str]:
 
 
 def _parts(word: str) -> tuple[str, ...]:
-    """Return a word as several ones if it has the end of a command, or an option of a container and its variable."""
+    """Split a word that stands for two, and return the result; any other word is returned alone.
+
+    Such words end in `;` or `&&`, or join a container's option and a variable (`--env=NAME=VALUE`).
+    """
     for end in (";", "&&"):
         if word.endswith(end) and word != end:
             return word.removesuffix(end), end
@@ -65,10 +68,12 @@ def _parts(word: str) -> tuple[str, ...]:
 
 
 def find_variables(words: Sequence[str], start: int) -> Iterator[str]:
-    """Yield the variables "NAME=VALUE" among the words of commands.
+    """Yield the words "NAME=VALUE" that set environment variables for a program.
 
-    A variable comes before the program's name, before the options of its command, or after an option of a container.
-    `start`: index of the first word of the program's command after the program's name; later commands are not read.
+    They are before the program's name, before the first option of the program's command, or after an option of a
+    container (`-e`, `--env`). Commands after the program's command are not read.
+
+    `start`: index of the first word after the program's name.
     """
     has_options = False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):

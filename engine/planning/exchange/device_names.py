@@ -101,9 +101,9 @@ class DeviceNames:
 
 
 def _missing_id(endpoint: str, number: int) -> str:
-    """Return an id for device `number` of an RPC server, which the rig does not have.
+    """Return an id for a device that the rig lacks: device `number` of the RPC server at `endpoint`.
 
-    It is not llama.cpp's name `RPC<k>`: the rig may have another device with that id.
+    llama.cpp's name `RPC<k>` is not used as id, because the rig may have another device with that id.
     """
     name = _NO_ID_CHARACTERS.sub("-", endpoint)
     # A device id has at most 64 characters, and the number at most 3. A digest tells long endpoints apart.

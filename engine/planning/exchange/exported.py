@@ -67,7 +67,7 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
         )
     if layout.split_mode in ("tensor", "row"):
         yield tr(
-            "{program} has no split mode {mode}, and divides the model between layers.",
+            "{program} has no split mode {mode}, and places whole layers on the devices.",
             mode=layout.split_mode,
             program=program,
         )

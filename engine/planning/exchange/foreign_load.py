@@ -67,7 +67,8 @@ class ForeignLoad:
     `devices`: llama.cpp's names of devices; None if the program decides, empty for no device.
     `servers`: RPC endpoints in the order of `--rpc`.
     `shares`: numbers of option `-ts`.
-    `stops_pipeline`: whether there is an override that matches no tensor, which only disables pipeline parallelism.
+    `stops_pipeline`: whether there is an override whose pattern matches no tensor (`MATCHES_NO_TENSOR`). Its only
+    effect is that llama.cpp turns off pipeline parallelism.
     `projector`: path of the projector file; empty if there is none.
     `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
@@ -96,9 +97,12 @@ class ForeignLoad:
 
 
 class ForeignOptions:
-    """Collects options of another program and makes a `ForeignLoad` of them. Values that cannot be parsed become notes.
+    """Collects options of another program, and makes a `ForeignLoad` of them.
 
-    `load`: the options collected so far, except overrides, adapters, settings and notes, which are in their own fields.
+    For an option whose value cannot be parsed, a note is added.
+
+    `load`: the options collected so far. Overrides, adapters, settings and notes are not in it, but in attributes of
+    this object.
     """
 
     def __init__(self, program: str) -> None:

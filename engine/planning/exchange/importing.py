@@ -150,8 +150,8 @@ class _Arranger:
             if unknown := [clean(server) for server in load.servers if server not in endpoints]:
                 self.notes.append(
                     tr(
-                        "No device here is at {servers}. Add the RPC server and import the text again to use its "
-                        "devices.",
+                        "No device of Layerdeck has the address {servers}. To use the devices there, add the RPC "
+                        "server and import the text again.",
                         servers=", ".join(dict.fromkeys(unknown)),
                     )
                 )
@@ -180,8 +180,9 @@ class _Arranger:
     def _offloaded(self, has_devices: bool) -> int:
         """Return the number of layers on devices other than the CPU, counted back from the output layer.
 
-        If the options have no such number, all layers are counted.
-        `has_devices`: whether there are devices for layers; only then a note is added on a missing number.
+        If the options do not state the number, it is that of all layers, and a note says so if there are devices.
+
+        `has_devices`: whether there are devices that can hold layers.
         """
         asked = self._load.n_gpu_layers
         if asked is None and has_devices:
@@ -217,7 +218,10 @@ class _Arranger:
         ]
 
     def _default_shares(self, ids: Sequence[str]) -> list[float]:
-        """Return the share of each device of the list if the options have no shares."""
+        """Return the share of each device in `ids` as llama.cpp sets it if `-ts` is missing.
+
+        Shares are equal in split modes tensor and row, else proportional to free memory.
+        """
         # Split modes tensor and row divide evenly; llama.cpp counts bytes, and never 0.
         if self._load.split_mode in ("tensor", "row"):
             return [1.0] * len(ids)
@@ -289,7 +293,7 @@ class _Arranger:
         return self._checked(found or name)
 
     def _checked(self, device_id: str) -> str:
-        """Return `device_id`, and remember it for a note if the rig does not have it."""
+        """Return `device_id`. If the rig lacks the device, add it to the devices that a note will list."""
         if self._rig.device(device_id) is None:
             self._missing.append(clean(device_id))
         return device_id

@@ -55,8 +55,8 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
     )
     if 0 < offloaded < positions:
         yield tr(
-            "LM Studio takes the share of offloaded layers ({offloaded} of {positions}) and rounds it, so one layer "
-            "more or less may be on devices.",
+            "In LM Studio the number of offloaded layers ({offloaded} of {positions}) is set as a share and rounded, "
+            "so it may differ by one.",
             offloaded=offloaded,
             positions=positions,
         )

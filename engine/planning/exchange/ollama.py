@@ -57,7 +57,8 @@ def _server_notes(plan: Plan) -> Iterator[str]:
         variables["OLLAMA_KV_CACHE_TYPE"] = used.type_k
     else:
         yield tr(
-            "K cache {type_k} and V cache {type_v} cannot be exported; ollama has one type for both: {types}.",
+            "K cache {type_k} and V cache {type_v} cannot be exported. ollama uses the same type for both, which is "
+            "one of {types}.",
             type_k=used.type_k,
             type_v=used.type_v,
             types=", ".join(_CACHE_TYPES),

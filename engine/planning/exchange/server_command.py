@@ -144,7 +144,8 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
         elif ":" in path:
             notes.append(
                 tr(
-                    "The scale {scale} of {file} cannot be exported, because its path has a colon; rename the file.",
+                    "The scale {scale} of {file} cannot be exported, because the path of the file has a colon; rename "
+                    "the file or folder.",
                     scale=number_text(adapter.scale),
                     file=adapter.path.name,
                 )
@@ -183,9 +184,9 @@ def _draft(plan: Plan, names: DeviceNames) -> Iterator[tuple[str, ...]]:
 def _draft_notes(plan: Plan) -> Iterator[str]:
     draft, placed = plan.edit.side_files.draft, plan.resolved.draft
     if draft is not None and draft.kind == "ngram":
-        yield tr("llama-server finds repeated text in another way, so it drafts other tokens.")
+        yield tr("llama-server finds repeated text differently from Layerdeck, so it drafts other tokens.")
     if placed is not None and len(placed.devices) > 1:
-        yield tr("llama-server divides the layers of the draft model by free memory.")
+        yield tr("llama-server divides the layers of the draft model among the devices by their free memory.")
 
 
 def csv_field(text: str) -> str:

@@ -76,11 +76,11 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
 
 
 def _program(words: list[str]) -> tuple[str, int]:
-    """Return the program's name and the index of the first word after it.
+    """Return the program's name, and the index of the first word after the name.
 
-    The program is the last name of a llama.cpp program before options. An earlier one may be a folder, as in
-    `cd /opt/llama && ./llama-server -m x`. If there is none, the program is llama-server, and the words are those of
-    the first command with options and of all commands after it.
+    The program is the last word before its options that names a llama.cpp program. An earlier such word may be a
+    folder, as in `cd /opt/llama && ./llama-server -m x`. If no word names a program, the program is llama-server, and
+    the index is that of the first word of the first command with options.
     """
     found, start, has_options = None, 0, False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):
@@ -163,7 +163,7 @@ class _Reader:
                 self._leave_out(name, value)
 
     def read_variable(self, name: str, value: str) -> None:
-        """Add the option for which the environment variable `name` stands. `name` is in notes on the value."""
+        """Add the option for which the environment variable `name` stands. Notes on its value mention `name`."""
         if name == MIN_BATCH_VARIABLE:
             self.options.take_value("op_offload_min_batch", name, value)
             return
@@ -199,8 +199,8 @@ class _Reader:
         if self._yarn:
             options.notes.append(
                 tr(
-                    "Not imported: {names}. Layerdeck uses these YaRN values of the model file, so answers may be "
-                    "worse with a longer context.",
+                    "Not imported: {names}. Layerdeck uses the YaRN values of the model file instead, so answers with "
+                    "a longer context may be worse.",
                     names=", ".join(self._yarn),
                 )
             )
@@ -397,7 +397,7 @@ class _Reader:
         self.options.load = replace(load, draft=replace(load.draft or ForeignDraft(), **change))
 
     def fit(self, _name: str, _value: str) -> None:
-        """Ignore option `--fit`. It only changes options that were not given, and each of these has its own note."""
+        """Ignore option `--fit`. It only changes options that the command lacks, and notes mention these anyway."""
 
     def projector(self, _name: str, value: str) -> None:
         self.options.load = replace(self.options.load, projector=value)

@@ -70,9 +70,10 @@ _FALSE = frozenset({"off", "disabled", "false", "0"})
 
 
 def by_name(variables: Iterable[str]) -> dict[str, str]:
-    """Return the values by name, in the order in which llama.cpp reads them as far as it matters.
+    """Return the values of variables "NAME=VALUE" by name. If a name occurs several times, its last value counts.
 
-    The last variable of a name counts. `LLAMA_ARG_NO_KV_OFFLOAD` wins over `LLAMA_ARG_KV_OFFLOAD`.
+    Names that affect the same setting are in the order in which llama.cpp reads them. So `LLAMA_ARG_NO_KV_OFFLOAD`
+    comes after `LLAMA_ARG_KV_OFFLOAD`, and overrides it.
     """
     pairs = (variable.partition("=") for variable in variables)
     values = {name: value for name, _, value in pairs}

@@ -83,7 +83,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual_notes() -> tuple[str, ...]:
-    """Return the notes on a command that sets nothing."""
+    """Return the notes on options that a command lacks, such as `-c`. A typed line need not have these options."""
     return read_command("-ngl 0").notes
 
 
@@ -145,12 +145,14 @@ def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> Layout:
-    """Return `layout` with its layers placed by `-ngl`, `-ts`, `-dev`, `-sm` and `-mg`; unchanged if none of them does.
+    """Return `layout` with its layers placed by the options `-ngl`, `-ts`, `-dev`, `-sm` and `-mg` in `load`.
 
-    Overrides stay, and also split mode tensor or row with its shares and main device, as far as they are not set.
+    `layout` is returned unchanged if `load` has none of these options. Overrides are kept. In split modes tensor and
+    row, mode, shares and main device are kept if `-sm`, `-ts` and `-mg` are missing. `-dev` without `-ts` makes the
+    shares equal.
 
     Raises:
-        LayoutError: `-mg` is no index of a device.
+        LayoutError: `-mg` is no index of a device, or the device has no share.
     """
     changes_mode = "split_mode" in load.said and load.split_mode != layout.split_mode
     mode: SplitMode = load.said.get("split_mode", layout.split_mode)
@@ -188,7 +190,7 @@ def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
     if not dict(layout.tensor_split).get(device_id):
         raise LayoutError(
             tr(
-                "{device} has no share of the layers, so it cannot be the main device; give it one with -ts",
+                "{device} has no share of the layers, so it cannot be the main device; give it a share with -ts",
                 device=device_id,
             )
         )
@@ -196,7 +198,7 @@ def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
 
 
 def _check_main(load: ForeignLoad, mode: SplitMode, rig: Rig) -> None:
-    """Raise `LayoutError` if `-mg` is no index of a device. In mode none a negative one stands for the CPU."""
+    """Raise `LayoutError` if `-mg` is no index of a device. In split mode none, a negative index means the CPU."""
     names = load.devices if load.devices is not None else numbered_ids(rig)
     if load.main_gpu >= len(names) or (load.main_gpu < 0 and mode != "none"):
         raise LayoutError(
@@ -212,7 +214,10 @@ def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tu
     notes: list[str] = []
     if "main_gpu" in load.said and load.said.get("split_mode", before.split_mode) not in ("none", "row"):
         notes.append(
-            tr("-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on it.")
+            tr(
+                "-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on that "
+                "device."
+            )
         )
     for each in load.overrides:
         if each.n_experts is not None:
@@ -231,7 +236,7 @@ def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tu
             raise LayoutError(tr("{pattern} matches no tensor of this model", pattern=quote(pattern)))
         if count == len(names):
             raise LayoutError(
-                tr("{pattern} matches every tensor; move the layers instead, which takes the KV cache along",
+                tr("{pattern} matches every tensor; move the layers instead, which also moves their KV cache",
                    pattern=quote(pattern))
             )  # fmt: skip
         made += listed.layout.overrides

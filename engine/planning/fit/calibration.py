@@ -72,9 +72,9 @@ class Calibration:
         """Return the calibration with the overhead of one more load.
 
         The overhead of a device is the memory that the load took, less the forecast of llama.cpp's buffers, at least 0.
-        The memory taken is the device's number in `grown_bytes`. If an RPC worker or the host has no number, it is the
-        need in `measured`. These devices are skipped:
-        - other devices without a number, because `measured` contains no overhead for them;
+        The memory that the load took is the device's value in `grown_bytes`. If an RPC worker or the host has no value
+        there, it is the need of the device in `measured`. These devices are skipped:
+        - other devices without a value in `grown_bytes`, because `measured` contains no overhead for them;
         - devices whose used memory never grows, because the driver reports a constant (Vulkan without
           VK_EXT_memory_budget);
         - devices with an overhead above `MAX_OVERHEAD_BYTES`, which is an error of the forecast.

@@ -18,7 +18,7 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutcome:
-    """A layout with experts on other devices, compared with the layout before.
+    """Result of moving experts to other devices: the new layout's memory and speed, compared with the old layout's.
 
     `n_layers`: number of layers whose experts move.
     `moved_bytes`: bytes of these experts.
@@ -45,7 +45,8 @@ def all_to_cpu(plan: Plan) -> Layout:
 def back_as_fit(plan: Plan) -> Layout:
     """Move as many experts as fit from the CPU back to the devices of their layers, and return the new layout.
 
-    Experts of the last layers move first. So the layers whose experts stay on the CPU are one range.
+    On each device, experts of the last layers move first. So the experts that stay on the CPU are those of its first
+    layers.
     """
     layout = plan.edit.layout
     limits = {
@@ -81,7 +82,7 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
     They are the first or the last layers with experts, whichever is predicted to be faster.
 
     Raises:
-        LayoutError: fewer layers have experts, or the experts cannot leave the CPU.
+        LayoutError: fewer than `count` layers have experts, or the experts cannot leave the CPU.
     """
     found = with_expert_count(plan.edit.layout, device, count, layers_with_experts(plan))
     if len(found) == 1:
@@ -97,7 +98,10 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
 
 def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
-    """Compare memory and speed of `layout` with those of the layout of `plan`, which has experts on other devices."""
+    """Return how memory and speed change if `layout` replaces the layout of `plan`.
+
+    The two layouts have experts of some layers on different devices.
+    """
     now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
     moved = [
         layer

@@ -1,7 +1,7 @@
 """`Needs`: the memory that layouts of one plan need on each device, compared with limits.
 
-Strategies, steps back and proposals search among layouts with it. Each number is from the estimate of a whole layout,
-because compute buffers depend on all of it.
+It is used by all searches for a layout: strategies, the next layout after a failed load, proposals. Each number is from
+the estimate of a whole layout, because compute buffers depend on all of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A proposal: one change of a plan after which it is forecast to fit, with its disadvantages."""
+"""A proposal: one change after which a plan is forecast to fit, and the disadvantages of the change."""
 
 from __future__ import annotations
 

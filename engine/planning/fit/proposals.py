@@ -53,8 +53,8 @@ def propose(
     layers stay on their device, and disabled devices get nothing. The result is empty if the forecast is incomplete or
     the layout breaks a rule.
 
-    `missing`: bytes by which each device was short in the failed load. Each proposal reduces the need of the device by
-    at least as many bytes, even if fewer are missing in the forecast.
+    `missing`: bytes that each device lacked in the failed load. Each proposal reduces the need of each of these devices
+    by at least as many bytes, even if fewer are missing in the forecast.
     `kinds`: kinds of changes to search for.
     `constraints.watch`: can cancel the search for a layout; proposals of other kinds are still searched.
     """
@@ -166,8 +166,8 @@ class _Search:
     def moved_layers(self) -> Proposal | None:
         """Return a proposal that moves the fewest layers from a short device to another device.
 
-        Devices of neighbouring runs are tried first, then the device with the most room. If no such move is enough,
-        several moves are combined. None if the split mode is row or tensor.
+        Devices of neighbouring layers are tried first, then the device with the most room. If no such move is enough,
+        several moves are combined. None in split modes row and tensor, or if nothing helps.
         """
         if self._layout.split_mode not in ("layer", "none"):
             return None
@@ -308,7 +308,7 @@ class _Search:
     def no_pipeline(self) -> Proposal | None:
         """Return a proposal to load without pipeline parallelism and its copies of tensors; None if that does not help.
 
-        Devices then compute a long prompt one after another.
+        Without pipeline parallelism, only one device at a time computes a long prompt.
         """
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.forecast):
             return None

@@ -68,7 +68,7 @@ class Move:
 def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
     """Return moves from both ends of each run on `devices` to each target, in the order in which they should be tried.
 
-    The order is by these criteria, the most important first:
+    A run is a range of neighbouring layers on one device. The criteria of the order are, the most important first:
     1. moves to the device of a neighbouring run;
     2. moves to other devices than the CPU;
     3. moves with fewer new entries in llama.cpp's device list;
@@ -98,7 +98,7 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """A move of experts to the CPU, from the layers at the end of a run. Attention and KV cache stay."""
+    """A move of experts to the CPU, from the last layers of a range on one device. Attention and KV cache stay."""
 
     run: Run
 
@@ -140,10 +140,10 @@ def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
 
 
 def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
-    """Return `layout` with `count` layers fewer on the first run of `device` and `count` more CPU layers at the front.
+    """Return `layout` with `count` more CPU layers at the front, and `count` fewer layers in the first run of `device`.
 
-    The runs in between keep their lengths, and the indices of their layers increase by `count`. None if the run of
-    `device` has fewer than `count` layers.
+    A run is a range of neighbouring layers on one device. The runs in between keep their lengths, and begin `count`
+    layers later. None if the run of `device` has fewer than `count` layers.
     """
     # Only CPU layers at the front can use op offload. So all runs before that of `device` move up by `count` layers.
     runs = layout.runs
@@ -189,7 +189,7 @@ class Relief:
         return not self.needs.plan(layout).violations
 
     def goes(self, layout: Layout) -> bool:
-        """Return whether `layout` breaks no rule, keeps the pins, and exceeds no device's memory limit."""
+        """Return whether `layout` is allowed (`is_allowed`) and exceeds no device's memory limit."""
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
@@ -297,9 +297,9 @@ class Relief:
         return layout
 
     def _less_on(self, layout: Layout, device: str) -> Layout | None:
-        """Return `layout` after one step that moves layers off `device`, as many as needed or possible.
+        """Return `layout` after one move of layers off `device`: as many as needed, or else as many as possible.
 
-        None if no step reduces the device's need.
+        None if no move reduces the device's need.
         """
         # Other devices come first: layers on the CPU cost the most speed.
         needs, short = self.needs, self.needs.short(layout).keys()
@@ -341,8 +341,8 @@ class Relief:
         """Move layers off `device` until it is within its limit, and return the new layout.
 
         `step` makes the layout with a given number of moved layers. The fewest layers that suffice are moved. If these
-        would push another device over its limit, only as many are moved as that device can take. None if it can take
-        none.
+        would push another device over its limit, fewer are moved: as many as that device can take. None if it cannot
+        take any.
 
         `most`: largest number of layers to move. `short`: ids of devices that may exceed their limits.
         """

@@ -116,7 +116,7 @@ def test_impossible_position(tmp_path: Path) -> None:
     path = _part(2, 3).write(tmp_path / "wide-00003-of-00003.gguf")
     file = _part(2, 3)
     file.pairs["split.no"] = number_value(7, U16)
-    with pytest.raises(ModelFileError, match="says in its header that it is part 8 of 3"):
+    with pytest.raises(ModelFileError, match="is part 8 of 3 according to its header, which is impossible"):
         read_model(file.write(path))
     file.pairs["split.no"] = text_value("two")
     with pytest.raises(ModelFileError, match=r"split\.no that is not a number"):

@@ -85,7 +85,7 @@ def test_servers_are_matched_by_endpoint_and_never_by_name(model: ModelFile) -> 
     runs, notes = placed("--rpc 10.0.0.9:50052 -dev RPC0,CUDA0 -ts 1,1")
     assert runs == [(f"{gone}-0", 4), ("CUDA0", 3)]
     assert f"does not have: {gone}-0." in notes
-    assert "No device here is at 10.0.0.9:50052." in notes
+    assert "No device of Layerdeck has the address 10.0.0.9:50052." in notes
     # A server that the rig lacks keeps its place in the list.
     assert placed("--rpc 10.0.0.9:50052,10.0.0.5:50052 -ts 2,2,4")[0] == [(f"{gone}-0", 2), ("RPC0", 2), ("CUDA0", 3)]
     assert placed("--rpc 10.0.0.5:50052,10.0.0.9:50052 -dev RPC1,RPC2 -ts 1,1")[0] == [
@@ -160,7 +160,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
     [
         ("--frobnicate 3", "Not imported, because Layerdeck does not know these options: --frobnicate."),
         ("--port 80 --api-key secret", "these options are not part of a layout: --port, --api-key."),
-        ("--yarn-beta-fast 16", "Not imported: --yarn-beta-fast 16. Layerdeck uses these YaRN values of the model"),
+        ("--yarn-beta-fast 16", "Not imported: --yarn-beta-fast 16. Layerdeck uses the YaRN values of the model"),
         ("--draft-min 2 -otd a=CPU", "this part of speculative decoding: --draft-min 2, -otd a=CPU."),
         ("--spec-type draft-eagle3", "this part of speculative decoding: --spec-type draft-eagle3."),
         ("--draft-max x", 'cannot read --draft-max "x"'),

@@ -166,7 +166,9 @@ def test_the_main_gpu_alone_moves_no_layer_in_split_mode_row(model: ModelFile) -
 
 def test_the_main_gpu_has_no_effect_in_split_mode_layer(model: ModelFile) -> None:
     layered = make_layout(12, ["CUDA0"] * 8 + ["CUDA1"] * 4)
-    note = "-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on it."
+    note = (
+        "-mg chooses a device only in split modes none and row. Add -sm none to place the whole model on that device."
+    )
     assert take_line("-mg 1", layered, CONTEXT, model, RIG) == Typed(layered, CONTEXT, (note,))
     assert take_line("-ngl 99 -ts 2,1 -mg 1", layered, CONTEXT, model, RIG).notes == (note,)
 

@@ -279,8 +279,8 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
     client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
     are padded as on its device.
 
-    `overhead_bytes`: measured memory of loads on the worker's device beyond llama.cpp's buffers. It is 0 if none was
-    measured, because memory that the worker's process uses is not part of the free memory that the worker reports.
+    `overhead_bytes`: bytes beyond llama.cpp's buffers that loads on the worker's device took in measurements; 0 without
+    measurements. The overhead of the worker's own process is not in it: the worker reports free memory without that.
     """
     behind = TRAITS.get(backend)
     if behind is None:

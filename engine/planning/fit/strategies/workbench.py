@@ -82,7 +82,8 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
 class Workbench:
     """A model with settings on a rig, with everything that strategies need to try layouts.
 
-    `devices`: devices that may hold layers; local cards first, devices over slow links last; larger before smaller.
+    `devices`: devices that may hold layers, sorted by rank (`reach_rank`): local cards first, devices over slow links
+    last. Of one rank, the device with the most usable bytes comes first.
     `usable`: bytes that a layout may use, by id of each device except the host.
     `layers`: bytes of each layer.
     `pinned`: device id of each pinned layer.

@@ -469,7 +469,7 @@ _VBUFFER_MAX_CHUNKS = 16
 The last chunk has no size limit (`ggml_dyn_tallocr_new_chunk`).
 """
 _CHUNK_STRIDE = 1 << 62
-"""Factor that puts the chunk's number into an offset: the offset in the chunk plus this factor times the number."""
+"""Factor for the number of a chunk in an offset: offset = chunk number * factor + offset in the chunk."""
 
 
 def n_chunks(buffer: DynTallocr) -> int:

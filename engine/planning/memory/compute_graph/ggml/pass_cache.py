@@ -288,7 +288,7 @@ class PassCache:
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
         """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in consecutive sections.
 
-        Return the new sections, and the places of nodes of later sections that are now computed in these.
+        Return the new sections, and the places of those nodes of later sections that the new sections compute.
 
         `behind`: following sections in which the last split continues.
         `used`: places of nodes of these sections that were moved to earlier sections.

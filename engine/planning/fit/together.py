@@ -73,7 +73,7 @@ class Placed:
 
     @property
     def n_host_layers(self) -> int:
-        """Number of layers with weights on the CPU, by the layout or by an override of their experts."""
+        """Number of layers on the CPU; all layers if an override moves anything to the CPU."""
         layout = self.plan.edit.layout
         moved = any(override.device == CPU_ID for override in layout.overrides)
         return layout.n_layers if moved else sum(run.length for run in layout.runs if run.device == CPU_ID)

@@ -45,7 +45,9 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     missing = count - counts[device]
     if missing < 0 and len(order) == 1:
         if device == CPU_ID:
-            raise LayoutError(tr("to move layers off the CPU, raise the number of another device"), place="runs")
+            raise LayoutError(
+                tr("to move layers off the CPU, raise the number of layers on another device"), place="runs"
+            )
         order.insert(0, CPU_ID)
         counts[CPU_ID] = 0
     place = order.index(device)

@@ -299,7 +299,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
             place="model.layers",
         )
     if not runs:
-        raise LayoutError(tr("there are no runs; assign every layer to a device"), place="runs")
+        raise LayoutError(tr("no layer is assigned to a device; assign every layer to one"), place="runs")
     # `expected` is the layer that the next run has to start with.
     expected = 0
     for index, run in enumerate(runs):

@@ -95,8 +95,8 @@ def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Viola
     if stack is not None:
         yield Violation(
             "row_weights",
-            tr("In split mode row the engine aborts with stacked weights such as {name}.", name=stack.name),
-            tr("Override these weights to the CPU (experts), or choose split mode layer."),
+            tr("In split mode row the engine aborts with three-dimensional weights such as {name}.", name=stack.name),
+            tr("Move these weights (mostly experts) to the CPU by an override, or choose split mode layer."),
         )
     odd = next((tensor for tensor in split if tensor.type_name not in _ROUNDING), None)
     if odd is not None:

@@ -60,7 +60,7 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
         )
     else:
         why = (
-            tr("Apart from pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+            tr("Besides the pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
         )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 

@@ -137,7 +137,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            tr("Apart from pinned layers nothing more fits on devices")
+            tr("Besides the pinned layers nothing more fits on devices")
             if bench.pinned
             else tr("All devices together are too small")
         )

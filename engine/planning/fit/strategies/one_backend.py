@@ -108,7 +108,8 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
         )
     if best.splits != second.splits:
         return tr(
-            "Only {backend} is used: a split over several devices was requested, and {other} does not allow it.",
+            "Only {backend} is used: a split over several devices was requested, and the layout for {other} uses only "
+            "one device.",
             backend=best.backend,
             other=second.backend,
         )

@@ -204,7 +204,7 @@ class Workbench:
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
         """Return the side files with a fixed device for the projector, so that all layouts keep room for it.
 
-        It is the device that is chosen automatically if all layers are on the CPU.
+        This device is the one that is chosen automatically if all layers are on the CPU.
 
         `on_host`: plan with all layers on the CPU.
         """

@@ -278,7 +278,7 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Allocate the tensors of a section; return the buffers after it, and the sizes that they need for it.
+        """Allocate the tensors of a section; return the buffers after the section, and the sizes that it needs.
 
         `live_out`: tensors that must stay allocated after the section.
         `before`: buffers before the section.
@@ -399,7 +399,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the buffers after this section of the graph, and the sizes that they need for it."""
+        """Return the buffers after this section of the graph, and the sizes that the section needs."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for index, name in self._passed:

@@ -493,7 +493,7 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the section's nodes as the allocator sees them, if all are on `backend` and need no copies.
+        """Return the section's nodes as the allocator sees them, provided that all are on `backend` without copies.
 
         Results are cached.
         """

@@ -16,7 +16,7 @@ from engine.planning.layout.layout import Layout, Run, SplitMode, merge_runs
 from engine.planning.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
-"""Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): the most devices with a share."""
+"""Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): largest number of devices with a share."""
 MAX_ENTRIES = 15
 """Largest number of entries of llama.cpp's device list.
 

@@ -62,9 +62,10 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return a layout of mode row as one of mode layer, with each layer on its computing device (`dev_layer`).
+    """Return the layout of mode layer in which each layer is on the device that computes it in mode row (`dev_layer`).
 
-    This device also has the layer's KV cache. Mirrors `llama_model_base::load_tensors`.
+    `layout` is of mode row. The device that computes a layer also has its KV cache. Mirrors
+    `llama_model_base::load_tensors`.
     """
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])

@@ -382,8 +382,8 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge groups, so that the layers of a device are next to each other. No entry is needed for CPU layers "
-                "at the front, or for an output layer on the device of the last layer."
+                "Merge groups, so that the layers of a device are next to each other. No entry is needed for CPU "
+                "layers at the front, or for an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):

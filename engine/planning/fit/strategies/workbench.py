@@ -47,7 +47,9 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return the rank of a device, as `rank` or `SLOW_LINK`. Devices with lower ranks are used first.
+    """Return `SLOW_LINK` for a remote device over a slow link, else the `rank` of the device.
+
+    Devices with lower ranks are used first.
 
     A link is slow if a transfer over it takes `SLOW_HOP_S` or longer by its measurement.
     """

@@ -67,7 +67,7 @@ class _PlacedSections:
     `mixed`: section of layers on several devices, by the section's number and the devices of its layers.
     `groups`: cached section groups (the sections of one device).
     `ends`: section of the output layer, by devices of the last layers and the output layer.
-    `plain`: None if the overrides name devices by id; else the object for the same overrides with device ids.
+    `plain`: object for the same overrides with device ids; None if the overrides of this object have device ids.
     `names`: name of each device in the overrides, by device id; empty if they name devices by id.
     `renamed`: objects for the same overrides with devices named by position, by the devices of a group.
     """

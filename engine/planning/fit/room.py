@@ -1,6 +1,6 @@
 """The check whether a model fits beside the loaded models, and the choice of loaded models to unload if it does not.
 
-A model that fits only with some layers on the CPU may fit on the other devices alone if a loaded model is unloaded
+A model that needs the CPU for some layers while other models are loaded may need no CPU after one of these is unloaded
 (`find_whole`).
 """
 
@@ -24,8 +24,8 @@ class Room:
     """The loaded models that prevent another load.
 
     `victims`: models to unload first; empty if the load can begin.
-    `short`: (device id, missing bytes) of each short device while the victims are loaded.
-    `still_short`: (device id, missing bytes) of each device that is short even after the victims are unloaded.
+    `short`: (device id, missing bytes) of each device that lacks memory while the victims are loaded.
+    `still_short`: (device id, missing bytes) of each device that lacks memory even after the victims are unloaded.
     `workers`: ids of RPC workers that the load needs and loaded models use.
     """
 
@@ -38,9 +38,10 @@ class Room:
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return the models to unload before a load that needs the memory of `rows`.
 
-    If unloading all `others` is not enough, the result has all models that hold memory on short devices. The user may
-    then load nevertheless, because a forecast may be wrong.
+    If unloading all `others` is not enough, these are all models that hold memory on devices that lack it. The user
+    may then load nevertheless, because a forecast may be wrong.
 
+    `rows`: forecast of the memory that the load needs, one row for each device.
     `others`: loaded models that the load does not replace.
     `rig_without`: returns the rig with the free memory after the given models were unloaded.
     """

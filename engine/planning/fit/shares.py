@@ -1,4 +1,7 @@
-"""Search for shares of split mode tensor that fit into memory, with more layers on the CPU if necessary."""
+"""Search for device shares in split mode tensor with which a layout fits into memory.
+
+If no shares are enough, layers are moved to the CPU too.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ _ROUNDS = 8
 _WHOLE = 1000
 """Sum of the new shares, which are whole numbers. llama.cpp rounds shares to coarser steps than this."""
 _SPARE = 0.98
-"""Divisor of the computed reduction of a device's share, if the device lacks memory.
+"""If a device lacks memory, the computed reduction of its share is divided by this: 2 % more is taken than computed.
 
-So the reduction is 2 % larger than computed, because a device's part of a layer is a whole number of heads.
+The reason is that a device's part of a layer is a whole number of heads.
 """
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
-    """Return `layout`, of mode tensor, with its shares changed until it is within the limits of `needs`.
+    """Return `layout`, which is in split mode tensor, with shares with which it is within the limits of `needs`.
 
     If no shares fit, layers are moved to the CPU too, as few as possible. None if that does not help.
     """

@@ -35,7 +35,7 @@ from engine.planning.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
 KEPT = 128
-"""Largest number of devices whose speeds are saved."""
+"""Largest number of devices whose speeds are saved, and of saved choices."""
 MAX_BATCH = 1 << 16
 """Largest batch size, in tokens, that a saved choice may have; choices with a larger one are ignored."""
 _THREADS = ("threads", "threads_batch")
@@ -70,7 +70,7 @@ class SpeedBook:
 
     `devices`: measurements by device key (`speed_key`).
     `answers`, `prompts`: measured times of the latest answers and prompts, newest last.
-    `choices`: settings that a measurement preferred, newest last.
+    `choices`: values of settings that were fastest in a measurement, newest last.
     """
 
     devices: Mapping[str, KeptDevice]
@@ -79,13 +79,16 @@ class SpeedBook:
     choices: tuple[MeasuredChoice, ...] = ()
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the saved choices for its host: values of settings that were measured as best there."""
+        """Return `rig` with the saved choices for its host: values of settings that were fastest in a measurement."""
         machine = machine_key(rig.host) if self.choices else ""
         found = tuple(each for each in self.choices if each.machine == machine)
         return rig if found == rig.host.choices else replace(rig, host=replace(rig.host, choices=found))
 
     def with_choices(self, choices: Iterable[MeasuredChoice]) -> SpeedBook:
-        """Return the book with new choices; earlier ones for the same setting, computer and load are replaced."""
+        """Return the book with new choices. Each replaces an earlier one for the same setting, computer and `load`.
+
+        A choice is the value of a setting that was fastest in a measurement. `load` is the key of model and devices.
+        """
         kept = {(each.setting, each.machine, each.load): each for each in self.choices}
         for each in choices:
             # Taken out and put in again, so that the oldest is dropped.
@@ -271,7 +274,10 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
 
 
 def machine_key(host: Device) -> str:
-    """Return the key of this computer and its engine for measured choices: another engine may prefer another value."""
+    """Return the key by which measured choices are saved: it identifies this computer and the build of its engine.
+
+    The engine is included, because with another build another value of a setting may be fastest.
+    """
     processor = own_processor()
     counts = processor.cores, processor.performance_cores, processor.quota_cores, len(usable_processors())
     words = "|".join((host.name, *map(str, counts), engine_build()))

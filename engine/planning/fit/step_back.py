@@ -1,8 +1,8 @@
 """Search for the next layout to try after one that did not fit.
 
 A load that ran out of memory shows how much memory a device really has. A probe shows how much more memory llama.cpp
-needs than the estimate. All attempts together give one memory limit for each device. The next layout is the one within
-these limits that differs least from the last one.
+needs than the estimate. All loads and probes of earlier layouts together give one memory limit for each device. The
+next layout is the one within these limits that differs least from the last one.
 """
 
 from __future__ import annotations

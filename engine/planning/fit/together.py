@@ -73,7 +73,7 @@ class Placed:
 
     @property
     def n_host_layers(self) -> int:
-        """Number of layers with weights on the CPU, by the layout or by an override of their experts."""
+        """Number of layers on the CPU; all layers if an override moves anything to the CPU."""
         layout = self.plan.edit.layout
         moved = any(override.device == CPU_ID for override in layout.overrides)
         return layout.n_layers if moved else sum(run.length for run in layout.runs if run.device == CPU_ID)
@@ -86,7 +86,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one model gains if another model is left out: its figures `before` and `after` that."""
+    """What one model gains if another model is left out.
+
+    `before`, `after`: figures of its plan with and without the other model.
+    """
 
     name: str
     before: Figures
@@ -252,9 +255,10 @@ class _Planner:
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
         """Return the model that should be left out, and the gains of the other models; None if no other model gains.
 
-        Each model is left out once, the least important one first. The first one without which all others have nothing
-        on the CPU is returned. If there is none, it is the one without which the most others newly fit or have nothing
-        on the CPU, and then the fewest layers are on the CPU.
+        Plans without one of the models are compared, beginning with the plan without the least important one. The first
+        plan in which all other models fit without the CPU decides. If there is none, it is the plan in which the most
+        models fit without the CPU, or fit at all and did not before. Of equal plans, it is the one with the fewest
+        layers on the CPU.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)
@@ -323,9 +327,9 @@ class _Planner:
 def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
     """Yield orders in which the models are planned; a model gets the memory that earlier ones in the order leave.
 
-    The orders are: large models by importance and then small models; the reverse; large models by file size and then
-    small models. Models that are too large for all devices together come last in each order: they would take memory
-    from the others and still be slow.
+    The orders are: large models by importance, then small models; small models, then large models by importance; large
+    models by file size, then small models. Models that are too large for all devices together come last in each order:
+    they would take memory from the others and still be slow.
     """
     too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]

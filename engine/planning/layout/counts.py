@@ -20,7 +20,8 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     """Return the layout with `count` layers on a device; each device then has one run of neighbouring layers.
 
     Added layers come from the CPU first, then from the devices after `device` in layer order, then from the devices
-    before it. Removed layers all go to the first of these devices that has layers; to the CPU if there is none.
+    before it. Removed layers all go to the CPU if it has layers, else to the next device in layer order, else to the
+    previous one. If no other device has layers, they go to the CPU.
 
     Raises:
         LayoutError: the model has fewer than `count` layers. Also if layers are to leave the CPU, and no other device
@@ -44,7 +45,9 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     missing = count - counts[device]
     if missing < 0 and len(order) == 1:
         if device == CPU_ID:
-            raise LayoutError(tr("to move layers off the CPU, raise the number of another device"), place="runs")
+            raise LayoutError(
+                tr("to move layers off the CPU, raise the number of layers on another device"), place="runs"
+            )
         order.insert(0, CPU_ID)
         counts[CPU_ID] = 0
     place = order.index(device)

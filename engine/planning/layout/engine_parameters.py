@@ -16,7 +16,7 @@ from engine.planning.layout.layout import Layout, Run, SplitMode, merge_runs
 from engine.planning.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
-"""Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): the most devices with a share."""
+"""Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): largest number of devices with a share."""
 MAX_ENTRIES = 15
 """Largest number of entries of llama.cpp's device list.
 
@@ -60,8 +60,9 @@ def float32(value: float) -> float:
 
 
 def entries(layout: Layout) -> tuple[Run, ...]:
-    """Return the runs of layers that become entries of llama.cpp's device list; layer `n_layers` is the output layer.
+    """Return the runs (neighbouring layers on one device) that become entries of llama.cpp's device list.
 
+    The layer with the index `n_layers` is the output layer.
     A CPU run at the front is not an entry, because `n_gpu_layers` leaves its layers out. The output layer is an entry
     of its own if it is on another device than the last layer.
     """
@@ -94,7 +95,10 @@ def split_members(layout: Layout) -> tuple[str, ...]:
 
 
 def used_devices(layout: Layout) -> frozenset[str]:
-    """Return the ids of all devices that a load of `layout` opens: of layers, output layer, shares and overrides."""
+    """Return the ids of all devices that a load of `layout` opens.
+
+    These are the devices that have layers, the output layer, a share above 0, or an override.
+    """
     return frozenset((*layout.devices, *split_members(layout), *(each.device for each in layout.overrides)))
 
 

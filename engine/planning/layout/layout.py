@@ -148,6 +148,7 @@ class Layout:
     def move_boundary(self, boundary_index: int, layer: int) -> Layout:
         """Return the layout in which run `boundary_index` ends before `layer` and the next run begins with `layer`.
 
+        A run is neighbouring layers on one device.
         `layer` is clamped so that both runs keep at least one layer.
         """
         if not 0 <= boundary_index < len(self.runs) - 1:
@@ -285,7 +286,9 @@ def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
 
 
 def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
-    """Check that `runs` contain each of `n_layers` layers once and in order; neighbouring runs may be on one device.
+    """Check that `runs` contain each of `n_layers` layers once and in order.
+
+    A run is neighbouring layers on one device. Here the next run may be on the same device.
 
     Raises:
         LayoutError: a layer is missing, repeated or out of order, or `n_layers` is not between 1 and `MAX_LAYERS`.
@@ -296,7 +299,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
             place="model.layers",
         )
     if not runs:
-        raise LayoutError(tr("there are no runs; assign every layer to a device"), place="runs")
+        raise LayoutError(tr("no layer is assigned to a device; assign every layer to one"), place="runs")
     # `expected` is the layer that the next run has to start with.
     expected = 0
     for index, run in enumerate(runs):

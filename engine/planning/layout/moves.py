@@ -36,7 +36,10 @@ class Move(ABC):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryMove(Move):
-    """Moves the boundary between runs `index` and `index + 1`: run `index + 1` then begins with `layer`."""
+    """Moves the boundary between runs `index` and `index + 1`: run `index + 1` then begins with `layer`.
+
+    A run is neighbouring layers on one device.
+    """
 
     index: int
     layer: int
@@ -127,7 +130,7 @@ class DraftMove(Move):
         return tr("move the draft")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` unchanged. `Edit.after` moves the draft, because how depends on the kind of draft."""
+        """Return `layout` unchanged: the move is made by `Edit.after`, which knows the kind of draft."""
         return layout
 
 
@@ -138,7 +141,7 @@ class SharesMove(Move):
     shares: tuple[tuple[str, float], ...]
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` with the new shares, and with runs computed from them."""
+        """Return `layout` with the new shares, and with layers on each device in proportion to its share."""
         return with_shares(layout, self.shares)
 
 

@@ -1,4 +1,6 @@
-"""Operations of recurrent layers for which the backend of a lent device has no kernel, so that the RPC worker aborts.
+"""Operations of recurrent layers with which the RPC worker of a lent device aborts, because its backend has no kernel.
+
+A lent device is a device of another computer, used over RPC.
 
 On a local card, the scheduler assigns such an operation to the CPU. ggml's RPC client does not ask the worker whether
 it has a kernel (`ggml_backend_rpc_device_supports_op`). Paired machines report their backend (`RemoteFacts.backend`).

@@ -62,9 +62,10 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return a layout of mode row as one of mode layer, with each layer on its computing device (`dev_layer`).
+    """Return the layout of mode layer in which each layer is on the device that computes it in mode row (`dev_layer`).
 
-    This device also has the layer's KV cache. Mirrors `llama_model_base::load_tensors`.
+    `layout` is of mode row. The device that computes a layer also has its KV cache. Mirrors
+    `llama_model_base::load_tensors`.
     """
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])
@@ -95,8 +96,8 @@ def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Viola
     if stack is not None:
         yield Violation(
             "row_weights",
-            tr("In split mode row the engine aborts with stacked weights such as {name}.", name=stack.name),
-            tr("Override these weights to the CPU (experts), or choose split mode layer."),
+            tr("In split mode row the engine aborts with three-dimensional weights such as {name}.", name=stack.name),
+            tr("Move these weights (mostly experts) to the CPU by an override, or choose split mode layer."),
         )
     odd = next((tensor for tensor in split if tensor.type_name not in _ROUNDING), None)
     if odd is not None:

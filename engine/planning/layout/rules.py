@@ -308,8 +308,8 @@ def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: Cont
         yield Violation(
             "separate_sequences",
             tr(
-                "{device} cannot compute the CPU layers for {n_seq_max} sequences with separate K caches of type "
-                "{type_k} and without flash attention.",
+                "{device} cannot compute attention of CPU layers with these settings: flash attention is off, and each "
+                "of {n_seq_max} sequences has a separate K cache of type {type_k}.",
                 device=card.id,
                 n_seq_max=context.n_seq_max,
                 type_k=context.type_k,
@@ -376,14 +376,14 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield Violation(
             "too_many_entries",
             tr(
-                "The layout has too many separate runs. Each run needs an entry in the engine's list of devices: this "
-                "layout needs {count} entries, and at most {max_entries} are allowed.",
+                "The layout has too many separate groups of layers. Each group needs an entry in the engine's list of "
+                "devices: this layout needs {count} entries, and at most {max_entries} are allowed.",
                 count=count,
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge runs, so that layers of one device follow each other. No entry is needed for CPU layers at the "
-                "front, or for an output layer on the device of the last layer."
+                "Merge groups, so that the layers of a device are next to each other. No entry is needed for CPU "
+                "layers at the front, or for an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
@@ -395,19 +395,19 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
             # llama.cpp makes a backend for each entry. Two backends of one device are two streams over the same
             # memory; whether results stay right is found by the self-test of the device.
             unknown = tr(
-                "it is not known whether the engine works correctly with two streams on one {backend} device.",
+                "it is not known whether the engine works correctly if one {backend} device is used twice.",
                 backend=device.backend,
             )
             yield Violation(
                 "repeated_device",
                 tr(
-                    "{name} is used by more than one run: {reason}",
+                    "{name} has more than one group of layers: {reason}",
                     name=name,
                     reason=unknown if fault is None else fault.reason,
                 ),
                 tr(
-                    "Put all layers on {name} into one run; put the output layer there only if this run is the "
-                    "last. Or run the self-test of {name} (Devices > Test Devices Used Twice in a Layout).",
+                    "Put all layers on {name} next to each other; put the output layer there only if the last layer is "
+                    "there too. Or run the self-test of {name} (Devices > Test Devices Used Twice in a Layout).",
                     name=name,
                 ),
             )

@@ -148,9 +148,9 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
 def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
     """Yield a violation if a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
 
-    llama.cpp rounds the shares, and begins at another device in each layer. If a share is not a whole number of heads,
-    the Q heads of such a layer are on other devices than the K heads that they read, and llama.cpp aborts
-    (ggml-backend-meta.cpp: "Assert that ratio is consistent").
+    llama.cpp rounds shares to whole heads, beginning with another device in each layer. If a share is not a whole
+    number of heads, Q heads of such a layer are on other devices than the K heads that they read in an earlier layer,
+    and llama.cpp aborts (ggml-backend-meta.cpp: "Assert that ratio is consistent").
     """
     shares_kv = architecture_rules(model.architecture).shares_kv
     if not shares_kv or not model.hyper_parameter("attention.shared_kv_layers"):
@@ -279,7 +279,8 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
     """Return `layout` in another split mode.
 
     In modes tensor and row every device that supports the mode gets a share by its free memory. CPU layers at the front
-    stay there. The runs of the other layers follow the shares, so that mode layer can be chosen again later.
+    stay there. The other layers are assigned to devices in proportion to the shares. This assignment counts if mode
+    layer is chosen again later.
     """
     if mode == layout.split_mode or mode in ("layer", "none"):
         return layout.with_split_mode(mode)
@@ -300,7 +301,10 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
 
 
 def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout:
-    """Return `layout`, which must be in mode tensor or row, with new shares, and with runs computed from them."""
+    """Return `layout` with new shares, and with layers on each device in proportion to its share.
+
+    `layout` must be in mode tensor or row. CPU layers at the front stay there.
+    """
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 
 

@@ -133,15 +133,17 @@ def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
 ROW_PADDING = 512
 """Multiple to which CUDA-like backends pad the elements of quantised rows: `MATRIX_ROW_PADDING` in common.cuh.
 
-It is used for weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and
-results (`_cuda_bytes` in `compute_graph/devices.py`); also for rows in split mode row (`row_slices`), copies of weights
-for op offload (`WeightFacts.padding_bytes`) and CUDA's pools (`_mmq_bytes` in `cuda_pools.py`). Split mode tensor pads
-its parts by `padded_bytes`.
-In `tests/engine/planning/memory`, `test_row_padding.py`, `test_kv_cache.py` and `test_row_split.py` cover it,
-`test_cuda_pools.py` checks bounds of the pools,
-`test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers;
-`tests/engine/cuda/test_remote_cards.py` loads such rows (`--backend cuda`). `tests/zoo/simdev.c` has its own 512, since
-it is C.
+It is used for:
+- weights (`row_padding_bytes` in `tensors.py`), rows of them in split mode row (`row_slices`), their parts in split mode
+  tensor (`padded_bytes`), and copies of them for op offload (`WeightFacts.padding_bytes`);
+- KV caches (`CacheTensor.size_bytes` in `kv_cache.py`);
+- results (`_cuda_bytes` in `compute_graph/devices.py`) and CUDA's pools (`_mmq_bytes` in `cuda_pools.py`).
+
+It is tested by `test_row_padding.py`, `test_kv_cache.py` and `test_row_split.py` in `tests/engine/planning/memory`, and
+compared with llama.cpp's own numbers by `test_weights.py` and `test_estimate_truth.py` there. `test_cuda_pools.py` checks
+bounds of the pools.
+`tests/engine/cuda/test_remote_cards.py` loads such rows on cards (`--backend cuda`). `tests/zoo/simdev.c`, which is in
+C, has a constant of its own.
 """
 
 
@@ -281,8 +283,8 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
     client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
     are padded as on its device.
 
-    `overhead_bytes`: measured memory of loads on the worker's device beyond llama.cpp's buffers. It is 0 if none was
-    measured, because memory that the worker's process uses is not part of the free memory that the worker reports.
+    `overhead_bytes`: bytes beyond llama.cpp's buffers that loads on the worker's device took in measurements; 0 without
+    measurements. The overhead of the worker's own process is not in it: the worker reports free memory without that.
     """
     behind = TRAITS.get(backend)
     if behind is None:

@@ -6,8 +6,8 @@ of it is allocated in the warm-up, which computes a full micro batch. If flash a
 while the context fills.
 
 Sizes follow the sources of llama.cpp; each function names the one that it mirrors. They are valid for cards from Turing
-on with virtual memory, as in NVIDIA's drivers. Values that depend on the card are those of the largest one:
-multiprocessors and cuBLAS's workspace. So the result is an upper bound.
+on with virtual memory, as in NVIDIA's drivers. The number of multiprocessors and cuBLAS's workspace depend on the card.
+Here they are those of the largest card, so the result is an upper bound.
 """
 
 from __future__ import annotations

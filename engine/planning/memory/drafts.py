@@ -57,7 +57,7 @@ def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> 
     Both files are read, so this must not be called in the GUI thread.
 
     Raises:
-        ModelFileError: the file is no model, or its vocabulary differs.
+        ModelFileError: the file is no model, writes no text, has recurrent state, or its vocabulary differs.
     """
     found = read_model(path)
     if found.metadata.get("general.type") == "mmproj" or found.architecture == "clip":
@@ -99,8 +99,8 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
     `folder`: folder of the layout file.
 
     Raises:
-        ModelFileError: the file is no model, its vocabulary differs, or it has another number of layers than its
-        layout.
+        ModelFileError: the file cannot be the draft model of `model` (see `read_draft`), or its number of layers is not
+        that of the layout for it.
     """
     if entry is None or entry.kind != "model":
         return None if entry is None else Draft(entry.kind, entry.n_tokens)

@@ -24,9 +24,9 @@ _MOVES = 128
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the layout on one device, if a device holds everything: on the one with the most memory left.
+    """Yield the layout on a single device, if one holds everything; else the most evenly filled layout.
 
-    Otherwise yield the most evenly filled layout.
+    If several devices hold everything, the one with the most memory left is used.
     """
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
@@ -60,7 +60,7 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
         )
     else:
         why = (
-            tr("Apart from pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+            tr("Besides the pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
         )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
@@ -98,7 +98,7 @@ def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
-    """Move single layers across boundaries of runs while that increases `_evenness`, and return the new layout."""
+    """Return the layout after moves of single layers to the neighbouring device, made while `_evenness` increases."""
     best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]
@@ -120,7 +120,7 @@ def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
 
 
 def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:
-    """Return the free bytes beyond the margin, by id of the devices that hold layers or other parts."""
+    """Return the bytes that stay free beyond the margin on each device that holds anything, by device id."""
     found = bench.need(layout)
     return {
         device_id: size - found[device_id].need_bytes

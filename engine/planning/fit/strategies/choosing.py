@@ -76,7 +76,7 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
         return ""
     if bench.pinned:
         return tr(
-            " On the CPU remain {parts}: apart from pinned layers no device has room for more.", parts=name_list(parts)
+            " On the CPU remain {parts}: besides the pinned layers no device has room for more.", parts=name_list(parts)
         )
     return tr(" On the CPU remain {parts}: no device has room for more.", parts=name_list(parts))
 
@@ -191,7 +191,7 @@ def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
     for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):
         if sparse is not None:
             reason = tr(
-                "Dense parts first, then experts: {runs}.{rest}",
+                "Devices are filled with dense parts first, then with experts: {runs}.{rest}",
                 runs=describe_runs(sparse),
                 rest=describe_rest(bench, sparse),
             )

@@ -45,7 +45,7 @@ from engine.planning.speed.words import rate_text
 from engine.planning.speed.work import Work
 
 _TOLD_SHARE = 0.02
-"""Smallest share of a token's time with which a link is mentioned in the explanation."""
+"""A link is mentioned in the explanation only if it takes at least this part of the time per token."""
 _MAX_ORDERS = 24
 """Largest number of device orders that are tried: 24 is the number of orders of four devices.
 

@@ -1,7 +1,7 @@
 """Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
-The capacity search of this module compares bytes of layers with the room of each device. Devices are filled to the same
-share of their room. The search finds the smallest share with which as many layers are placed as with full devices.
+The capacity search of this module compares bytes of layers with the room of each device. It fills devices evenly: each
+up to the same share of its room. This share is the smallest with which as many layers are placed as with full devices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
     """Return the layout that the capacity search of this module finds.
 
-    Estimates correct its result up to `_CORRECTIONS` times. None if devices still lack memory then.
+    If a device lacks memory according to the estimate of that layout, the search is repeated with less room on the
+    device, up to `_CORRECTIONS` times in all. None if memory is still lacking then.
 
     `spread`: if True, all devices are used, else the fewest.
     """
@@ -136,7 +137,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            tr("Apart from pinned layers nothing more fits on devices")
+            tr("Besides the pinned layers nothing more fits on devices")
             if bench.pinned
             else tr("All devices together are too small")
         )
@@ -174,8 +175,7 @@ class Place:
     """A device for `place_layers`, which divides layers by their bytes.
 
     `room_bytes`: bytes for layers.
-    `rank`: 0 for a card with its own memory, 1 for an integrated one, 2 for a remote one. Devices with a lower rank are
-    filled first and get the later layers.
+    `rank`: rank of the device as in `reach_rank`. Devices with a lower rank are filled first and get the later layers.
     """
 
     id: str

@@ -19,7 +19,7 @@ _PIPELINE_TRIES = 3
 def whole_layout(bench: Workbench, device: Device) -> Layout | None:
     """Return the layout with everything on one device.
 
-    None if it does not fit or something is pinned to another device, which includes the CPU.
+    None if it does not fit, or if something is pinned to another device or to the CPU.
     """
     layout = bench.layout([device.id] * bench.n_layers)
     # The usable bytes first: weights alone often exceed them, which is quick to see, and a report decides settings.
@@ -182,7 +182,8 @@ class _Pass:
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
         """Return whether no device exceeds its memory.
 
-        Device `front` and devices that pinned layers overfill are checked only if they are `filled`.
+        Two kinds of devices are checked only while they get layers themselves: `front`, and devices that are too small
+        for the layers pinned to them.
 
         `places`: device id of each layer.
         `output`: device id of the output layer; None for the device of the last layer.

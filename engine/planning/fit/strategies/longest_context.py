@@ -33,8 +33,8 @@ def longest_context(
 ) -> AutoLayout:
     """Return a layout on the fewest devices with the longest context that fits, at most the trained length.
 
-    The length counts for each parallel request. Of several allowed cache types, the first one that reaches the trained
-    length is used; if none does, the one with the longest context.
+    Each parallel request has a context of this length. Of several allowed cache types, the first one that reaches the
+    upper limit (`max_ctx`, at most the trained length) is used; if none does, the one with the longest context.
     """
     limit = _limit(memory, context, constraints)
     bases = [_with_types(context, cache_type) for cache_type in constraints.kv_types] or [context]

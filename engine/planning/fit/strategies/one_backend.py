@@ -63,7 +63,7 @@ def best_backend(
     """Search with the devices of each backend alone, and return the best layout.
 
     The criteria, the most important first: the layout fits, its context is long, many layers are on the backend's
-    devices, and it is fast.
+    devices, it uses several devices if a split was requested, and it is fast.
 
     `find`: searches for a layout on the given rig.
     """
@@ -108,7 +108,8 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
         )
     if best.splits != second.splits:
         return tr(
-            "Only {backend} is used: a split over several devices was requested, and {other} does not allow it.",
+            "Only {backend} is used: a split over several devices was requested, and the layout for {other} uses only "
+            "one device.",
             backend=best.backend,
             other=second.backend,
         )

@@ -38,7 +38,7 @@ def proportional_counts(
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.
-    `other_bytes`: bytes of the model outside of its layers. They are on one device, which gets fewer layers for them.
+    `other_bytes`: bytes of the model outside of its layers. One device has all of them, and therefore fewer layers.
     `main`: index of that device in `shares`.
     """
     total = sum(shares)

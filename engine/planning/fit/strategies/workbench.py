@@ -47,7 +47,9 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return the rank of a device, as `rank` or `SLOW_LINK`. Devices with lower ranks are used first.
+    """Return `SLOW_LINK` for a remote device over a slow link, else the `rank` of the device.
+
+    Devices with lower ranks are used first.
 
     A link is slow if a transfer over it takes `SLOW_HOP_S` or longer by its measurement.
     """
@@ -82,7 +84,8 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
 class Workbench:
     """A model with settings on a rig, with everything that strategies need to try layouts.
 
-    `devices`: devices that may hold layers; local cards first, devices over slow links last; larger before smaller.
+    `devices`: devices that may hold layers, sorted by rank (`reach_rank`): local cards first, devices over slow links
+    last. Of one rank, the device with the most usable bytes comes first.
     `usable`: bytes that a layout may use, by id of each device except the host.
     `layers`: bytes of each layer.
     `pinned`: device id of each pinned layer.
@@ -203,7 +206,7 @@ class Workbench:
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
         """Return the side files with a fixed device for the projector, so that all layouts keep room for it.
 
-        It is the device that is chosen automatically if all layers are on the CPU.
+        This device is the one that is chosen automatically if all layers are on the CPU.
 
         `on_host`: plan with all layers on the CPU.
         """

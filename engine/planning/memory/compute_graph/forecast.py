@@ -207,7 +207,10 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention is certain to run on each layer's device; False if the graph decides that."""
+        """Return whether flash attention is certain to run on each layer's device.
+
+        False if that is known only after the graph is built and assigned to backends.
+        """
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False

@@ -1,10 +1,10 @@
 """The graph of a layout as a list of sections, from the embeddings to the output matrix.
 
 A section is consecutive nodes of the graph, mostly those of one layer. The sections of one device are a `SectionGroup`
-with its own list of backends. The list has the backends of the group's layers and of their neighbours, those of the
-devices that overrides name, and the first backend of each kind of device, since the scheduler uses the first backend
-that can compute a node. So cached results are also valid for other devices of the same kinds. If a boundary is dragged,
-only results that depend on it are computed anew.
+with its own list of backends: those of the group's layers and of their neighbours, and those of the devices that
+overrides name. The first backend of each kind of device is in the list too, because the scheduler uses the first one
+that can compute a node. Backends are identified by their position in the list, so cached results are also valid for
+other devices of the same kinds. If a boundary is dragged, only results that depend on it are computed anew.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from engine.planning.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
 _MOST_REMEMBERED = 400
-"""Largest number of cached fills of one `LayoutGraph`; a fill takes about 11 KB with all that belongs to it.
+"""Largest number of cached allocations (results of `PassCache.fill`) of one `LayoutGraph`.
 
-1,500 random layouts of a model of 16 layers made 3,600 of them, and all graphs together took 160 MB. With bounds of
-500 and 1,000 no drag over eight cards was slower than with 40,000 (`benchmarks/drag_time.py`).
+One takes about 11 KB, with all that is cached for it. 1,500 random layouts of a model of 16 layers made 3,600 of them,
+and all graphs together took 160 MB. With limits of 500 and 1,000 no drag over eight cards was slower than with a limit
+of 40,000 (`benchmarks/drag_time.py`).
 """
 _MOST_GROUPS = 4096
 
@@ -66,7 +67,7 @@ class _PlacedSections:
     `mixed`: section of layers on several devices, by the section's number and the devices of its layers.
     `groups`: cached section groups (the sections of one device).
     `ends`: section of the output layer, by devices of the last layers and the output layer.
-    `plain`: None if the overrides name devices by id; else the object for the same overrides with device ids.
+    `plain`: object for the same overrides with device ids; None if the overrides of this object have device ids.
     `names`: name of each device in the overrides, by device id; empty if they name devices by id.
     `renamed`: objects for the same overrides with devices named by position, by the devices of a group.
     """
@@ -317,8 +318,9 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> SectionGroup:
-        """Return a new group of the sections `start` to `end` - 1 of the graph, which begins and ends between two
-        devices.
+        """Return a new group of the sections `start` to `end` - 1 of the graph.
+
+        A group begins and ends at a border between devices, or at an end of the graph.
 
         `parts`: layers of each device in the group and next to it.
         `output`: device id of the output layer.

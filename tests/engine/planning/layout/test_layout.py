@@ -114,7 +114,7 @@ def test_modes_inside_layers_start_with_shares_by_layer_count_and_drop_them_agai
 @pytest.mark.parametrize(
     ("runs", "place", "words"),
     [
-        ([], "runs", "no runs"),
+        ([], "runs", "no layer is assigned"),
         ([Run("A", 1, 9)], "runs[0].layers", "must start at layer 0"),
         ([Run("A", 0, 3), Run("B", 5, 9)], "runs[1].layers", "layer 4 is on no device"),
         ([Run("A", 0, 3), Run("B", 6, 9)], "runs[1].layers", "layers 4-5 are on no device"),

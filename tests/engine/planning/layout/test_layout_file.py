@@ -72,7 +72,7 @@ def test_overrides_and_shares_are_read() -> None:
         ({"model": {"name": "m", "layers": 8}}, "runs[2].layers", "layers 0-7"),
         ({"model": []}, "model", "an object, not a list"),
         ({"runs": {}}, "runs", "a list, not an object"),
-        ({"runs": []}, "runs", "no runs"),
+        ({"runs": []}, "runs", "no layer is assigned"),
         ({"runs": ["A"]}, "runs[0]", 'an object, not "A"'),
         ({"runs": [{"device": "A"}]}, "runs[0].layers", "key is missing"),
         ({"runs": [{"layers": "0-9"}]}, "runs[0].device", "key is missing"),

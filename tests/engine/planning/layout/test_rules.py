@@ -87,7 +87,7 @@ def test_only_the_host_and_remote_devices_may_come_twice() -> None:
     assert broken(alternating("RPC0", "CPU", "CUDA0", runs=5)) == []
     (violation,) = broken(alternating("CUDA0", "CUDA1", runs=3))
     assert violation.rule == "repeated_device"
-    assert violation.message.startswith("CUDA0 is used by more than one run")
+    assert violation.message.startswith("CUDA0 has more than one group of layers")
     assert rules(broken(make_layout(2, ["CUDA0", "CUDA1"], "CUDA0"))) == ["repeated_device"]
 
 

@@ -126,7 +126,7 @@ def test_weights_with_which_the_engine_aborts_are_refused() -> None:
     experts = memory_of(n_expert=8, n_expert_used=2)
     (found,) = violations(layout, experts.model, RIG, CONTEXT)
     assert found.rule == "row_weights"
-    assert "stacked weights such as blk.0.ffn_" in found.message
+    assert "three-dimensional weights such as blk.0.ffn_" in found.message
     away = replace(layout, overrides=(Override(CPU_ID, part="experts"),))
     assert violations(away, experts.model, RIG, CONTEXT) == ()
     (found,) = violations(layout, memory_of("BF16").model, RIG, CONTEXT)

@@ -375,8 +375,9 @@ class GraphContext:
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return a node of the operation `op`, which llama.cpp replaces by several if it is not on the device of its
-        layer.
+        """Return a node of the fused operation `op`.
+
+        llama.cpp replaces it by several nodes if it is not on the device of its layer.
         """
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))

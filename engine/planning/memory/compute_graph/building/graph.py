@@ -69,8 +69,7 @@ def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tenso
 def outer_norm(ctx: GraphContext, name: str, buft: str, current: Tensor, backend: int = -1) -> Tensor:
     """Return `current` normalised, then multiplied by the norm weights `name` if the file has them.
 
-    These weights belong to no layer, such as `output_norm`.
-
+    `name`: short name of weights that belong to no layer, such as `output_norm`.
     `buft`: buffer type of the weights.
     `backend`: index of the backend to which the node is pinned; -1 for none.
     """

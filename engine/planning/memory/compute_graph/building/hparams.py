@@ -52,7 +52,7 @@ def read_stacks(model: ModelFile) -> Stacks:
 
 
 _LEAST_LIMIT = 1e-6
-"""Limits up to this value in the file mean that gates are not clamped, as in `build_ffn` of llama-graph.cpp."""
+"""Gates are clamped only if the limit in the file is above this value, as in `build_ffn` of llama-graph.cpp."""
 _SIGMOID = 2
 """Number of the sigmoid router in files: `LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
 

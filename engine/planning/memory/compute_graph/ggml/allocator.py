@@ -278,7 +278,7 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Allocate the tensors of a section; return the buffers after it, and the sizes that they need for it.
+        """Allocate the tensors of a section; return the buffers after the section, and the sizes that it needs.
 
         `live_out`: tensors that must stay allocated after the section.
         `before`: buffers before the section.
@@ -399,7 +399,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the buffers after this section of the graph, and the sizes that they need for it."""
+        """Return the buffers after this section of the graph, and the sizes that the section needs."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for index, name in self._passed:
@@ -469,7 +469,7 @@ _VBUFFER_MAX_CHUNKS = 16
 The last chunk has no size limit (`ggml_dyn_tallocr_new_chunk`).
 """
 _CHUNK_STRIDE = 1 << 62
-"""Factor that puts the chunk's number into an offset: the offset in the chunk plus this factor times the number."""
+"""Factor for the number of a chunk in an offset: offset = chunk number * factor + offset in the chunk."""
 
 
 def n_chunks(buffer: DynTallocr) -> int:

@@ -3,9 +3,8 @@
 A result depends on the section and on a small state, which is what the pass hands from one section to the next. Layers
 repeat, and the state is the same again after a layer or two, so most results for a new layout are in the cache.
 
-The sections of one device are a `SectionGroup`. It has a short list of backends: those that its nodes can use. So
-results for the second and the third device of a layout are also valid for other devices of the same kinds. Results for
-whole groups are cached too.
+The sections of one device are a `SectionGroup`. It has a short list of backends: those that its nodes can use. So a
+result for one device is also valid for other devices with the same properties. Results for whole groups are cached too.
 
 The cached state of the buffers consists of their free blocks and the tensors in them. The highest end of a buffer is
 kept apart (`Growth`), because no later result depends on it.
@@ -288,7 +287,7 @@ class PassCache:
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
         """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in consecutive sections.
 
-        Return the new sections, and the places of nodes of later sections that are now computed in these.
+        Return the new sections, and the places of those nodes of later sections that the new sections compute.
 
         `behind`: following sections in which the last split continues.
         `used`: places of nodes of these sections that were moved to earlier sections.
@@ -359,7 +358,7 @@ class PassCache:
     ) -> tuple[Growth, int]:
         """Allocate the tensors of consecutive sections.
 
-        Return the sizes that the buffers need for them, and the number of the buffers' state after the last section.
+        Return the buffer sizes that these sections need, and the number of the buffers' state after the last section.
 
         `live_outs`: number of the `LiveOut` after each section.
         `state`: number of the buffers' state before the first section.

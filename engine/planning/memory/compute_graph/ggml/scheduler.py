@@ -32,8 +32,7 @@ from engine.planning.memory.compute_graph.ggml.splits import (
 )
 
 SCHED_MAX_COPIES = 4
-"""Number of copies of each input in pipeline parallelism (`GGML_SCHED_MAX_COPIES`): inputs of the graph and of splits.
-"""
+"""Number of copies of each input, of the graph or a split, in pipeline parallelism (`GGML_SCHED_MAX_COPIES`)."""
 _IGNORE_WEIGHTS = ("rope", "flash_attn")
 """Operations whose backend does not follow from the weights that they read.
 
@@ -494,7 +493,7 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the section's nodes as the allocator sees them, if all are on `backend` and need no copies.
+        """Return the section's nodes as the allocator sees them, provided that all are on `backend` without copies.
 
         Results are cached.
         """
@@ -565,8 +564,8 @@ def _reusable(section: Section, node: Node, indices: Sequence[int]) -> tuple[int
 
     A source may be a copy from another backend, but not a view.
 
-    `indices`: index of each source as the allocator sees it: of its copy if the node reads one, else of its memory's
-    owner.
+    `indices`: for each source, the index of the tensor whose memory the node reads: the copy of the source, or the
+    source's `view_src`, or the source itself.
     """
     tensors = section.tensors
     result = tensors[node.number]

@@ -4,7 +4,7 @@ Layers of one kind have the same nodes. So a section is built once for each pair
 the layer before), and used for all layers with this pair. A section contains several layers if a layer leaves nodes to
 the next one (ggml adds a tensor to the graph only in `ggml_build_forward_expand`). Buffer types and pinned backends are
 placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
-read have a name (`Key`), which depends on the distance of the two sections.
+read have a name (`Key`). It depends on the distance from the section that makes the tensor to the one that reads it.
 
 Some layers read tensors of layers that are not their neighbours. Then the whole graph is built, and `partition_graph`
 cuts it into sections. Such a section is used for one layer only, but on any devices.

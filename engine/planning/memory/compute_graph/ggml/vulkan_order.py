@@ -70,7 +70,8 @@ class SeenNode(NamedTuple):
 
     `number`, `base`: numbers of its result and of the result's `view_src`.
     `sources`, `source_bases`: numbers of its sources and of their `view_src`.
-    `available`: for each source, whether it needs no node of the split: a leaf tensor, or a copy from another backend.
+    `available`: for each source, whether no node of the split computes it: it is a leaf tensor, or a copy from another
+    backend.
     `uses`: number of nodes that read the result.
     """
 

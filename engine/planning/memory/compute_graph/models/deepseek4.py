@@ -37,7 +37,7 @@ class Compression:
     `places`: index of each token in its block.
     `kept`: indices of the tokens that are written to the state.
     `rows`: rows of the state to which these tokens are written.
-    `read`: rows of which complete blocks consist; they count the rows of the state first, then those of the batch.
+    `read`: indices of the rows in complete blocks. Rows of the state are numbered first, then those of the batch.
     `cells`: cells of the new compressed keys.
     `positions`: positions of the new compressed keys.
     `mask`: mask of attention to the compressed keys.

@@ -1,7 +1,7 @@
-"""Layers with a state that is updated by a delta rule (src/models/delta-net-base.cpp), and their attention layers.
+"""Layers with a state that is updated by a delta rule, and the attention layers of the same models.
 
-The rule has one decay for each head (qwen3next.cpp, qwen35.cpp), or one for each element of a key (KDA:
-kimi-linear.cpp, kimi-k3.cpp, glm5-next.cpp, bailingmoe3.cpp).
+Mirrors src/models/delta-net-base.cpp. The rule has one decay for each head (qwen3next.cpp, qwen35.cpp), or one for each
+element of a key (KDA: kimi-linear.cpp, kimi-k3.cpp, glm5-next.cpp, bailingmoe3.cpp).
 """
 
 from __future__ import annotations

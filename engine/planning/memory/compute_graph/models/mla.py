@@ -39,7 +39,7 @@ def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def gated(ctx: GraphContext, found: Tensor, current: Tensor) -> Tensor:
-    """Return `found`, the output of the heads, multiplied by the layer's gate; unchanged if it has none.
+    """Return `found`, the output of the heads, multiplied by the layer's gate; `found` itself if there is no gate.
 
     There is a gate value for each element or for each head.
     """

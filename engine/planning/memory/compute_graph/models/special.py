@@ -139,7 +139,7 @@ def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
 def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer in a model that runs all its layers several times (src/models/nanbeige.cpp).
 
-    The last layer of each run applies the output norm, unless `Style.bare_runs` is set.
+    The last layer of each repetition, except the final one, applies the output norm, unless `Style.bare_runs` is set.
     """
     current = decoder_layer(ctx, previous)
     ends_run = (ctx.layer.index + 1) % ctx.hparams.n_blocks == 0

@@ -50,7 +50,7 @@ MARGIN_PX = 8
 _NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now", "answer")
 
 
-PARKED = tr("The model is parked. The next question loads it again.")
+PARKED = tr("The model is parked (unloaded). The next question loads it again.")
 
 
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:

@@ -393,7 +393,7 @@ class SettingsPanel(QScrollArea):
     def flush_texts(self) -> None:
         """Emit pending changes of the system prompt, the template and the tools at once.
 
-        These are stored while somebody types. A half-typed value of a sampler may be invalid, or have another meaning.
+        Sampler values stay pending: a half-typed value may be invalid, or have another meaning.
         """
         self._timer.flush()
         self.template_field.flush()

@@ -1,7 +1,7 @@
 """Probes a layout: a load without memory (`no_alloc`) in a short-lived child gives llama.cpp's own numbers.
 
 Results are cached for the run of the program. If a forecast disagrees with a probe, the log gets everything that is
-needed to reproduce it.
+needed to reproduce the difference.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _rows(plan: Plan, answer: Probed) -> tuple[DeviceRow, ...]:
 
 
 def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRow:
-    """Return `row` with `draft_bytes` as the draft model's own dry load reported them."""
+    """Return `row` with `draft_bytes` set to the memory that a dry load of the draft model alone reported."""
     return make_row(device, replace(row.memory, draft_bytes=of_draft.buffer_bytes), row.grade)
 
 
@@ -210,7 +210,7 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with another compute buffer: the one that we computed.
+    """Return the row of a dry load with the size of its compute buffer replaced by the size that we computed.
 
     The computed size is already rounded for pinned host buffers. The projector's part stays as the dry load reported
     it.
@@ -326,7 +326,7 @@ class ProbeCache:
     def over(self, plan: Plan) -> Plan:
         """Return `plan` with its cached probe rows; unchanged if none are cached.
 
-        A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's time.
+        A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's mtime.
         """
         if not self._rows or plan.key is None:
             return plan
@@ -352,7 +352,9 @@ _log = logging.getLogger("layerdeck.defects")
 
 
 def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
-    """Log a defect if the forecast of a device is out of tolerance, with the text that reproduces it.
+    """Log a warning if forecast and probe of a device differ by more than the tolerance.
+
+    The warning contains the data with which the difference can be reproduced.
 
     `estimated`: computed rows of the forecast.
     `told`: rows of the probe.

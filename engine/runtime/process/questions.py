@@ -188,8 +188,8 @@ class Questions:
                 except queue.Empty:
                     raise WorkerStalledError(
                         tr(
-                            "The engine process gave no answer within {timeout_s:g} s. Close other programs and try "
-                            "again.",
+                            "The engine process gave no answer within {timeout_s:g} s. This computer may be too busy: "
+                            "close other programs, then try again.",
                             timeout_s=timeout_s,
                         )
                     ) from None
@@ -424,8 +424,8 @@ def error_with_endpoints(
     names = " or ".join(asked)
     return UnreachableError(
         tr(
-            "The engine process got no answer from {names}, which does not answer like an RPC worker. Check which "
-            "program runs there, and restart the worker.",
+            "The engine process got no valid answer from {names}. Check which program runs there, and restart the "
+            "RPC worker.",
             names=names,
         )
         if isinstance(error, WorkerStalledError)

@@ -74,7 +74,8 @@ class WorkHeartbeat:
     While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
     called, and the parent's stall timeout expires. As a context manager it ends the thread when the block is left.
 
-    `may_wait`: returns whether the process may wait for others now, so that `tell` is called without work too.
+    `may_wait`: returns whether the process may be waiting for RPC workers now. Then `tell` is called even if the
+    counters show no work.
     """
 
     def __init__(

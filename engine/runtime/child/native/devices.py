@@ -76,7 +76,7 @@ def mixes_streams(engine: Bindings, device: int) -> bool:
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
-"""Size above which a backend's buffer limit means that there is none: such backends return SIZE_MAX."""
+"""A backend that reports a buffer limit above this size in bytes has no limit: such backends return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Usual names of backends by ggml's own names, if these differ."""
 

@@ -93,7 +93,10 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Forget the allocations counted so far (small buffers of `Links`), because weights are loaded next."""
+        """Forget the allocations counted so far, because weights are loaded next.
+
+        Those allocations are the small buffers with which `Links` keeps connections to RPC workers open.
+        """
         self._pending.clear()
 
     def weights_done(self) -> None:

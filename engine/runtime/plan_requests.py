@@ -257,7 +257,8 @@ def bound_threads() -> dict[str, str]:
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
     """Return environment variables that hide the local cards of `rig` from a child, except those with ids in `used`.
 
-    Cards whose order is not certain stay visible. Blocks while the driver is asked for its cards.
+    If the used cards of a backend cannot be named with certainty, all its cards stay visible. Blocks while the driver
+    lists its cards.
     """
     found = {}
     hip, vulkan = _visible_numbers(rig, used, "HIP", "ROCm"), _visible_numbers(rig, used, "Vulkan", "Vulkan")

@@ -291,8 +291,10 @@ _TITLES: dict[SamplingGroup, str] = {
     "Mirostat": "Mirostat",
     "Shape": tr("Output format"),
 }
-"""Titles of the groups of sampling settings, in the order of the panel. Temperature and top-p come first, because they
-are changed most; `SAMPLING` has the order in which the sampler chain applies the settings."""
+"""Titles of the groups of sampling settings, in the order of the panel: settings that are changed often come first.
+
+The sampler chain applies the settings in another order, that of `SAMPLING`.
+"""
 FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
 """Keys of the settings that come first in their groups."""
 

@@ -41,7 +41,7 @@ class Probes:
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
-    `argv`: command of the child; None for the real one.
+    `argv`: command of the child; None for that of the model child.
     `cancel`: token that another thread may cancel to end the running probe; None if probes are not cancelled.
     `spare`: provides the child, and replaces `timeout_s` and `argv` by its own. None: a new child is started.
     """
@@ -146,7 +146,7 @@ def probe(
     """Return `plan` with the memory rows of a probe (a dry load in a child process of its own). Blocks.
 
     `timeout_s`: time limit in seconds.
-    `argv`: command of the child; None for the real one.
+    `argv`: command of the child; None for that of the model child.
 
     Raises:
         RuleViolationError, LayoutError: the layout cannot be loaded.

@@ -1,7 +1,7 @@
 """Classes for callers that wait until a child process answers their request.
 
-`Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because a
-probe's child needs most of its time for its start. `KeptChild` keeps one running between requests. `ask_child` is the
+`Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because the
+start of the child takes most of the time of a probe. `KeptChild` keeps one running between requests. `ask_child` is the
 short form for a single request.
 """
 
@@ -65,7 +65,7 @@ class Questions:
     `start_timeout_s`: time limit of the child's first message (`Hello`), in seconds; None for `timeout_s`.
     `stall_timeout_s`: longest silence; None for the longer of these two limits.
     `argv`: command; None for the model child.
-    `cancel`: cancels the request that runs.
+    `cancel`: token that cancels the running request; None if requests are not cancelled by a token.
     `name`: role of the process, for process lists and the log.
     `environment`: variables to add to our own.
     `messages`: union of the message types that the child may send.

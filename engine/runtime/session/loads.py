@@ -129,7 +129,7 @@ def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
     it.
 
     `plan`: the plan that was loaded.
-    `tried`: its layout, with the refusal of the device.
+    `tried`: its layout, and the allocation that the device refused.
     """
     assert tried.refusal is not None
     need = computing_need(plan, tried.refusal.device)
@@ -201,7 +201,7 @@ def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> No
     """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
 
     `reason`: why this layout is tried, as a sentence.
-    `tenths`: tenths of a device's capacity that the layout leaves unused after refusals.
+    `tenths`: back-off in tenths: how much of the capacity of devices that refused memory the layout leaves unused.
     """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))

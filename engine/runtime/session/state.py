@@ -159,7 +159,8 @@ class LoadRun:
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: tenths of a device's capacity that the layout leaves unused after refusals (`planning.fit.step_back`).
+    `tenths`: back-off in tenths: how much of the capacity of devices that refused memory the layout leaves unused
+    (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
@@ -255,7 +256,7 @@ class Exhausted:
     """A loaded layout on which a device ran out of memory in an answer.
 
     `edit`: layout and settings that were loaded.
-    `tried`: the layout with the refusal of the device.
+    `tried`: the layout, and the allocation that the device refused.
     `ending`: the event that reported the lack of memory.
     """
 

@@ -86,7 +86,7 @@ LARGE_CAP_BYTES = 8 * GIB
 
 For the receive buffer a large cap gets a quarter of the bytes above this size, at most `LARGEST_RECEIVE_BYTES`, unless
 the result of `RECEIVE_SHARE` is larger. Workers with large caps hold models of hundreds of GB, which have large
-tensors. The caps of lab rigs (RPC workers on this machine) are smaller, and nearly nothing is added to them.
+tensors. The caps of lab rigs (RPC workers on this machine) are smaller, and little is added to them.
 """
 LARGEST_RECEIVE_BYTES = 4 * GIB
 """Most bytes that are added to a large cap: room for a tensor with all experts of a layer.

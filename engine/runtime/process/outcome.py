@@ -168,7 +168,7 @@ class ProcessOutcome:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether the child ended although neither we nor a signal from outside ended it.
+        """Whether the child ended by itself: we did not end it, and no signal from outside did.
 
         Signals from outside are those with which a user or the system ends processes, such as SIGTERM, and SIGBUS. The
         system sends SIGBUS if a mapped model file became shorter, or if a disk fails.

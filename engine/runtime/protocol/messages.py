@@ -109,8 +109,8 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
 class ThreadSpeeds(Message, frozen=True, tag="thread_speeds", kw_only=True):
     """Measured speeds of the CPU by the number of threads, in the order of the request.
 
-    `answers`: matrix products with one column per second, as for each token of an answer.
-    `prompts`: matrix products with many columns per second, as for a micro batch of a prompt.
+    `answers`: number per second of matrix products with one column, as for each token of an answer.
+    `prompts`: number per second of matrix products with many columns, as for a micro batch of a prompt.
     """
 
     answers: tuple[float, ...]

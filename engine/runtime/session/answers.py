@@ -209,8 +209,9 @@ def update_timer(transition: Transition) -> None:
     """Start or cancel the stop timer. When it expires, the child is killed.
 
     The timer runs while the child is to end (close, unload, or a load that waits) and all its requests are being
-    stopped. A stop alone has no time limit: a graph node of a large model may take a minute, but a new load of the
-    model a quarter of an hour. The stall timeout finds a child that hangs.
+    stopped. Otherwise a stop has no time limit, because the end of the child would lose the model: a graph node of a
+    large model may take a minute, but loading the model again a quarter of an hour. The stall timeout finds a child
+    that hangs.
     """
     state = transition.state
     stoppable = _stoppable(state)

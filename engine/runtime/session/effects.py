@@ -61,7 +61,7 @@ class StopChild:
 
 @dataclass(frozen=True, slots=True)
 class KillChild:
-    """Effect: the driver kills a child without asking it to end."""
+    """Effect: the driver ends a child by SIGTERM, then SIGKILL, without waiting until it ends by itself."""
 
     child: int
 

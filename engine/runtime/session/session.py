@@ -74,7 +74,7 @@ class ModelSession:
 
     `receiver`: called in the session's thread with each new snapshot, with each event (except those of requests that
     have a receiver or `stream` of their own), and with readings of device memory and each `ComputingNeed`. A snapshot
-    comes before the events that led to it. The call should return soon, because the child's messages wait meanwhile.
+    comes before the events of the same change. The call should return soon: the child's messages wait meanwhile.
     `holders`: returns the processes that hold a device's memory; called in a worker thread after a load ran out of
     memory.
     `sequences`: folder in which the child may save and restore KV states; created if missing. None: it saves none.

@@ -73,7 +73,7 @@ def with_copies(rows: Iterable[DeviceRow], rig: Rig, estimate: Mapping[str, Devi
     """Return `rows` with `pipeline_bytes`, the part of each compute buffer that holds copies for pipeline parallelism.
 
     llama.cpp does not report that part; it is taken from `estimate`. If the copies did not fit, llama.cpp allocated
-    without them, and the buffer is smaller than in `estimate` by at least their size. The part is then 0.
+    the buffer without them. Then it is smaller than in `estimate` by at least their size, and the part is 0.
     """
     return tuple(_with_copies(row, rig, estimate.get(row.id, DeviceMemory())) for row in rows)
 

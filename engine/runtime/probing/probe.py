@@ -120,7 +120,7 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
-        """Return the child for a probe: that of the last probe if it has the same environment, files and devices."""
+        """Return the child of the last probe, or a new one if environment, files, devices or memory limit differ."""
         # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
         rights = request.access, request.devices, request.memory_bytes

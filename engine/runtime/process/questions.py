@@ -173,7 +173,7 @@ class Questions:
         `about`: description of the request, for the log.
 
         Raises:
-            EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
+            EngineError: the child reported a `Failure`, crashed or took too long, or the request was cancelled.
         """
         self._child.note_work(about)
         self._child.send(request)
@@ -205,7 +205,7 @@ class Questions:
         """Send `request` and yield its answers up to a message of type `last`. Only the stall timeout limits the time.
 
         Raises:
-            EngineError: the child's `Failure` by its kind, its crash, or the cancellation.
+            EngineError: the child reported a `Failure` or crashed, or the request was cancelled.
         """
         self._child.send(request)
         with cancel.waking(lambda: self._arrived.put(None)):
@@ -224,7 +224,7 @@ class Questions:
 
         Raises:
             queue.Empty: the deadline has passed.
-            EngineError: the child's `Failure` by its kind, its crash, or the cancellation.
+            EngineError: the child reported a `Failure` or crashed, or the request was cancelled.
         """
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -268,7 +268,7 @@ def ask_child(
     `environment`: variables to add to our own.
 
     Raises:
-        EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
+        EngineError: the child reported a `Failure`, crashed or took too long, or the request was cancelled.
     """
     with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name, environment=environment) as child:
         return child.ask(request, answer_type)

@@ -133,7 +133,7 @@ def _end_with_us(lifeline: int, owner: int) -> None:
 def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     """Wait at most `timeout_s` for the end of a process.
 
-    Return its exit code, which is the negative number of a signal that ended it; None if it still runs.
+    Return its exit code, or the negative number of the signal that ended it; None if it still runs.
     """
     try:
         return process.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""Heartbeat of a child during native code that reports nothing, based on counters of the resources that it uses.
+"""Heartbeat of a child while native code runs that reports nothing. It is based on counters of resource use.
 
 llama.cpp reports nothing while it allocates or computes a long batch. The parent regards a child as stalled after 60 s
 of silence. So a child sends a heartbeat as long as its processor time, memory, disk or network use shows that it works.

@@ -130,7 +130,7 @@ class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
-    """Answer to `ListDevices`: the devices that ggml has, and the engine packs that were loaded for them."""
+    """Answer to `ListDevices`: the devices that ggml has, and the results of loading the engine packs."""
 
     devices: tuple[GgmlDevice, ...]
     packs: tuple[PackLoad, ...] = ()
@@ -381,7 +381,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `context_used`: number of KV cells that the sequence takes at the end.
     `stop_text`: the stop text that ended the answer; empty if none did.
     `replaced`: why the chat template failed and ChatML was used instead; empty if it did not fail.
-    `replaced_for_log`: the same reason without text from the template, which may quote the conversation.
+    `replaced_for_log`: the same reason without texts of the template, because these may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: number of tokens that context shifts removed during the answer.
     `draft`: statistics of speculative decoding for the answer; None if the load has no draft.

@@ -75,9 +75,9 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
 EARLY_BYTES = 10 << 20
 """Size in bytes above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
 EARLY_LEAST_BYTES = 400 << 20
-"""Smallest total size of large weights for which weights are sent early, in bytes.
+"""Least total size of the large weights, in bytes, for which they are sent before the load.
 
-The test whether a worker caches weights sends up to 20 MiB over its link.
+For less, the test whether a worker caches weights would cost too much: it sends up to 20 MiB to the worker.
 """
 
 
@@ -257,7 +257,8 @@ def bound_threads() -> dict[str, str]:
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
     """Return environment variables that hide the local cards of `rig` from a child, except those with ids in `used`.
 
-    Cards whose order is not certain stay visible. Blocks while the driver is asked for its cards.
+    If the used cards of a backend cannot be named with certainty, all its cards stay visible. Blocks while the driver
+    lists its cards.
     """
     found = {}
     hip, vulkan = _visible_numbers(rig, used, "HIP", "ROCm"), _visible_numbers(rig, used, "Vulkan", "Vulkan")
@@ -280,8 +281,8 @@ def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: st
     variable is only set if every device has a PCI id, by which the child finds it.
 
     `backend`: ggml's backend.
-    `name`: ggml's name of a device without its number, such as "ROCm". The number counts the devices that are visible
-    with the user's own environment.
+    `name`: start of ggml's device names, such as "ROCm" of "ROCm0". The number after it counts the devices that are
+    visible with the user's own environment.
     """
     local = [device for device in rig.devices if device.backend == backend and not device.is_rpc]
     slots = [parse_pci_id(device.pci_bus_id or "") for device in local]

@@ -312,14 +312,17 @@ class Bubble(QWidget):
             super().keyPressEvent(event)
 
     def show_actions(self) -> None:
-        """Show the action buttons if the message is the last one, or has the pointer or the focus; else hide them."""
+        """Show the action buttons if the message has the pointer or the focus, or is the complete last answer.
+
+        Otherwise hide them.
+        """
         focused = QApplication.focusWidget()
         has_keyboard = focused is not None and (focused is self or self.isAncestorOf(focused))
         is_waiting = self._is_last and not self.message.is_open
         self.head.set_active(self._is_pointed_at or has_keyboard or is_waiting)
 
     def set_last(self, is_last: bool) -> None:
-        """Set whether this is the last message, whose buttons are always visible."""
+        """Set whether this is an answer at the end of the conversation. Once complete, it always shows its buttons."""
         if is_last != self._is_last:
             self._is_last = is_last
             self.show_actions()

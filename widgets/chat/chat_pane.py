@@ -50,7 +50,7 @@ MARGIN_PX = 8
 _NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now", "answer")
 
 
-PARKED = tr("The model is parked. The next question loads it again.")
+PARKED = tr("The model is parked (unloaded). The next question loads it again.")
 
 
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
@@ -344,7 +344,7 @@ class ChatPane(QWidget):
         self._report_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
-        """Send a sample question. If the model is not ready, put the question into the input, unless that has text."""
+        """Send a sample question. If the model is not ready, put the question into the input if the input is empty."""
         if self._can_send():
             self._send(question)
         elif not self.prompt_edit.toPlainText().strip():

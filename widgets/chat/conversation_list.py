@@ -261,7 +261,7 @@ _IDLE_OPACITY = 0.55
 _LINE_PX = 2
 """Gap between the title of a search match and its snippet, in pixels."""
 LEAD_SHARE = 3
-"""Divisor for the place of a match in its line: it begins within the first third, so that text after it can be read."""
+"""The match in a snippet begins within the first `1 / LEAD_SHARE` of the line, so that text after it can be read."""
 
 
 def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
@@ -280,7 +280,7 @@ class FittedSnippet:
 
 
 def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnippet:
-    """Return the snippet of a search match, shortened at its begin so that the match is in the first third of the line.
+    """Return the snippet of a search match, cut at the left so that the match begins in the first third of the line.
 
     `metrics`: metrics of the font of the line. `width`: width of the line in pixels.
     """
@@ -299,7 +299,7 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
 
 
 def bold_range(text: str, fitted: FittedSnippet) -> QTextLayout.FormatRange:
-    """Return the bold format of the match in `text`, which is the text of `fitted`, maybe elided at its end."""
+    """Return the bold format of the match in `text`, which is the text of `fitted`, perhaps elided at its end."""
     bold = QTextLayout.FormatRange()
     bold.start = utf16_length(text[: fitted.begin])
     bold.length = utf16_length(text[fitted.begin : fitted.end])

@@ -55,7 +55,7 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """By the id of a message, the streamed pieces (text, thought) that its `ShownMessage` does not contain yet."""
+        """Streamed pieces (text, thought) that a message's `ShownMessage` does not contain yet, by the message's id."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
         """Parts that the reader has opened in messages that have no bubble now, by the id of the message."""

@@ -210,7 +210,7 @@ INSET_PX = 14
 
 
 class ThinkingBox(QWidget):
-    """The thought of an answer, folded to one line. While the model thinks, a button Answer Now ends the thought."""
+    """The thought of an answer, at first folded to one line. While the model thinks, a button ends the thought."""
 
     answer_now_requested = Signal()
     height_changed = Signal()
@@ -309,7 +309,7 @@ class ThinkingBox(QWidget):
 
 
 class EditBox(QWidget):
-    """The editor of a question. Enter sends, Escape cancels."""
+    """The editor of a question or of a tool's result. Enter sends, Escape cancels."""
 
     sent = Signal(str)
     cancelled = Signal()

@@ -64,7 +64,7 @@ class MessageSearch(QObject):
         self._messages: tuple[ShownMessage, ...] = ()
         self._ticket = 0
         self._counts: dict[tuple[str, str], int] = {}
-        """For the current query, the number of matches in each message that was searched, by its (id, text)."""
+        """Number of matches of the current query in each message that was searched, by the message's (id, text)."""
         self.query = ""
         self.matches: list[Match] = []
         self.is_done = True
@@ -107,7 +107,7 @@ def _search(
     """Search `messages` from the index `begin` for `BATCH_S` seconds, but at least one message, and return the matches.
 
     `ticket`: number of the search, copied to the result.
-    `counts`: number of matches in each message that was searched, by its (id, text); new numbers are added.
+    `counts`: number of matches in each message searched before, by the message's (id, text). New numbers are added.
     """
     end_s = time.monotonic() + BATCH_S
     pattern = match_pattern(query)

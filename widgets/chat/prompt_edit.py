@@ -15,7 +15,7 @@ MAX_LINES = 6
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/gif")
 MODEL_ENDING = ".gguf"
 BLINKING_MS = 10_000
-"""Time after the last key from which the cursor no longer blinks, as in GTK: each blink wakes the process."""
+"""Milliseconds after the last key press until the cursor stops blinking, as in GTK. Each blink wakes the process."""
 
 
 def files_of(source: QMimeData) -> tuple[Path, ...]:

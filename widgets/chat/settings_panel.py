@@ -291,8 +291,10 @@ _TITLES: dict[SamplingGroup, str] = {
     "Mirostat": "Mirostat",
     "Shape": tr("Output format"),
 }
-"""Titles of the groups of sampling settings, in the order of the panel. Temperature and top-p come first, because they
-are changed most; `SAMPLING` has the order in which the sampler chain applies the settings."""
+"""Titles of the groups of sampling settings, in the order of the panel: settings that are changed often come first.
+
+The sampler chain applies the settings in another order, that of `SAMPLING`.
+"""
 FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
 """Keys of the settings that come first in their groups."""
 
@@ -393,7 +395,7 @@ class SettingsPanel(QScrollArea):
     def flush_texts(self) -> None:
         """Emit pending changes of the system prompt, the template and the tools at once.
 
-        These are stored while somebody types. A half-typed value of a sampler may be invalid, or have another meaning.
+        Sampler values stay pending: a half-typed value may be invalid, or have another meaning.
         """
         self._timer.flush()
         self.template_field.flush()

@@ -76,18 +76,23 @@ SLACK_BYTES = 8 << 20
 Measured: 3.4 MiB with a model of 252 MiB.
 """
 RECEIVE_SHARE = 64
-"""The memory cap divided by this number is added to a small cap, for the server's receive buffer.
+"""Divisor of the memory cap. The result is added to the cap, for the server's receive buffer.
 
-The buffer holds a whole tensor while the server copies it to the device. The largest tensors of a model may need more.
-Then a plan that uses the whole cap fails.
+The buffer holds a whole tensor while the server copies it to the device. The largest tensors of a model may need more
+room. Then a plan that uses the whole cap fails. Large caps get more room (`LARGE_CAP_BYTES`).
 """
 LARGE_CAP_BYTES = 8 * GIB
-"""A quarter of what a cap has above this size is added, up to `LARGEST_RECEIVE_BYTES`, if that is more.
+"""Size in bytes above which a memory cap counts as large.
 
-Models of hundreds of GB have such workers, and large tensors. Caps of lab rigs are smaller; they stay tight.
+For the receive buffer a large cap gets a quarter of the bytes above this size, at most `LARGEST_RECEIVE_BYTES`, unless
+the result of `RECEIVE_SHARE` is larger. Workers with large caps hold models of hundreds of GB, which have large
+tensors. The caps of lab rigs (RPC workers on this machine) are smaller, and little is added to them.
 """
 LARGEST_RECEIVE_BYTES = 4 * GIB
-"""Room for the experts of a layer in one tensor: DeepSeek with 671B has 3.72 GiB as Q8_0, 1.97 GiB as Q4_K."""
+"""Most bytes that are added to a large cap: room for a tensor with all experts of a layer.
+
+In DeepSeek with 671B parameters this tensor has 3.72 GiB as Q8_0, and 1.97 GiB as Q4_K.
+"""
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
 KEEPER_STACK_BYTES = 256 << 10
@@ -181,7 +186,10 @@ def _keep_weights(request: Serve, port: int) -> None:
 
 
 def _client(port: int) -> str:
-    """Return the inodes of the server's connections: another text for each client. Empty without one, or if unknown."""
+    """Return a text that identifies the server's present client: the inodes of the client's connections.
+
+    The text is empty if there is no client, or if the system has no /proc/net/tcp.
+    """
     # Connections that the server has not accepted yet have no descriptor.
     return ",".join(sorted(_inodes(port, CONNECTED) & own_sockets().keys())) if TABLE.exists() else ""
 

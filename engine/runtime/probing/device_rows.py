@@ -30,13 +30,13 @@ _DRAFT = _SUMS.index("draft_bytes")
 def rows_from_parts(
     parts: Iterable[Part], rig: Rig, grade: Grade, estimate: Mapping[str, DeviceMemory] | None = None
 ) -> tuple[DeviceRow, ...]:
-    """Return a row for every device of `rig`, the host last, from the bytes in each buffer type.
+    """Add up `parts`, the bytes in each buffer type, and return a row for every device of `rig`, the host last.
 
     Parts of devices that are not in the rig are left out. The overhead of a device is 0, because llama.cpp does not
-    report it. For a tensor split llama.cpp reports a single Meta device. Then the rows of the split's members have
-    weights and state from `estimate`, the whole reported compute buffer, and the grade `estimated`.
-    `grade`: grade of all rows except those of members of a tensor split.
-    `estimate`: estimated memory of the members of a tensor split; None if llama.cpp reported each member.
+    report it. For a tensor split llama.cpp reports a single Meta device. Then the row of each device of the split has
+    weights and state from `estimate`, the whole compute buffer of the Meta device, and the grade `estimated`.
+    `grade`: grade of all rows except those of devices of a tensor split.
+    `estimate`: estimated memory of the devices of a tensor split; None if llama.cpp reported each of them.
     """
     sums: dict[str, list[int]] = {device_id: [0] * len(_SUMS) for device_id in rig.ids}
     whole_compute_bytes: int | None = None
@@ -73,7 +73,7 @@ def with_copies(rows: Iterable[DeviceRow], rig: Rig, estimate: Mapping[str, Devi
     """Return `rows` with `pipeline_bytes`, the part of each compute buffer that holds copies for pipeline parallelism.
 
     llama.cpp does not report that part; it is taken from `estimate`. If the copies did not fit, llama.cpp allocated
-    without them, and the buffer is smaller than in `estimate` by at least their size. The part is then 0.
+    the buffer without them. Then it is smaller than in `estimate` by at least their size, and the part is 0.
     """
     return tuple(_with_copies(row, rig, estimate.get(row.id, DeviceMemory())) for row in rows)
 

@@ -1,7 +1,7 @@
 """Probes a layout: a load without memory (`no_alloc`) in a short-lived child gives llama.cpp's own numbers.
 
 Results are cached for the run of the program. If a forecast disagrees with a probe, the log gets everything that is
-needed to reproduce it.
+needed to reproduce the difference.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Probes:
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
-    `argv`: command of the child; None for the real one.
+    `argv`: command of the child; None for that of the model child.
     `cancel`: token that another thread may cancel to end the running probe; None if probes are not cancelled.
     `spare`: provides the child, and replaces `timeout_s` and `argv` by its own. None: a new child is started.
     """
@@ -120,7 +120,7 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
-        """Return the child for a probe: that of the last probe if it has the same environment, files and devices."""
+        """Return the child of the last probe, or a new one if environment, files, devices or memory limit differ."""
         # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
         rights = request.access, request.devices, request.memory_bytes
@@ -146,7 +146,7 @@ def probe(
     """Return `plan` with the memory rows of a probe (a dry load in a child process of its own). Blocks.
 
     `timeout_s`: time limit in seconds.
-    `argv`: command of the child; None for the real one.
+    `argv`: command of the child; None for that of the model child.
 
     Raises:
         RuleViolationError, LayoutError: the layout cannot be loaded.
@@ -165,7 +165,7 @@ def _rows(plan: Plan, answer: Probed) -> tuple[DeviceRow, ...]:
 
 
 def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRow:
-    """Return `row` with `draft_bytes` as the draft model's own dry load reported them."""
+    """Return `row` with `draft_bytes` set to the memory that a dry load of the draft model alone reported."""
     return make_row(device, replace(row.memory, draft_bytes=of_draft.buffer_bytes), row.grade)
 
 
@@ -210,7 +210,7 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with another compute buffer: the one that we computed.
+    """Return the row of a dry load with the size of its compute buffer replaced by the size that we computed.
 
     The computed size is already rounded for pinned host buffers. The projector's part stays as the dry load reported
     it.
@@ -326,7 +326,7 @@ class ProbeCache:
     def over(self, plan: Plan) -> Plan:
         """Return `plan` with its cached probe rows; unchanged if none are cached.
 
-        A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's time.
+        A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's mtime.
         """
         if not self._rows or plan.key is None:
             return plan
@@ -352,7 +352,9 @@ _log = logging.getLogger("layerdeck.defects")
 
 
 def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
-    """Log a defect if the forecast of a device is out of tolerance, with the text that reproduces it.
+    """Log a warning if forecast and probe of a device differ by more than the tolerance.
+
+    The warning contains the data with which the difference can be reproduced.
 
     `estimated`: computed rows of the forecast.
     `told`: rows of the probe.

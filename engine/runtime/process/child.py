@@ -5,7 +5,8 @@ scanner, decoders of foreign files, the template renderer. `engine.runtime.proto
 
 Each child has four threads in the parent. One reads messages. One reads standard error, because a full pipe would stop
 the child. One writes requests, because a child that does not read must not block the caller. The supervisor owns every
-deadline and the end of the process. If the child binds its threads to processors, a fifth thread checks their ids.
+deadline and the end of the process. If the child binds its threads to processors, a fifth thread answers the kernel's
+questions about that (`engine.base.thread_binding`).
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
 )
-"""Pattern of source files whose assertions concern devices and layouts. Those of other files concern the model's
-file.
+"""Pattern of source files whose assertions concern devices and layouts.
+
+Assertions in all other source files concern the model file.
 """
 _MODEL_AT_FAULT = tr(
     " The model file is damaged, or needs another version of the engine. Another layout does not help. Download the "
@@ -167,9 +168,10 @@ class ProcessOutcome:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether the child ended, without a signal of the user or the system; SIGBUS counts as one.
+        """Whether the child ended by itself: we did not end it, and no signal from outside did.
 
-        SIGBUS comes if a mapped model file became shorter, or if a disk fails.
+        Signals from outside are those with which a user or the system ends processes, such as SIGTERM, and SIGBUS. The
+        system sends SIGBUS if a mapped model file became shorter, or if a disk fails.
         """
         outside = _SENT_BY_OTHERS | {getattr(signals, "SIGBUS", 0)}
         return self.reason is EndReason.ITSELF and self.signal not in outside
@@ -209,8 +211,8 @@ class ProcessOutcome:
                 )
             case EndReason.NOT_STARTED:
                 return tr(
-                    "The engine process could not be started: {detail}. Close other programs; if that does "
-                    "not help, install this program again.",
+                    "The engine process could not be started: {detail}. Close other programs and try again. If "
+                    "that does not help, install Layerdeck again.",
                     detail=self.detail,
                 )
             # The most specific cause first: a limit has a sentence of its own, and a lost device names the remedy.

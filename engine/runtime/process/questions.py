@@ -1,7 +1,7 @@
 """Classes for callers that wait until a child process answers their request.
 
-`Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because a
-probe's child needs most of its time for its start. `KeptChild` keeps one running between requests. `ask_child` is the
+`Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because the
+start of the child takes most of the time of a probe. `KeptChild` keeps one running between requests. `ask_child` is the
 short form for a single request.
 """
 
@@ -65,7 +65,7 @@ class Questions:
     `start_timeout_s`: time limit of the child's first message (`Hello`), in seconds; None for `timeout_s`.
     `stall_timeout_s`: longest silence; None for the longer of these two limits.
     `argv`: command; None for the model child.
-    `cancel`: cancels the request that runs.
+    `cancel`: token that cancels the running request; None if requests are not cancelled by a token.
     `name`: role of the process, for process lists and the log.
     `environment`: variables to add to our own.
     `messages`: union of the message types that the child may send.
@@ -173,7 +173,7 @@ class Questions:
         `about`: description of the request, for the log.
 
         Raises:
-            EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
+            EngineError: the child reported a `Failure`, crashed or took too long, or the request was cancelled.
         """
         self._child.note_work(about)
         self._child.send(request)
@@ -188,8 +188,8 @@ class Questions:
                 except queue.Empty:
                     raise WorkerStalledError(
                         tr(
-                            "The engine process gave no answer within {timeout_s:g} s. Close other programs and try "
-                            "again.",
+                            "The engine process gave no answer within {timeout_s:g} s. This computer may be too busy: "
+                            "close other programs, then try again.",
                             timeout_s=timeout_s,
                         )
                     ) from None
@@ -205,7 +205,7 @@ class Questions:
         """Send `request` and yield its answers up to a message of type `last`. Only the stall timeout limits the time.
 
         Raises:
-            EngineError: the child's `Failure` by its kind, its crash, or the cancellation.
+            EngineError: the child reported a `Failure` or crashed, or the request was cancelled.
         """
         self._child.send(request)
         with cancel.waking(lambda: self._arrived.put(None)):
@@ -224,7 +224,7 @@ class Questions:
 
         Raises:
             queue.Empty: the deadline has passed.
-            EngineError: the child's `Failure` by its kind, its crash, or the cancellation.
+            EngineError: the child reported a `Failure` or crashed, or the request was cancelled.
         """
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -268,7 +268,7 @@ def ask_child(
     `environment`: variables to add to our own.
 
     Raises:
-        EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
+        EngineError: the child reported a `Failure`, crashed or took too long, or the request was cancelled.
     """
     with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name, environment=environment) as child:
         return child.ask(request, answer_type)
@@ -424,8 +424,8 @@ def error_with_endpoints(
     names = " or ".join(asked)
     return UnreachableError(
         tr(
-            "The engine process got no answer from {names}, which does not answer like an RPC worker. Check which "
-            "program runs there, and restart the worker.",
+            "The engine process got no valid answer from {names}. Check which program runs there, and restart the "
+            "RPC worker.",
             names=names,
         )
         if isinstance(error, WorkerStalledError)

@@ -114,10 +114,10 @@ def _open_lifeline() -> int | None:
 def _end_with_us(lifeline: int, owner: int) -> None:
     """Make the kernel kill `owner` (a process id, or a negative group id) when this process ends for any reason.
 
-    A child that computes or still imports modules notices the end of its input late on a busy machine. The kernel sends
-    the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer of the pipe is gone. Owner and signal
-    belong to the open file, which the child holds open, so the child itself need not do anything. PR_SET_PDEATHSIG is
-    unsuitable: it would kill the child when the thread that started it ends.
+    Without this, the child would end late on a busy machine: while it computes or imports modules, it does not notice
+    the end of its input. The kernel sends the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer
+    of the pipe is gone. Owner and signal belong to the open file, which the child holds open, so the child itself need
+    not do anything. PR_SET_PDEATHSIG is unsuitable: it would kill the child when the thread that started it ends.
 
     `lifeline`: the reading end of the pipe, opened for this child (`_open_lifeline`).
     """
@@ -133,7 +133,7 @@ def _end_with_us(lifeline: int, owner: int) -> None:
 def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     """Wait at most `timeout_s` for the end of a process.
 
-    Return its exit code, which is the negative number of a signal that ended it; None if it still runs.
+    Return its exit code, or the negative number of the signal that ended it; None if it still runs.
     """
     try:
         return process.wait(timeout_s)

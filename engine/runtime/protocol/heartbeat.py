@@ -1,4 +1,4 @@
-"""Heartbeat of a child during native code that reports nothing, based on counters of the resources that it uses.
+"""Heartbeat of a child while native code runs that reports nothing. It is based on counters of resource use.
 
 llama.cpp reports nothing while it allocates or computes a long batch. The parent regards a child as stalled after 60 s
 of silence. So a child sends a heartbeat as long as its processor time, memory, disk or network use shows that it works.
@@ -74,7 +74,8 @@ class WorkHeartbeat:
     While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
     called, and the parent's stall timeout expires. As a context manager it ends the thread when the block is left.
 
-    `may_wait`: returns whether the process may wait for others now, so that `tell` is called without work too.
+    `may_wait`: returns whether the process may be waiting for RPC workers now. Then `tell` is called even if the
+    counters show no work.
     """
 
     def __init__(

@@ -91,10 +91,11 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     `read_bytes_per_second`: rate at which a matrix product with one column reads F16 weights.
     `round_trip_s`: seconds to read a few bytes back.
     `sent_bytes_per_second`: rate of copies to the device.
-    `by_type`: rate at which such a product reads weights of each requested type, in bytes per second.
+    `by_type`: rate at which a matrix product with one column reads weights of each requested type, in bytes per second.
     `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
     `products`: multiplications per second (weights times tokens) in a matrix product with many columns, for each type.
-    `by_type` and `products` also have rates of other kernels, by the names of `engine/planning/speed/speeds.py`.
+    `by_type` and `products` also have rates of other kernels, by the names that `engine/planning/speed/speeds.py`
+    defines.
     """
 
     read_bytes_per_second: float
@@ -108,8 +109,8 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
 class ThreadSpeeds(Message, frozen=True, tag="thread_speeds", kw_only=True):
     """Measured speeds of the CPU by the number of threads, in the order of the request.
 
-    `answers`: passes per second through a matrix with one column, as for each token of an answer.
-    `prompts`: passes per second with many columns, as for a micro batch of a prompt.
+    `answers`: number per second of matrix products with one column, as for each token of an answer.
+    `prompts`: number per second of matrix products with many columns, as for a micro batch of a prompt.
     """
 
     answers: tuple[float, ...]
@@ -129,7 +130,7 @@ class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
-    """Answer to `ListDevices`: the devices that ggml has, and the engine packs that were loaded for them."""
+    """Answer to `ListDevices`: the devices that ggml has, and the results of loading the engine packs."""
 
     devices: tuple[GgmlDevice, ...]
     packs: tuple[PackLoad, ...] = ()
@@ -380,10 +381,10 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `context_used`: number of KV cells that the sequence takes at the end.
     `stop_text`: the stop text that ended the answer; empty if none did.
     `replaced`: why the chat template failed and ChatML was used instead; empty if it did not fail.
-    `replaced_for_log`: the same reason without text from the template, which may quote the conversation.
+    `replaced_for_log`: the same reason without texts of the template, because these may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: number of tokens that context shifts removed during the answer.
-    `draft`: speculative decoding of the answer; None if the load has no draft.
+    `draft`: statistics of speculative decoding for the answer; None if the load has no draft.
     """
 
     prompt_tokens: int

@@ -135,7 +135,10 @@ class Browse(Request, frozen=True, tag="browse", kw_only=True):
 
 
 class NearbyMachine(msgspec.Struct, frozen=True):
-    """A machine as it announces itself by mDNS. Lengths and sizes are bounded; nothing is verified before pairing."""
+    """A machine as it announces itself by mDNS.
+
+    Texts are limited in length and numbers in size. Nothing is verified before pairing.
+    """
 
     name: str
     endpoint: str

@@ -199,7 +199,7 @@ def _is_on_cpu(transition: Transition) -> bool:
 
 
 def _stop_timeout_s(state: State) -> float:
-    """Return the seconds until the child is killed, from when all requests are being stopped and it is to end."""
+    """Return how many seconds a child that is to end gets to stop its requests, before it is killed."""
     # When the session is closed the model goes anyway.
     ends_late = not state.closing and any(run.ends_late for run in state.requests)
     return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
@@ -208,9 +208,10 @@ def _stop_timeout_s(state: State) -> float:
 def update_timer(transition: Transition) -> None:
     """Start or cancel the stop timer. When it expires, the child is killed.
 
-    It runs while the child is to end (close, unload, or a load that waits) and all its requests are being stopped. A
-    stop alone never costs the model: a graph node of a large model may take a minute, a load of it a quarter of an
-    hour. The stall timeout finds a child that hangs.
+    The timer runs while the child is to end (close, unload, or a load that waits) and all its requests are being
+    stopped. Otherwise a stop has no time limit, because the end of the child would lose the model: a graph node of a
+    large model may take a minute, but loading the model again a quarter of an hour. The stall timeout finds a child
+    that hangs.
     """
     state = transition.state
     stoppable = _stoppable(state)

@@ -78,7 +78,7 @@ class WorkRunner:
     `cache`: results of former probes.
     `holders`: returns the processes that hold a device's memory.
     `proposal_limit_s`: time limit of the search for proposals, in seconds.
-    `argv`: command of the child; None: the default one.
+    `argv`: command of the child; None for that of the model child.
     `sequences`: folder in which children may save KV states; None: children may not save any.
     """
 
@@ -166,7 +166,7 @@ class DriverOptions:
 
     `stall_timeout_s`: longest silence of the child, in seconds.
     `stop_timeout_s`: longest time from a stop request to the end of a child that has to be killed, in seconds.
-    `argv`: command of the child; None for the real one.
+    `argv`: command of the child; None for that of the model child.
     """
 
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S

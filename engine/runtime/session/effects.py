@@ -61,7 +61,7 @@ class StopChild:
 
 @dataclass(frozen=True, slots=True)
 class KillChild:
-    """Effect: the driver kills a child without asking it to end."""
+    """Effect: the driver ends a child by SIGTERM, then SIGKILL, without waiting until it ends by itself."""
 
     child: int
 
@@ -93,7 +93,7 @@ class Forecast:
 class Choose:
     """Effect: choose the layout to try next; the result is `Chosen`.
 
-    `asked`: the order.
+    `asked`: the order of the load.
     `tried`: the layouts that did not fit.
     """
 
@@ -176,7 +176,7 @@ class ReportMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReportNeed:
-    """Effect: report to the session's receiver how much memory computations need on a device beyond the forecast."""
+    """Effect: report to the session's receiver how many bytes a device needs for computations beyond the forecast."""
 
     need: ComputingNeed
 

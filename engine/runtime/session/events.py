@@ -107,7 +107,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sent_words(sent: Sent) -> str:
-    """Return a phrase on what a load sent to a worker, such as "RPC0: 96.0 MiB sent in 9.8 s, 0 B already cached"."""
+    """Return a phrase on what a load sent to an RPC worker.
+
+    For example "RPC0: 96.0 MiB of weights sent in 9.8 s, 0 B already cached".
+    """
     return tr(
         "{devices}: {sent} of weights sent in {seconds} s, {cached} already cached",
         devices=", ".join(sent.devices),

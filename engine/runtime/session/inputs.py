@@ -71,7 +71,8 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 class Prepared:
     """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
-    `plan`: the plan with a computed forecast, and with tables of its own for estimates (`Plan.with_own_tables`).
+    `plan`: the plan with a computed forecast. It shares no cached tables with plans of other threads
+    (`Plan.with_own_tables`).
     `request`: the request for the child.
     """
 
@@ -119,7 +120,7 @@ class Greeted:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Result of `Explain`: proposals for another load, and the processes that hold the device's memory."""
+    """Result of `Explain`: proposals for another load, and the processes that hold memory of the full device."""
 
     ticket: int
     proposals: tuple[Proposal, ...]

@@ -57,8 +57,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. Nothing else may be running.
 
-    If other layouts may be tried, and the same edit was loaded before and ran out of memory in an answer, that load
-    counts as the first attempt.
+    A model with the same layout and settings may have run out of memory in an answer just before. If other layouts may
+    be tried now, that load counts as the first attempt.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -78,8 +78,8 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    While a load prepares its request, chooses a layout or greets RPC workers, it ends at once. Otherwise it ends when
-    its child has ended, or the work with probes that it waits for.
+    While a load prepares its request, chooses a layout or greets RPC workers, it ends at once. While it waits for a
+    child or for probes, it ends when these have ended.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -97,9 +97,9 @@ def cancel(transition: Transition) -> None:
 
 
 def conclude(transition: Transition, ending: LoadEnding) -> None:
-    """Handle the ending of a layout's real load, which is not a probe: end the ordered load, or try another layout.
+    """Handle the failure or cancellation of a real load (not a probe) of one layout. The child must have ended.
 
-    The child must have ended.
+    If a device ran out of memory, another layout may be tried. Otherwise the ordered load ends.
     """
     load = transition.load
     if load.cancelled:
@@ -129,7 +129,7 @@ def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
     it.
 
     `plan`: the plan that was loaded.
-    `tried`: its layout, with the refusal of the device.
+    `tried`: its layout, and the allocation that the device refused.
     """
     assert tried.refusal is not None
     need = computing_need(plan, tried.refusal.device)
@@ -201,7 +201,7 @@ def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> No
     """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
 
     `reason`: why this layout is tried, as a sentence.
-    `tenths`: tenths of a device's capacity that the layout leaves unused after refusals.
+    `tenths`: back-off in tenths: how much of the capacity of devices that refused memory the layout leaves unused.
     """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
@@ -257,7 +257,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
         _note(
             transition,
             tr(
-                "The model was not loaded, because according to the engine's forecast memory is short: {shortage}.",
+                "The model was not loaded, because the engine's forecast says that memory is short: {shortage}.",
                 shortage=shortage_words(tried.rows),
             ),
             loaded=False,
@@ -285,9 +285,7 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with tables of its own for estimates (`LoadRun.base`), so that a worker thread can plan
-    with it.
-    """
+    """Return the ordered plan (`LoadRun.base`). Its cached tables are its own, so a worker thread can plan with it."""
     assert transition.load.base is not None
     return transition.load.base
 

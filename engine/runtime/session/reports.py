@@ -194,7 +194,7 @@ def progress_words(progress: LoadProgress) -> str:
         )
     )
     return (
-        f"{reached} {tr('If the load is only slow, raise the stall limit in the preferences (or with --stall-limit).')}"
+        f"{reached} {tr('If the load is only slow, raise “Stall limit” in the preferences (or with --stall-limit).')}"
     )
 
 

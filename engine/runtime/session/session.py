@@ -72,13 +72,13 @@ class ModelSession:
     Each load has exactly one ending, however many layouts were tried for it, and so has each request. If the child is
     lost while no load and no request runs, one more `Crashed` or `Failed` reports the loss.
 
-    `receiver`: called in the session's thread with each new snapshot, each event that belongs to no `stream`, and
-    readings of device memory. A snapshot comes before the events that it follows from. The call should return soon,
-    because the child's messages wait meanwhile.
+    `receiver`: called in the session's thread with each new snapshot, with each event (except those of requests that
+    have a receiver or `stream` of their own), and with readings of device memory and each `ComputingNeed`. A snapshot
+    comes before the events of the same change. The call should return soon: the child's messages wait meanwhile.
     `holders`: returns the processes that hold a device's memory; called in a worker thread after a load ran out of
     memory.
     `sequences`: folder in which the child may save and restore KV states; created if missing. None: it saves none.
-    `argv`: command of the child; None for the real one.
+    `argv`: command of the child; None for that of the model child.
     """
 
     def __init__(

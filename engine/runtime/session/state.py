@@ -37,7 +37,7 @@ from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 STOP_TIMEOUT_S = 2.0
 """Longest time in seconds in which a child that is to end may stop its requests or its load before it is killed."""
 READING_PATIENCE = 15
-"""Factor that lengthens `STOP_TIMEOUT_S` while a prompt is tokenised, or devices other than the CPU compute it.
+"""Factor that lengthens `STOP_TIMEOUT_S` while a prompt is tokenised, or computed by devices other than the CPU.
 
 Only ggml's CPU backend calls the abort callback while it computes. Cards and RPC workers finish the batch first, which
 takes seconds on a slow worker.
@@ -151,15 +151,16 @@ class Step(Enum):
 class LoadRun:
     """The running load in the state machine.
 
-    `asked`: the order.
+    `asked`: the order of the load.
     `plan`: the plan that is being tried.
-    `base`: the ordered plan with tables for estimates that no other thread uses; None until it is prepared.
+    `base`: the ordered plan, with cached tables that no other thread uses; None until the plan is prepared.
     `step`: the present step, which names what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: tenths of a device's capacity that the layout leaves unused after refusals (`planning.fit.step_back`).
+    `tenths`: back-off in tenths: how much of the capacity of devices that refused memory the layout leaves unused
+    (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
@@ -255,7 +256,7 @@ class Exhausted:
     """A loaded layout on which a device ran out of memory in an answer.
 
     `edit`: layout and settings that were loaded.
-    `tried`: the layout with the refusal of the device.
+    `tried`: the layout, and the allocation that the device refused.
     `ending`: the event that reported the lack of memory.
     """
 
@@ -274,9 +275,10 @@ class State:
     `waiting`: load that was ordered while another load or a request was running; it begins when nothing runs any more.
     `stop_timer`: number of the running stop timer; None if none runs.
     `loss`: a lost child, while the cause of its loss is searched for; else None.
-    `lost`: how the loaded model was lost during loads that had not replaced it yet; told if the last one is cancelled.
-    `exhausted`: the last model, if it ran out of memory in an answer. A load of the same edit that may try other
-    layouts begins with a step back.
+    `lost`: how the loaded model was lost while a new load was preparing to replace it. It is reported only
+    if that load and all loads that waited for it are cancelled.
+    `exhausted`: the last model, if it ran out of memory in an answer. If its layout and settings are loaded again and
+    other layouts may be tried, the load begins with another layout.
     `last`: result of the last load.
     `has_failed`: whether the last load failed, or its child was lost.
     `unload_wanted`: whether the child must end when nothing runs any more.

@@ -1,7 +1,7 @@
 """Counts tokens with the vocabulary of a model that is not loaded (`vocab_only`).
 
-llama.cpp then reads only the file's header: no weights, no context, no device. After some time without a request the
-process exits, because a large vocabulary takes some hundred MiB.
+With this option llama.cpp reads only the file's header, and needs no weights, context or device. After some time
+without a request the process exits, because a large vocabulary takes some hundred MiB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Progress messages of a load, and its last stage, the warm-up.
 
-The warm-up computes the first batches before the first answer. Backends may allocate more memory for them, which would
-otherwise fail in the middle of an answer.
+The warm-up computes the first batches of a new context. Backends may allocate more memory for these batches. Without
+a warm-up, such an allocation could fail in the middle of the first answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MIN_STEP_SECONDS = 0.05
 
 
 class StageReporter:
-    """Sends the stage of a load when it changes, and again every second while the process's use of resources shows
-    work.
+    """Sends the stage of a load to the parent when the stage changes.
 
-    As a context manager it stops sending when the block is left. Its methods are thread-safe, because native callbacks
-    and the thread of the heartbeat call them too.
+    The stage is sent again every second while the process's resource use shows that it works. As a context manager the
+    reporter stops sending when the block is left. Its methods are thread-safe, because native callbacks and the thread
+    of the heartbeat call them too.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -59,7 +59,7 @@ class StageReporter:
         self._is_draft, self._as_draft = True, as_draft
 
     def enter(self, stage: LoadStage, fraction: float | None = None) -> None:
-        """Begin a stage of the load, and send it."""
+        """Begin a stage of the load, and send the stage to the parent."""
         self._send(StageProgress(stage=stage, fraction=fraction))
 
     def advance(self, fraction: float) -> None:
@@ -109,7 +109,7 @@ class WarmUp:
     def run(self, settings: ContextSettings, *, is_known: bool = False) -> None:
         """Warm up a context with these settings.
 
-        `is_known`: whether one token is enough, because the same load computed a full batch before.
+        `is_known`: whether the same load computed a full batch before, so that a batch of one token is enough.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
@@ -141,8 +141,9 @@ class WarmUp:
         loaded.embedded_tokens = tokens
 
     def _reserve_rows(self, rows: int, longest: int) -> None:
-        """Make llama.cpp allocate the output buffer for `rows` rows, with a batch that is aborted at once.
+        """Make llama.cpp allocate the output buffer for `rows` rows, by computing a batch that is aborted at once.
 
+        A row holds the logits or the embedding of one token.
         `longest`: largest number of tokens of a sequence in that batch.
         """
         loaded = self._loaded
@@ -213,10 +214,10 @@ class WarmUp:
         raise RequestError(failed)
 
     def _end_unmade(self, failed: FailedAllocation) -> None:
-        """Report the buffer that was refused, and exit the process.
+        """Report a refused compute buffer and exit the process, unless llama.cpp tries again with a smaller buffer.
 
-        With adapters the first batch allocates the compute buffers anew. If that fails, llama.cpp throws a C++
-        exception through llama_decode, which cannot be caught here.
+        With LoRA adapters the first batch allocates the compute buffers anew. If that allocation fails, llama_decode
+        throws a C++ exception, which cannot be caught here.
         """
         self._free.note(failed)
         # llama.cpp first tries again without copies for pipeline parallelism; only the second failure is final.

@@ -1,4 +1,4 @@
-"""Loads ggml's backends: the build's own ones, and those of engine packs.
+"""Loads ggml's backends: the build's own ones, and those of engine packs (additional backend libraries).
 
 There are two builds of llama.cpp, which `is_portable` distinguishes. `make.py setup` builds one for the machine that it
 runs on, with its backends linked in. The bundle's build has GGML_BACKEND_DL: its RPC backend and a CPU backend for each

@@ -230,7 +230,7 @@ class Bindings:
         return {"load_mtp", "ctx_type"} <= fields and None not in (self.set_nextn, self.nextn, self.nextn_row)
 
     def _bind_first(self, names: Sequence[str], result: Any, *arguments: Any) -> Any:
-        """Return the C++ function with the first of these mangled names that is exported; None if none is."""
+        """Return the C++ function whose mangled name is the first of `names` that is exported; None if none is."""
         for name in names:
             try:
                 return self.bind(name, result, *arguments)
@@ -239,9 +239,9 @@ class Bindings:
         return None
 
     def _bind_optional(self, name: str) -> Any:
-        """Return an exported C++ function that returns an object, bound as a C function; None if it is not exported.
+        """Return the C++ function `name`, bound as a C function; None if it is not exported.
 
-        In the C++ ABI such a function gets a pointer to memory for its result as the first argument.
+        The function must return an object. In the C++ ABI its first argument is a pointer to memory for this object.
         """
         try:
             return self.bind(name, None, _POINTER, _POINTER)

@@ -1,8 +1,8 @@
-"""Bytes in each buffer type, from `llama_get_memory_breakdown` or from the log, as `Part`s of our devices.
+"""Reads the memory of a model and its context in each buffer type, from `llama_get_memory_breakdown` or from the log.
 
-The C++ function returns a `std::map` by value. It is read here with libstdc++'s memory layout (`_Rb_tree`). If the
-bytes do not look like such a map, the result is None and the sizes come from the log. The nodes of the map, a few
-bytes, are not freed.
+The result for a buffer type is a `Part`, which names the device by our id. The C++ function returns a `std::map` by
+value, which is read here with libstdc++'s memory layout (`_Rb_tree`). If the bytes do not look like such a map, the
+sizes come from the log. The nodes of the map, a few bytes, are not freed.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ MAPPED_SUFFIX = "_Mapped"
 def measured_parts(
     devices: ResolvedDevices, breakdown: dict[int, BufferBytes], facts: LogFacts, output_bytes: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a model and its context from llama.cpp's breakdown.
+    """Return the memory of a model and its context in each buffer type, from llama.cpp's breakdown.
 
     The breakdown does not separate KV cache and recurrent state, and lacks the output buffer. The log has both, rounded
     to 0.01 MiB.
-    `output_bytes`: computed size of the output buffer, which is used if it agrees with the log.
+    `output_bytes`: computed size of the output buffer. It replaces the log's rounded size if the two agree.
     """
     recurrent = facts.logged_bytes("rs")
     attention = facts.logged_bytes("kv")
@@ -162,10 +162,12 @@ def measured_parts(
 def logged_parts(
     devices: ResolvedDevices, facts: LogFacts, weights: dict[int, BufferBytes] | None, output_bytes: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a model and its context from the log so far, rounded to 0.01 MiB.
+    """Return the memory of a model and its context in each buffer type, from the log so far.
 
-    `weights`: exact bytes of weights by buffer type address; None if unknown.
-    `output_bytes`: computed size of the output buffer, which is used if it agrees with the log.
+    The log's sizes are rounded to 0.01 MiB.
+
+    `weights`: exact bytes of weights, by the address of the buffer type; None if unknown.
+    `output_bytes`: computed size of the output buffer. It replaces the log's rounded size if the two agree.
     """
     names = {use: facts.logged_bytes(use) for use in ("model", "kv", "rs", "compute")}
     if weights is not None:

@@ -29,7 +29,8 @@ _ROOM_BYTES = 1 << 16
 def largest_tensor_bytes(engine: Bindings, device: int) -> int:
     """Return the size in bytes of the largest tensor that a device supports; 0: no limit.
 
-    A tensor without data and operation is supported unless it is too large, so bisection finds the limit.
+    A device supports a tensor without data and operation unless the tensor is too large. So bisection over the size
+    finds the limit.
     """
     pointer = ctypes.c_void_p
     new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
@@ -76,7 +77,7 @@ def mixes_streams(engine: Bindings, device: int) -> bool:
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
-"""Size above which a backend's buffer limit means that there is none: such backends return SIZE_MAX."""
+"""A backend that reports a buffer limit above this size in bytes has no limit: such backends return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Usual names of backends by ggml's own names, if these differ."""
 
@@ -136,7 +137,10 @@ class ResolvedDevices:
         return CPU_ID
 
     def free_bytes(self, device_id: str) -> int | None:
-        """Return the free memory that a GPU reports; None for CPU and RPC devices, which report memory of a host."""
+        """Return the free memory that a local GPU reports; None if it reports none.
+
+        Also None for the CPU and for RPC devices, because these report the memory of a whole machine.
+        """
         device = self.by_id.get(device_id)
         if device is None or device_id == CPU_ID or device_id in self.remote:
             return None

@@ -155,18 +155,21 @@ def use_another(kind: str) -> str:
 
 
 NODE_SECONDS = 15.0
-"""Default limit of `NodeLimit`: seconds in which any operation of a small graph ends."""
+"""Default limit of `NodeLimit` in seconds. Any operation of a small graph ends within this time."""
 SLOWEST_RATE = 1.5e8
-"""Lowest number of multiplications per second of a CPU core. Slow cores do ten times as many with quantised weights."""
+"""Multiplications per second that any CPU core is assumed to reach; the limits of `NodeLimit` for large graphs use it.
+
+Even slow cores do ten times as many with quantised weights.
+"""
 
 
 class NodeLimit:
     """Ends the process if one operation of a graph takes too long. A context manager around each computation.
 
-    The progress is checked each second (`look_at_nodes`). The process ends only if an operation exceeds `seconds` of
-    time and also `seconds` of processor time. Time alone proves nothing on a busy machine, and processor time alone is
-    also used by threads that wait for others. Time in which the process reads files, allocates memory or uses the
-    network does not count, because the disk may be slow.
+    The progress is checked each second (`look_at_nodes`). The process ends only if an operation exceeds `seconds`
+    both in elapsed time and in processor time. Elapsed time alone proves nothing on a busy machine. Processor time
+    alone proves nothing either, because threads use it while they wait for others. Time in which the process reads
+    files, allocates memory or uses the network does not count, because the disk may be slow.
     `say`: sends the reason before the process ends.
     `name`: name of the file.
     `nodes`: returns a number that changes with each operation; None if the system cannot count them.

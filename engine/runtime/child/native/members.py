@@ -1,9 +1,9 @@
 """Counts the bytes of each device of a tensor split, which llama.cpp does not report.
 
-In split mode tensor llama.cpp has one Meta device for all members (the devices of the split), and reports only the
-largest slice. But it allocates from the members' own buffer types, by the function pointer `alloc_buffer` in their
-interface. During a load this pointer is replaced by one to a function of this module. If a member refuses memory,
-llama.cpp aborts at once. So this function is the last chance to report which member it was.
+In split mode tensor llama.cpp has one Meta device for all members (the devices of the split), and reports only
+the memory of the largest slice. But it allocates from the members' own buffer types, by the function pointer
+`alloc_buffer` in their interface. During a load this pointer is replaced by one to a function of this module. If a
+member refuses memory, llama.cpp aborts at once. So this function is the last chance to report which member it was.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Forget the allocations counted so far (small buffers of `Links`), because weights are loaded next."""
+        """Forget the allocations counted so far, because weights are loaded next.
+
+        Those allocations are the small buffers with which `Links` keeps connections to RPC workers open.
+        """
         self._pending.clear()
 
     def weights_done(self) -> None:

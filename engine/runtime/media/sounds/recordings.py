@@ -46,7 +46,9 @@ def inspect_sound(data: bytes, name: str) -> SoundFacts:
 
 
 def samples_of(data: bytes, name: str, length_ms: int, rate: int, cancelled: Callable[[], bool] | None = None) -> bytes:
-    """Return the `sample_count` samples of a sound, resampled to `rate` per second, as float32 from -1 to 1. Blocks.
+    """Return the samples of a sound, resampled to `rate` per second, as float32 from -1 to 1. Blocks.
+
+    Their number is `sample_count(length_ms, rate)`.
 
     `name`: file name in the error text.
     `length_ms`: length that `inspect_sound` has found.

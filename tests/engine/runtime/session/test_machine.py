@@ -176,7 +176,7 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
         (ending,) = story.endings
         assert isinstance(ending, Failed)
         assert (ending.kind, "90 s" in ending.message, words in ending.message) == ("stalled", True, True)
-        assert "stall limit" in ending.message
+        assert "Stall limit" in ending.message
     # A model that stalls while it answers has no load to tell of.
     story = Story().loaded()
     story.put(inputs.Ask(Generate(prompt="a")))

@@ -99,7 +99,7 @@ def simulated_words(ids: Sequence[str]) -> str:
 def status_line(sample: Sample | None) -> str:
     """Return the line of readings: utilisation, temperature and power, as far as they are known, and the sample's note.
 
-    The note says why the driver gave no reading. Without readings and note, the line has the memory that Layerdeck
+    The note says why the driver gave no reading. If none of these is known, the line says how much memory Layerdeck
     uses, or "idle".
     """
     if sample is None:

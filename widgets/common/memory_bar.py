@@ -64,7 +64,7 @@ class MemoryBar:
     mapped_bytes: weights that are read from the mapped file. The system can drop their pages, so they always fit.
     mapped_expert_bytes: the experts among the mapped weights.
     line_bytes: position of the dashed line that marks the limit of the layout. It is the sum of two sizes: the memory
-    of other programs, and the memory that the layout may use without the margin.
+    of other programs, and the memory available to the layout less the margin.
     shortfall_bytes: missing memory, with the margin; negative if everything fits.
     """
 

@@ -125,7 +125,7 @@ class SettingControl(QObject):
     def show_value(self, value: Value, decided: Decision | None) -> None:
         """Show `value` without emitting a signal.
 
-        `decided`: the decision for an automatic value. A `LengthControl` shows its value; the others show "auto".
+        `decided`: the decision for an automatic value. Only a `LengthControl` shows the decided value.
         """
         raise NotImplementedError
 

@@ -33,7 +33,7 @@ from widgets.devices.readings import NO_ALERT, CardAlert
 
 EMPTY_HEIGHT_PX = 128
 """Height of the strip in pixels while it has no cards. It is about the height of a card, so that the editor does not
-move.
+move when cards are added.
 """
 
 

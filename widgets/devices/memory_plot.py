@@ -33,7 +33,7 @@ class MemoryPlot(QWidget):
     """Memory over the last `WINDOW_S` seconds in two areas: other programs, and above them Layerdeck's child processes.
 
     The newest sample is at the right edge. Mouse events pass through to the device card, which shows the tooltip and
-    the menu, and wheel events to the strip of cards.
+    the menu. Wheel events scroll the strip of cards.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -102,7 +102,7 @@ class MemoryPlot(QWidget):
         painter.end()
 
     def _lines(self, series: int) -> Iterator[list[QPointF]]:
-        """Yield the line of each stretch without a gap, in pixels. `series`: index of the bytes in a point."""
+        """Yield the line of each stretch without a gap, in pixels. `series`: index of the drawn value in a `Point`."""
         if not self._points:
             return
         now_s, width = self._points[-1][0], self.width()

@@ -51,7 +51,7 @@ def device_total_bytes(device: Device, sample: Sample | None) -> int:
 
 
 def device_subtitle(device: Device) -> str:
-    """Return the text beside a device's id: its name, and for a worker also its address and whether it is encrypted."""
+    """Return the text beside a device's id: its name, and for a worker its address and whether it uses encryption."""
     if device.endpoint is None:
         return " · ".join(filter(None, (device.name, numa_text(device))))
     name = "" if device.name in ("", device.endpoint) else device.name

@@ -45,9 +45,8 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a painted part. The index is that of a lane, of a layer, or of the run left of a boundary.
-
-Output, embedding and draft have the index 0.
+"""Kind and index of a painted part. A lane or layer has its own index. A boundary has the index of the run
+(neighbouring layers on one device) left of it. Output, embedding and draft have the index 0.
 """
 
 

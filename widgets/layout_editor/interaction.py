@@ -214,7 +214,10 @@ class Interaction(QObject):
         self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
-        """End the drag, emit `move_cancelled`, and restore the focus from before; return whether there was a drag."""
+        """End the drag, emit `move_cancelled`, and restore the focus from before the drag.
+
+        Return whether there was a drag.
+        """
         if self.drag is None:
             return False
         self.end_drag()

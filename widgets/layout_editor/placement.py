@@ -141,7 +141,7 @@ def layer_parts(
 ) -> tuple[tuple[StripKey, str], ...]:
     """Return (part, device) for each part of `layer` that has bytes.
 
-    `device`: the device of the layer. An override of a part replaces it.
+    `device`: the device of the layer. A part that has an override is on the device of the override instead.
     `kv_on_device`: whether the KV cache is on that device; if not, it is in host memory.
     """
     # Only tensors of weights are matched by overrides. The KV cache follows the layer's device (`model.dev_layer` in
@@ -238,7 +238,8 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
     In split modes tensor and row the bytes of experts are estimated: they are the same share of the device's weights as
     of all weights of the model. In these modes, or with an override whose pattern matches no known part of layers, the
-    total is unknown. The host is an exception: its total is what the other devices leave of the model's weights.
+    total is unknown. The host is an exception to both: its experts are counted, and its total is what the other devices
+    leave of the model's weights.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")

@@ -173,7 +173,10 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return a sentence on how much slower prompts are because overrides turn off pipeline parallelism; else empty."""
+    """Return a sentence on the prompt speed that is lost because overrides turn off pipeline parallelism.
+
+    The result is empty if overrides do not turn it off, or if the loss is small or unknown.
+    """
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""

@@ -205,7 +205,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 
 
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
-    """Return the slices of layers on each device, and the mean share of a layer that the device has, by device id.
+    """Return two mappings by device id: the slices of layers on the device, and its mean share of a layer.
 
     Both are empty unless the split mode is tensor or row.
     """

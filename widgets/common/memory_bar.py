@@ -1,4 +1,4 @@
-"""The bar of a device's memory: other programs, the parts of a layout, free memory, and memory that is missing."""
+"""The painted bar of a device's memory, with its values and texts: what other programs hold and what a layout needs."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class MemoryBar:
     parts: memory that the layout needs, by part.
     mapped_bytes: weights that are read from the mapped file. The system can drop their pages, so they always fit.
     mapped_expert_bytes: the experts among the mapped weights.
-    line_bytes: position of the dashed line that marks the limit of the layout. It is the memory of other
-    programs plus the memory that the layout may use, minus the margin.
-    shortfall_bytes: missing memory; negative if everything fits.
+    line_bytes: position of the dashed line that marks the limit of the layout. It is the sum of two sizes: the memory
+    of other programs, and the memory available to the layout less the margin.
+    shortfall_bytes: missing memory, with the margin; negative if everything fits.
     """
 
     span_bytes: int
@@ -104,13 +104,16 @@ def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[
 
 
 def available_bytes(row: DeviceRow) -> int:
-    """Return the memory that a layout may use on the device: free memory or the cap, whichever is smaller."""
+    """Return the memory available to a layout on the device: free memory or the cap, whichever is smaller.
+
+    The margin is not subtracted.
+    """
     # The shortfall is signed and is need + margin - available, so this also holds if everything fits.
     return row.need_bytes + row.margin_bytes - row.shortfall_bytes
 
 
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
-    """Return how many bytes `row` needs beyond the free memory of `room`; negative if it fits.
+    """Return the missing bytes: need and margin of `row` less the memory available in `room`; negative if all fits.
 
     `room`: row of the same device, of which only free memory and cap are used.
     """
@@ -120,8 +123,9 @@ def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
 def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
     """Return how many bytes of the mapped model file are weights that the layout reads on the device of `row`.
 
-    llama.cpp maps the range from the first to the last tensor on the CPU (`llama_model_loader::get_mapping_range`), so
-    the experts of three layers can count as almost the whole file. Pages of other tensors in the range are never read.
+    This can be much less than `row.mapped_bytes`. llama.cpp maps the range from the first to the last tensor on the CPU
+    (`llama_model_loader::get_mapping_range`): for the experts of three layers, this can be almost the whole file. Pages
+    of other tensors in the range are never read.
 
     `placed`: bytes of the weights that the layout places on the device.
     """
@@ -135,7 +139,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
     `row`: memory that the layout needs on the device.
     `room`: row of the same device from which free memory and cap are taken; None if they are taken from `row`.
-    It is given if `row` was measured by a load, because such a row has the free memory before the load.
+    A row that was measured by a load has the free memory from before the load, so it needs `room`.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
@@ -161,7 +165,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
 
 def room_text(bar: MemoryBar) -> str:
-    """Return the memory that is free besides the margin, or that is missing: "free 4.10 GiB" or "short 312.0 MiB".
+    """Return text on the memory that layout and margin leave free, or lack: "free 4.10 GiB" or "short 312.0 MiB".
 
     A device on which the layout places nothing is never short.
     """
@@ -171,7 +175,10 @@ def room_text(bar: MemoryBar) -> str:
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
-    """Return texts such as "weights 16.9 · KV 1.4 · compute 1.2 GiB", longest first; none if the bar has no parts."""
+    """Return texts with the sizes of the parts, the longest first, such as "weights 16.9 · KV 1.4 · compute 1.2 GiB".
+
+    The first text that fits is painted. The result is empty if the bar has neither parts nor mapped weights.
+    """
     named = [(part.label, part.size_bytes) for part in bar.parts]
     if bar.mapped_bytes > 0:
         named.append((tr("mapped"), bar.mapped_bytes))

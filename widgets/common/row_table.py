@@ -43,7 +43,7 @@ class RowTable(QTableWidget):
     ) -> None:
         """Replace the rows. `tips`: the tooltip of each cell; if it is None, the cell's text is the tooltip.
 
-        `chosen`: new index of the row that was selected before. It is selected without emitting a signal.
+        `chosen`: index of the new row to select; None to select no row. The selection emits no signal.
         """
         # Selecting a row again would emit `itemSelectionChanged`, which its listener takes for a choice of the user.
         blocked = self.blockSignals(True)

@@ -60,8 +60,8 @@ class AutoLayoutDialog(Dialog):
         self.device_list.setAccessibleName(tr("Devices that may be used"))
         self.device_list.setSpacing(_ROW_GAP_PX)
         self.device_list.setDragDropMode(QListWidget.DragDropMode.InternalMove)
-        self.up_button = QPushButton(tr("Earlier"))
-        self.down_button = QPushButton(tr("Later"))
+        self.up_button = QPushButton(tr("Move Up"))
+        self.down_button = QPushButton(tr("Move Down"))
         self.order_label = plain_label("", "dim", wrap=True)
         self.split_box = QCheckBox(tr("Use several devices even if one is enough"))
         self.one_backend_box = QCheckBox(tr("Use devices of one backend only"))
@@ -105,7 +105,7 @@ class AutoLayoutDialog(Dialog):
             self.explanation_label,
             None,
         )
-        # Enter starts the search. As auto-default buttons, "Earlier" and "Later" would take Enter and move devices.
+        # Enter starts the search. As auto-default buttons, "Move Up" and "Move Down" would take Enter and move devices.
         for button in (self.up_button, self.down_button, self.release_button):
             button.setAutoDefault(False)
         self.find_button.setDefault(True)
@@ -157,7 +157,7 @@ class AutoLayoutDialog(Dialog):
         self.release_button.setEnabled(bool(text))
 
     def set_ready(self, ready: bool) -> None:
-        """Enable the button "Find Layout" if `ready`, which means that a model is open; else disable it."""
+        """Enable or disable the button "Find Layout". `ready`: whether a model is open."""
         self.find_button.setEnabled(ready)
 
     def set_explanation(self, text: str, *, bad: bool = False) -> None:

@@ -29,7 +29,7 @@ from widgets.controls.values import CONTROL_HEIGHT_PX
 
 # Context lengths in tokens that models are commonly trained for.
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-AUTO_PRESET = tr("Auto: the usual length, or less if memory is short")
+AUTO_PRESET = tr("Auto: a length that suits the devices, or less if memory is short")
 
 
 class ContextEditor(QObject):

@@ -34,7 +34,7 @@ def show_number(box: QSpinBox, number: int) -> int:
 
 
 def show_real(box: QDoubleSpinBox, number: float) -> float:
-    """Show `number` as `show_number` does, and return it with the decimals and in the range of the box."""
+    """Show `number` as `show_number` does, and return it with the box's decimals, limited to the box's range."""
     wanted = round(min(max(number, box.minimum()), box.maximum()), box.decimals())
     if round(box.value(), box.decimals()) != wanted:
         blocked = box.blockSignals(True)
@@ -123,7 +123,10 @@ class SettingControl(QObject):
         raise NotImplementedError
 
     def show_value(self, value: Value, decided: Decision | None) -> None:
-        """Show `value` without emitting a signal; if it is automatic, show the value of `decided`."""
+        """Show `value` without emitting a signal.
+
+        `decided`: the decision for an automatic value. Only a `LengthControl` shows the decided value.
+        """
         raise NotImplementedError
 
     def disable_choices(self, refused: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ class DraftChoice:
     """A draft as the form shows it.
 
     kind: "none", "ngram", "model" or "mtp".
-    path: file of the draft model; empty if no model drafts.
+    path: path of the draft model; empty for the other kinds.
     n_tokens: number of tokens that are drafted for a step.
     device: device of the draft model, or several with commas; None if it is decided automatically.
     """
@@ -72,7 +72,8 @@ class AutoOptions(msgspec.Struct, frozen=True):
     strategy: name in `STRATEGIES`.
     order: device ids, the preferred one first.
     off: ids of devices that must not be used.
-    kv_types: cache types to try for the longest context, the preferred one first; empty to keep those of the settings.
+    kv_types: cache types that the strategy for the longest context may choose, the preferred one first. If there are
+    none, the cache types of the settings are used.
     split: whether to use several devices even if one is enough.
     one_backend: whether to use devices of one backend only.
     """

@@ -1,1 +1,1 @@
-"""Widgets of the devices: cards with live memory graphs, details, limits, and cards that are not installed."""
+"""Widgets of the devices: panels with live memory graphs, details, limits, and plans with other graphics cards."""

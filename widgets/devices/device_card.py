@@ -41,7 +41,7 @@ MIN_WIDTH = 160
 class DeviceCard(QFrame):
     """Shows the readings of one device. A click requests its details; its menu can also request limits or removal.
 
-    On a host with several NUMA nodes, the menu can also request the split of the host by node.
+    On a host with several NUMA nodes, the menu can also request to split the host into one device for each node.
     """
 
     details_requested = Signal(Device)

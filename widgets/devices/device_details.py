@@ -193,7 +193,7 @@ class DeviceDetails(Dialog):
         return tuple(graph.title for graph, plot, _curve in self._plots if plot.isVisible())
 
     def set_history(self, samples: Sequence[Sample], marks: Sequence[Mark]) -> None:
-        """Replace all samples and marks, and draw the graphs."""
+        """Replace all readings and marks (events such as a load), and draw the graphs."""
         self._samples, self._marks = list(samples), list(marks)
         self._show_readings()
         self._draw()

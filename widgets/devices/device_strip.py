@@ -33,7 +33,7 @@ from widgets.devices.readings import NO_ALERT, CardAlert
 
 EMPTY_HEIGHT_PX = 128
 """Height of the strip in pixels while it has no cards. It is about the height of a card, so that the editor does not
-move.
+move when cards are added.
 """
 
 
@@ -126,8 +126,9 @@ class DeviceStrip(QWidget):
     def _order_stops(self) -> None:
         """Put the cards into the Tab order after the button that adds devices.
 
-        By default they would be last, because they are made later than the rest of the window. The order begins at the
-        button, because reading Qt's focus chain from Python corrupts memory (PySide6 6.11.3).
+        By default they would be last, because they are made later than the rest of the window. Each card is put after
+        the previous one, the first after the button. Qt's focus chain is not read: reading it from Python corrupts
+        memory (PySide6 6.11.3).
         """
         before: QWidget = self.add_button
         for card in self._cards.values():
@@ -170,7 +171,7 @@ class DeviceStrip(QWidget):
         self._fit_height()
 
     def set_compact(self, compact: bool) -> None:
-        """Hide or show the graphs of the cards, to make room below. Hidden graphs keep recording."""
+        """Hide the graphs of the cards to make the strip lower, or show them. Hidden graphs keep recording."""
         if compact == self._is_compact:
             return
         self._is_compact = compact
@@ -262,9 +263,9 @@ ON_TOP_WIDTH_PX = 560
 
 
 class DeviceLine(QWidget):
-    """One painted line with all devices, in place of their panels (`DeviceCard`).
+    """One painted line with all devices, shown instead of their cards (`DeviceCard`).
 
-    It shows the last readings of the panels, which take samples while they are hidden too.
+    It shows the last readings of the cards, which also get samples while they are hidden.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:

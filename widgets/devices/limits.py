@@ -81,7 +81,7 @@ class LimitsDialog(EntryDialog):
         """Return the entered limits.
 
         Raises:
-            ValueError: if they cannot be used, with a sentence for the person.
+            ValueError: if the entered limits cannot be used. The message is a sentence for the user.
         """
         return parse_limits(self._device.id, self.cap_edit.text(), self.margin_edit.text(), self._device.total_bytes)
 

@@ -1,7 +1,7 @@
 """The graph of a device's memory over the last minutes, as a filled area; a missing reading is a gap.
 
-It is drawn here and not by pyqtgraph: importing it, with numpy, took a sixth of the start and 20 MB, and drawing with
-it a third of the GUI thread's time in a window at rest.
+It is painted by this module, not by pyqtgraph. The import of pyqtgraph and numpy took a sixth of the application's
+start time, and 20 MB. Drawing with pyqtgraph took a third of the GUI thread's time while nothing else happened.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Point = tuple[float, float, float]
 class MemoryPlot(QWidget):
     """Memory over the last `WINDOW_S` seconds in two areas: other programs, and above them Layerdeck's child processes.
 
-    The newest sample is at the right edge. The device card below gets the mouse, for its tooltip and its menu, and the
-    strip gets the wheel.
+    The newest sample is at the right edge. Mouse events pass through to the device card, which shows the tooltip and
+    the menu. Wheel events scroll the strip of cards.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -102,7 +102,7 @@ class MemoryPlot(QWidget):
         painter.end()
 
     def _lines(self, series: int) -> Iterator[list[QPointF]]:
-        """Yield the line of each stretch without a gap, in pixels. `series`: index of the bytes in a point."""
+        """Yield the line of each stretch without a gap, in pixels. `series`: index of the drawn value in a `Point`."""
         if not self._points:
             return
         now_s, width = self._points[-1][0], self.width()

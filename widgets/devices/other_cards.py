@@ -17,9 +17,9 @@ WIDTH_PX, HEIGHT_PX = 560, 440
 
 
 class OtherCardsDialog(Dialog):
-    """Shows a comparison of the present devices with the chosen cards. It is not modal.
+    """Compares a model's forecasts on the present devices with those after the chosen cards are added. It is not modal.
 
-    `chosen_changed` requests new figures; `use_requested` requests a plan with these cards in the editor.
+    `chosen_changed` requests new figures; `use_requested` requests that the editor plans with the chosen cards.
     """
 
     chosen_changed = Signal(object)  # tuple[str, ...]
@@ -71,7 +71,7 @@ class OtherCardsDialog(Dialog):
     def show_figures(self, here: Sequence[str], there: Sequence[str]) -> None:
         """Show the compared figures as texts, one for each heading.
 
-        `here`: figures with the present devices. `there`: figures with the chosen cards.
+        `here`: figures with the present devices. `there`: figures with the chosen cards added.
         """
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 

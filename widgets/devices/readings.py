@@ -51,7 +51,7 @@ def device_total_bytes(device: Device, sample: Sample | None) -> int:
 
 
 def device_subtitle(device: Device) -> str:
-    """Return the text beside a device's id: its name, and for a worker also its address and whether it is encrypted."""
+    """Return the text beside a device's id: its name, and for a worker its address and whether it uses encryption."""
     if device.endpoint is None:
         return " · ".join(filter(None, (device.name, numa_text(device))))
     name = "" if device.name in ("", device.endpoint) else device.name
@@ -99,7 +99,7 @@ def simulated_words(ids: Sequence[str]) -> str:
 def status_line(sample: Sample | None) -> str:
     """Return the line of readings: utilisation, temperature and power, as far as they are known, and the sample's note.
 
-    The note says why the driver gave no reading. Without readings and note, the line has the memory that Layerdeck
+    The note says why the driver gave no reading. If none of these is known, the line says how much memory Layerdeck
     uses, or "idle".
     """
     if sample is None:

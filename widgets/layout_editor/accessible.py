@@ -1,8 +1,8 @@
 """The accessibility tree of the editor: lanes with their layers, the output and the boundaries.
 
 Qt makes an accessibility interface for a QObject, by its class. So each painted part has an `EditorPart`, which is made
-when a screen reader first needs it. `EditorInterface` and `PartInterface` read the current state of the view, so a drag
-costs nothing here.
+when a screen reader first needs it. `EditorInterface` and `PartInterface` read the current state of the view when a
+screen reader asks, so nothing is updated during a drag.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a painted part. The index is that of a lane, of a layer, or of the run left of a boundary.
-
-Output, embedding and draft have the index 0.
+"""Kind and index of a painted part. A lane or layer has its own index. A boundary has the index of the run
+(neighbouring layers on one device) left of it. Output, embedding and draft have the index 0.
 """
 
 

@@ -17,9 +17,9 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the range in which boundary `index` can be moved: the lowest and highest first layer at its right.
+    """Return the range of boundary `index`: the lowest and the highest layer that can be the first one at its right.
 
-    At least one layer stays on each side of the boundary.
+    The device on each side of the boundary keeps at least one layer.
     """
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 

@@ -32,10 +32,12 @@ EMPTY_TEXT = tr("Open a model to see its layers")
 class LayoutEditor(QFrame):
     """Shows a `Preview`, and emits moves of boundaries, layers and the output.
 
-    It computes neither layouts nor memory: the receiver of a move calls `set_preview` with the result. All moves of a
-    drag refer to the layout at its start. A drag ends with `move_finished`, or with `move_cancelled` (Escape, a lost
-    mouse grab), even if nothing moved. A key press emits one move and `move_finished`. `end_drag`, or a preview of
-    another model or of other devices, ends a drag without a signal.
+    It computes neither layouts nor memory: the receiver of `moved` calls `set_preview` with the result. A key press
+    emits one move and `move_finished`.
+
+    All moves of a drag refer to the layout at the start of the drag. A drag ends with `move_finished`, or with
+    `move_cancelled` after Escape or a lost mouse grab, even if nothing moved. `end_drag`, or a preview with another
+    model or other devices, ends it without a signal.
     """
 
     moved = Signal(Move)
@@ -160,7 +162,7 @@ class LayoutEditor(QFrame):
         self._update_header()
 
     def toggle_numbers(self) -> None:
-        """Show the fields for numbers and focus their input line, or hide them."""
+        """Show the number fields (`NumberBar`) and focus their input line, or hide the fields."""
         self._numbers_button.toggle()
 
     def _show_numbers(self, wanted: bool) -> None:
@@ -194,11 +196,11 @@ class LayoutEditor(QFrame):
         self._view.end_drag()
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark the pinned layers and the pinned output."""
+        """Mark what is pinned: layers, parts of layers, and the output."""
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show the effects of the actions that move experts in the open menu.
+        """Show in the open menu what each action that moves experts would do.
 
         `texts`: the effect as text, by the key of the action in `EXPERT_TITLES`. An action without a text is disabled.
         """

@@ -45,7 +45,7 @@ def columns(width: float) -> Columns:
 def layer_widths(sizes: Sequence[int], width: float, minimum: float = MIN_LAYER_WIDTH) -> list[float]:
     """Return widths in pixels that are proportional to `sizes` and add up to `width`.
 
-    A width is at least `minimum`, or an equal share of `width` if that is smaller.
+    Each width is at least `minimum`. If `width` has no room for that, all widths are equal.
     """
     count = len(sizes)
     if count == 0:
@@ -111,10 +111,13 @@ class Track:
 def make_track(
     sizes: Sequence[int], embedding_bytes: int, output_bytes: int, left: float, width: float, *, draft: bool = False
 ) -> Track:
-    """Return the track with layers of `sizes` bytes between embedding and output, in whole pixels if there is room.
+    """Return the track with layers of `sizes` bytes between embedding and output.
+
+    Edges of layers are whole pixels if the layers are wide enough.
 
     `left`, `width`: left edge and width of the track in pixels.
-    `draft`: whether a block of a draft model comes after the output. It is not to scale, so that it can be read.
+    `draft`: whether a block of a draft model comes after the output. Its width does not depend on its bytes, so that
+    its label can be read.
     """
     outer_width, draft_width = width, round(max(width * _MAX_END_SHARE / 2, _DRAFT_WIDTH))
     if draft:

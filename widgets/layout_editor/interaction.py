@@ -40,8 +40,8 @@ class Interaction(QObject):
     """Converts mouse presses, pointer positions and keyboard commands to moves of the layout.
 
     A drag emits moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`, even if it
-    moved nothing. A keyboard command is one move and `move_finished`. After each call the view must repaint `focus`,
-    `drag` and `hover`.
+    moved nothing. A keyboard command that moves something emits one move and `move_finished`. After each call the
+    caller must repaint the marks of `focus`, `drag` and `hover`.
     """
 
     moved = Signal(Move)
@@ -214,7 +214,10 @@ class Interaction(QObject):
         self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
-        """End the drag, emit `move_cancelled`, and restore the focus from before; return whether there was a drag."""
+        """End the drag, emit `move_cancelled`, and restore the focus from before the drag.
+
+        Return whether there was a drag.
+        """
         if self.drag is None:
             return False
         self.end_drag()
@@ -363,7 +366,7 @@ class Interaction(QObject):
                 self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
 
     def _folds(self, command: Command) -> tuple[str, ...]:
-        """Return the keys of the machines that the command folds or unfolds.
+        """Return the keys (`MachineGroup.key`) of the machines whose lanes the command folds or unfolds.
 
         For `FOLD` this is the machine of the focused part. For `FOLD_ALL` these are all unfolded machines; if there are
         none, all machines.
@@ -425,9 +428,10 @@ class Interaction(QObject):
 
 
 def _follow_lanes(drag: LaneDrag, before: Shown, shown: Shown) -> None:
-    """Let `drag` go on if the preview `shown` has other lanes than `before`.
+    """Adapt `drag` to a new preview, `shown`, so that it continues if the preview has other lanes than `before`.
 
-    A move may empty the lane of a missing device, and with fewer lanes machines have no head lanes.
+    A move of the drag can change the lanes. The lane of a device that the rig lacks disappears when it becomes empty,
+    and with fewer lanes the head lanes of machines may disappear too.
     """
     names, others = ([content.device.id for content in each.contents] for each in (before, shown))
     if names != others:

@@ -40,7 +40,7 @@ _RADIUS = 1.5
 
 
 def strip_of(key: StripKey, lanes: Lanes) -> Strip:
-    """Return the horizontal strip in which all lanes draw the part `key` of layers."""
+    """Return the strip of a lane in which a part of layers, such as `experts`, is drawn; it is equal in all lanes."""
     if key == "kv":
         return lanes.kv
     if key == "experts" and lanes.experts is not None:
@@ -86,8 +86,9 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return pairs of a strip and one path with all slices that are drawn in the strip.
+    """Return for each strip one path with all slices of layers that are drawn in it, as pairs (strip, path).
 
+    `slices`: the device's share of each layer, in split modes tensor and row.
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
     found: list[tuple[StripKey, QPainterPath]] = []
@@ -103,7 +104,7 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return pairs of a strip and one path with all layers that are drawn in the strip.
+    """Return for each strip one path with all layers that are drawn in it, as pairs (strip, path).
 
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
@@ -264,7 +265,7 @@ class LaneItem(QGraphicsItem):
     def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
         """Paint the block of embedding, output or draft into `rect`.
 
-        `name`: name of the block's colour. `word`: label of the block, painted upwards if there is room.
+        `name`: name of the block's colour. `word`: label of the block, written from bottom to top if there is room.
         """
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(name))

@@ -176,12 +176,12 @@ _HANDLE_OVERHANG = 5.0
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
     """Return the handle of each boundary between two devices.
 
-    `lane_of`: maps the id of a device to the index of its lane.
-
     The line of a handle spans the lanes of both devices; its dot is in the lane of the device left of the boundary.
 
-    In split modes tensor and row each device has a slice of every split layer, so only CPU layers at the front have a
-    boundary.
+    In split modes tensor and row each device has a slice of every split layer. The only boundary is then the one after
+    the CPU layers at the front, if there are any.
+
+    `lane_of`: maps the id of a device to the index of its lane.
     """
     places = []
     inside = layout.split_mode in ("tensor", "row")

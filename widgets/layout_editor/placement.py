@@ -70,8 +70,8 @@ class LaneContent:
     """Content of the track of one lane.
 
     ranges: layers `(first, last)` of the device, both included.
-    blocks: parts of layers that are on the device. Each strip has the layers whose part it draws.
-    ghosts: parts of the device's own layers that overrides place on another device, by strip.
+    blocks: for each part of layers, such as experts, the layers whose part is on the device.
+    ghosts: for each part, the layers of this device whose part is on another device, such as by an override.
     has_embedding, has_output: whether the token embedding, and the output layer, are on the device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
@@ -141,7 +141,7 @@ def layer_parts(
 ) -> tuple[tuple[StripKey, str], ...]:
     """Return (part, device) for each part of `layer` that has bytes.
 
-    `device`: the device of the layer. An override of a part replaces it.
+    `device`: the device of the layer. A part that has an override is on the device of the override instead.
     `kv_on_device`: whether the KV cache is on that device; if not, it is in host memory.
     """
     # Only tensors of weights are matched by overrides. The KV cache follows the layer's device (`model.dev_layer` in
@@ -205,7 +205,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 
 
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
-    """Return the slices of layers on each device, and the mean share of a layer that the device has, by device id.
+    """Return two mappings by device id: the slices of layers on the device, and its mean share of a layer.
 
     Both are empty unless the split mode is tensor or row.
     """
@@ -236,10 +236,10 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
     `row`: memory that the layout needs on the device; None if it is unknown.
 
-    In split modes tensor and row the bytes of experts on a device are estimated: experts are the same share of the
-    weights in `row` as of all weights of the model. The total is then unknown, except on the host, which has all
-    weights that no other device has. An override whose pattern matches no known part makes the total unknown in the
-    same way.
+    In split modes tensor and row the bytes of experts are estimated: they are the same share of the device's weights as
+    of all weights of the model. In these modes, or with an override whose pattern matches no known part of layers, the
+    total is unknown. The host is an exception to both: its experts are counted, and its total is what the other devices
+    leave of the model's weights.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")
@@ -307,7 +307,7 @@ NO_PINS = Pins()
 class PinToggle:
     """A request to pin or unpin layers `(first, last)`, both included, or a part of them.
 
-    `layers` is None if the output layer is to be pinned.
+    `layers` is None for the output layer. `part` is None for whole layers and the output.
     """
 
     layers: tuple[int, int] | None

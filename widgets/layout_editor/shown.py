@@ -36,7 +36,7 @@ class LayerTarget:
 class PartTarget:
     """Pointer target: a part of a layer that can be moved alone.
 
-    The part is the layer's experts. It is the dense part if an override puts the dense part on another device than the
+    It is either the layer's experts, or its dense part if an override puts the dense part on another device than the
     layer.
     """
 
@@ -66,8 +66,8 @@ class DraftTarget:
 class EmptyTarget:
     """Pointer target: a point in the track of `lane` where nothing can be dragged.
 
-    part_layer: layer on another device with parts that an override places on this one, at this point; None if
-    there is none.
+    part_layer: index of the layer at this point, if the layer is on another device and only parts of it are on this
+    one; else None.
     embedding: whether the token embedding, which cannot be moved, is at this point.
     """
 
@@ -167,7 +167,7 @@ class Shown:
         return tuple(found)
 
     def group_of(self, device: str) -> MachineGroup | None:
-        """Return the group of the machine that lends a device; None if it is in none."""
+        """Return the group of the machine that lends a device; None if the device is in no group."""
         groups = (content.group for content in self.contents)
         return next((group for group in groups if group is not None and device in group.devices), None)
 

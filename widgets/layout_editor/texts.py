@@ -148,7 +148,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
         if preview.hops is not None:
             lines.append(
                 tr(
-                    "Each token sends {size} there and back, which takes about {time}.",
+                    "Each token sends {size} between the two devices, which takes about {time}.",
                     size=format_bytes(2 * preview.hops.size_bytes),
                     time=milliseconds_text(2 * preview.hops.between(home, device)),
                 )
@@ -173,7 +173,10 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return a sentence on the prompt speed that overrides cost by turning off pipeline parallelism; empty if none."""
+    """Return a sentence on the prompt speed that is lost because overrides turn off pipeline parallelism.
+
+    The result is empty if overrides do not turn it off, or if the loss is small or unknown.
+    """
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""
@@ -327,8 +330,8 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
         lines.append(
             (
                 tr_count(
-                    "{count} tensor override; the lanes show overrides only in part.",
-                    "{count} tensor overrides; the lanes show overrides only in part.",
+                    "{count} tensor override with a pattern of its own is not shown in the lanes.",
+                    "{count} tensor overrides with patterns of their own are not shown in the lanes.",
                     patterns,
                 ),
                 False,
@@ -391,8 +394,8 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOOLTIP_FROM_S, _NOTE_FROM_S = 1.0, 5.0
-"""Durations in seconds for which a load sends weights to a worker. From the first on, the tooltip of the speed mentions
-the sending; from the second on, a note below the lanes mentions it too.
+"""Least time in seconds that sending weights to a worker must take to be mentioned: in the tooltip of the speed (first
+value), and in a note below the lanes (second value).
 """
 _ALIKE = 1.1
 """Ratio up to which predicted and measured speed count as equal, so that only the measured speed is shown."""
@@ -402,9 +405,9 @@ REMEDY = tr("Devices > Measure Speeds makes this prediction more exact, and so d
 def speed_text(preview: Preview) -> str:
     """Return the speed of the edited layout as text: measured in the last answer with this layout, or else predicted.
 
-    If both are known and differ by more than the factor `_ALIKE`, the text has both, with the number of tokens in the
-    context that is predicted for. A prediction is marked as rough if a device was not measured, so that values of
-    typical devices were used.
+    If both are known and differ by more than the factor `_ALIKE`, the text has both. It then also says how many tokens
+    in the context the prediction assumes. A prediction is marked as rough if it uses typical values for a device that
+    was not measured.
     """
     speed = preview.speed
     measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)

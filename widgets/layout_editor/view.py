@@ -48,7 +48,10 @@ from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
 
 _NAME = tr("Layout editor")
-EXPERT_TITLES = {"to_cpu": tr("Move All Experts to the &CPU"), "back": tr("Move &Back as Many Experts as Fit")}
+EXPERT_TITLES = {
+    "to_cpu": tr("Move All Experts to the &CPU"),
+    "back": tr("Move as Many Experts as Fit &Back to Their Layers"),
+}
 _SCROLL_BAR_GAP = 8
 # Pixels from the upper and lower edge of the viewport in which a drag scrolls, by how much, and how often: 500 a
 # second.
@@ -153,7 +156,7 @@ class EditorView(QGraphicsView):
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark the pinned layers and the pinned output."""
+        """Mark what is pinned: layers, parts of layers, and the output."""
         self._pins = pins
         self._update_marks()
 
@@ -325,7 +328,7 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show the effects of the actions that move experts in the open menu.
+        """Show in the open menu what each action that moves experts would do.
 
         `texts`: the effect as text, by the key of the action in `EXPERT_TITLES`. An action without a text is disabled.
         """

@@ -1,4 +1,4 @@
-"""The bar above the editor that offers to unload idle models, so that the edited layout needs no CPU."""
+"""The bar above the editor that offers to unload idle models, so that the model fits without layers on the CPU."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class TogetherDialog(Dialog):
             choice.addWidget(button)
         introduction = tr(
             "Choose the models to load at the same time, the most important one first. Idle models that are loaded now "
-            "are parked first."
+            "are parked first, which unloads them until their next question."
         )
         self.load_button = self.add_button(tr("&Load All"), self._on_load)
         self.lay_out(

@@ -96,7 +96,7 @@ def loaded_outcome(event: Loaded) -> Outcome:
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
-    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says when it did.
+    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says when.
 
     names: names of devices by id.
     proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.
@@ -133,8 +133,8 @@ def _refusal(event: OutOfMemory, device: str, short_bytes: int) -> str:
     # The refused buffer is one of several: the lane says what all of them lack, with the margin.
     if short_bytes > missing_bytes:
         return tr(
-            "{device} needed {requested} for the next buffer, but had only {free} free: {missing} missing for this "
-            "buffer, {short} for the whole layout.",
+            "{device} needed {requested} for the next buffer, but had only {free} free. {missing} are missing for this "
+            "buffer, and {short} for the whole layout.",
             device=device,
             requested=requested,
             free=free,

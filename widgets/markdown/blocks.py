@@ -97,10 +97,11 @@ The cache of formulas must have room for more than these, or formulas would be r
 
 @dataclass(slots=True)
 class Room:
-    """Numbers of blocks and formulas that the rest of a message may still have, so that Qt lays it out fast.
+    """Limits for the rest of a message, so that Qt lays the message out fast.
 
-    `pieces`: lines and table cells. `formulas`: rendered formulas; further ones stay text.
-    `left_out`: number of characters in the blocks that exceeded the limits.
+    `pieces`: number of lines and table cells that may still follow.
+    `formulas`: number of formulas that may still be rendered; further ones stay text.
+    `left_out`: number of characters in the blocks that exceeded the limits so far.
     """
 
     pieces: int = MAX_PIECES

@@ -15,8 +15,8 @@ from pygments.util import ClassNotFound
 from widgets.markdown.blocks import Run
 
 SEGMENT_LINES = 80
-"""Maximum number of lines of a segment. The lines of a segment are highlighted together and only once, so the end of
-long streamed code costs as little as its beginning. A token that spans two segments may get a wrong colour.
+"""Maximum number of lines of a segment. Code is highlighted in segments, and each segment only once, so the end of long
+streamed code costs as little as its beginning. A token that spans two segments may get a wrong colour.
 """
 MAX_SEGMENT_CHARACTERS = 4_000
 """Maximum length of a segment in characters. Some rules of lexers go on over line ends, and their time grows with the

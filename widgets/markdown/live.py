@@ -14,8 +14,8 @@ from widgets.markdown.typesetter import Typesetter
 
 DRAW_INTERVAL_MS = 50
 PARSE_SHARE = 3
-"""Duration of the pause after parsing, as a multiple of the duration of parsing. It keeps a thread free for other
-texts.
+"""Duration of the pause after parsing, as a multiple of the duration of parsing. During the pause the parsing thread is
+free for other texts.
 """
 AT_ONCE_CHARACTERS = 1_500
 """Maximum length in characters of a text that is parsed at once in the GUI thread, before it is first painted."""

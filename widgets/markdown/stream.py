@@ -101,7 +101,7 @@ def parse_whole(text: str) -> tuple[Block, ...]:
 
 
 def code_sources(text: str) -> list[str]:
-    """Return the source of each code block of a complete text, in order: without limits and escaped characters."""
+    """Return the source of each code block of a complete text, in order. Nothing is cut off, and nothing is escaped."""
     text = with_line_feeds(text)
     lines = text.split("\n")
     sources = []
@@ -115,9 +115,10 @@ def code_sources(text: str) -> list[str]:
 
 
 def _unescaped(shown: str, line: str) -> str:
-    """Return the end of `line` that is `shown` with escaped characters. The rest is the indent of lists and quotes.
+    """Return the source of `shown`, a line of code in which hidden characters are escaped.
 
-    If there is no such end, as with a tab that is partly indent, return `shown`.
+    `line`: the line of the text that contains the source at its end, after the indent of lists and quotes. If its end
+    does not match, as with a tab that is partly indent, return `shown`.
     """
     if visible(line) == line:
         return shown

@@ -184,9 +184,10 @@ class MarkdownView(QTextEdit):
         self._with_source(number, lambda source: self.save_requested.emit(source, language))
 
     def _with_source(self, number: int, use: Callable[[str], None]) -> None:
-        """Call `use` with the source of a code block, which is shown with limits and escaped characters.
+        """Call `use` with the source of a code block. The code as shown has escaped characters, and may be cut off.
 
-        The code blocks of a long message are found in another thread, and `use` is called later in this one.
+        `number`: index of the code block in the message. For a long message another thread finds the source, and `use`
+        is called later in the GUI thread.
         """
         shown, text = self._painted.code[number].text, self.text
 

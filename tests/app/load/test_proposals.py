@@ -76,7 +76,7 @@ def test_the_report_says_what_the_lane_says(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=199 * MIB, allocated=(), message="",
     )  # fmt: skip
     for asked, told in (
-        (order, f"1.0 MiB missing for this buffer, {format_bytes(row.shortfall_bytes)} for the whole"),
+        (order, f"1.0 MiB are missing for this buffer, and {format_bytes(row.shortfall_bytes)} for the whole"),
         (None, "1.0 MiB missing."),
     ):
         monkeypatch.setattr(desk.loading, "_asked", asked)

@@ -227,7 +227,7 @@ def test_boundaries_and_parts_say_what_they_cost_a_token(make_hand: MakeHand) ->
     boundary = tooltip_of(hand.shown, HandleTarget(0))
     assert "Each token sends 8.0 KiB from CUDA0 to CUDA1, which takes about 0.05 ms." in boundary
     part = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"))
-    assert "Each token sends 16.0 KiB there and back, which takes about 0.06 ms." in part
+    assert "Each token sends 16.0 KiB between the two devices, which takes about 0.06 ms." in part
     assert "Without them a long prompt could be processed up to 1.5 times as fast." in part
     no_pipeline = make_hand(replace(preview, hops=hops, speed=speed))
     assert "pipeline" not in tooltip_of(no_pipeline.shown, PartTarget(42, LANES[CPU_ID], "experts"))

@@ -132,7 +132,7 @@ def test_out_of_memory_names_the_device_and_the_bytes(free_bytes: int | None, se
 @pytest.mark.parametrize(
     ("short_bytes", "end"),
     [
-        (3 << 30, ": 512.0 MiB missing for this buffer, 3.00 GiB for the whole layout."),
+        (3 << 30, ". 512.0 MiB are missing for this buffer, and 3.00 GiB for the whole layout."),
         (512 << 20, ": 512.0 MiB missing."),
         (0, ": 512.0 MiB missing."),
     ],

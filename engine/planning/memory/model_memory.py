@@ -128,7 +128,10 @@ class ModelMemory:
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
-        """Leave compute buffers to a probe from now on, because another computation would fail in the same way."""
+        """Stop estimating compute buffers for this model, because each further attempt would fail in the same way.
+
+        Only a probe can then measure them. `reason`: why the computation failed.
+        """
         self.probe_only = tr("{reason}; compute buffers are known only after a probe", reason=reason)
         self.unknown = ("compute",)
         self._graphs = None
@@ -320,7 +323,7 @@ class ModelMemory:
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
         """Return the result of `ask` for a forecast of compute buffers; None if it takes too long or fails.
 
-        After such a failure, only a probe measures compute buffers.
+        After such a failure, this object estimates no compute buffers any more; only a probe can measure them.
         """
         try:
             with limited(FORECAST_SECONDS):

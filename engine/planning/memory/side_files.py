@@ -195,7 +195,7 @@ def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, proje
 def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
     """Return `estimate` with `sizes` (bytes by device id) added to the weights.
 
-    A device without any memory in `estimate` also gets the overhead of a process (`overhead_bytes`).
+    The overhead of a process (`overhead_bytes`) is also added to a device that holds nothing in `estimate`.
     """
     devices = dict(estimate.devices)
     for device_id, size_bytes in sizes.items():

@@ -1,4 +1,4 @@
-"""Tensors of a model: their size in a buffer, the part of the model that they belong to, and overrides that move them.
+"""Tensors of a model: their size in a buffer, the layer or part that each belongs to, and overrides that move tensors.
 
 Mirrors `ggml_backend_buft_get_alloc_size`, the table of tensors in llama-arch.cpp, and `tensor_buft_overrides`.
 """

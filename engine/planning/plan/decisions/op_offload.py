@@ -33,7 +33,9 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
     """Return the values of `op_offload` to try, in order.
 
-    False is second, for devices without memory for copies of the weights. `asked`: settings as the user left them.
+    For "auto" False is the second value. It is used if a device has no memory for copies of the weights.
+
+    `asked`: settings as the user left them.
     """
     if asked.op_offload != "auto":
         return (asked.op_offload,)

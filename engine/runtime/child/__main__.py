@@ -254,7 +254,7 @@ def main() -> None:
 
 
 class _RequestReceiver:
-    """The reader of standard input: handles each request as soon as it arrives, even while native code computes."""
+    """Handles each request in the thread that reads standard input as soon as it arrives, even during a native call."""
 
     def __init__(self, stop: StopFlag) -> None:
         self._stop = stop
@@ -263,7 +263,8 @@ class _RequestReceiver:
     def receive(self, request: AnyRequest) -> AnyRequest:
         """Prepare a request for the queue and return it.
 
-        A `Stop` sets the stop flag at once. A `Generate` gets the images and sounds that are cached.
+        A `Stop` sets the stop flag at once. A `Generate` gets the data of images and sounds from the cache if the parent
+        has sent them before.
         """
         match request:
             case Stop():

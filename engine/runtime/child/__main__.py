@@ -263,8 +263,8 @@ class _RequestReceiver:
     def receive(self, request: AnyRequest) -> AnyRequest:
         """Prepare a request for the queue and return it.
 
-        A `Stop` sets the stop flag at once. A `Generate` gets the data of images and sounds from the cache if the parent
-        has sent them before.
+        A `Stop` sets the stop flag at once. A `Generate` gets from the cache the data of images and sounds that the
+        parent has sent before.
         """
         match request:
             case Stop():

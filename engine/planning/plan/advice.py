@@ -75,8 +75,8 @@ def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes:
         yield Advice(
             "beyond_swap",
             tr(
-                "The model needs more of this computer's memory ({need}) than is available ({available}: {free} of "
-                "memory and {swap} of swap).",
+                "The model needs {need} of this computer's memory. Only {available} are available: {free} of memory "
+                "and {swap} of swap.",
                 need=need,
                 available=format_bytes(free_bytes + swap_bytes),
                 free=free,
@@ -119,7 +119,7 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
         yield Advice(
             "image_limit_unused",
             tr("The limits for images have no effect: the model has no projector that reads images."),
-            tr("Choose a projector, or set the largest and the smallest image to auto."),
+            tr("Choose a projector, or set “Largest image” and “Smallest image” to auto."),
         )
 
 

@@ -249,7 +249,7 @@ def _split_changes(one: Layout, other: Layout) -> Iterable[ValueChange]:
     """
     rows = [
         ("cpu_layers", tr("layers on the CPU"), *(str(leading_cpu_layers(each)) for each in (one, other))),
-        ("overrides", tr("moved parts"), _moved_words(one), _moved_words(other)),
+        ("overrides", tr("parts moved by overrides"), _moved_words(one), _moved_words(other)),
     ]
     if one.split_mode == other.split_mode == "row":
         rows.append(("main_device", tr("main device"), _main_device(one), _main_device(other)))

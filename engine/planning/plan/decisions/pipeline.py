@@ -64,7 +64,7 @@ def _reason(layout: Layout, used: ContextSettings, estimate: MemoryEstimate, *, 
             copies=format_bytes(copies_bytes),
         )
     if not _gains(used):
-        return tr("No effect: a prompt is computed in one piece of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch)
+        return tr("No effect: each batch is a single micro batch of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch)
     if is_open:
         return tr(
             "There is no room for the copies that pipeline parallelism needs, so devices compute a long prompt one "

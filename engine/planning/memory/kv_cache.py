@@ -25,8 +25,9 @@ CELL_PADDING = CONTEXT_STEP
 class ContextShape:
     """Sizes that llama.cpp computes from the context settings.
 
-    `n_cells`: cells of one stream.
-    `n_streams`: number of sequences with their own cells; 1 for a unified cache.
+    `n_streams`: number of streams, the parts of the cache with cells of their own: one for each sequence, or 1 for a
+    unified cache.
+    `n_cells`: number of cells of one stream.
     `n_batch`, `n_ubatch`: batch sizes that are really used, in tokens.
     `n_sequences`: number of parallel sequences.
     """
@@ -85,7 +86,7 @@ class CacheTensor:
     n_rows: int
 
     def size_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the tensor in a buffer with the size rule `rule`."""
+        """Return the bytes of the tensor in a buffer. `rule`: how the buffer type pads tensors."""
         size_bytes = self.n_rows * row_bytes(self.kind, self.width)
         # Only quantised tensors are padded, as in `ggml_backend_cuda_buffer_type_get_alloc_size`.
         if rule.pads_rows and is_quantised(self.kind) and self.width % ROW_PADDING:

@@ -76,7 +76,7 @@ _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 class ModelMemory:
     """Memory of all layouts of one model.
 
-    Create one object for each open model, because its tables make estimates fast.
+    Create one object for each open model and reuse it, because it caches the tables that make estimates fast.
 
     `probe_only`: sentence on why not everything can be computed; None if it can.
     `unknown`: parts that cannot be computed.
@@ -233,7 +233,7 @@ class ModelMemory:
         """Return the memory of `layout` on every device of `rig`.
 
         `with_compute`: whether compute buffers are computed; without them the estimate is much faster.
-        `n_drafted`: most tokens that are drafted for one step; a batch has an output row for each of them.
+        `n_drafted`: largest number of tokens that are drafted for one step. A batch has an output row for each of them.
         `mtp`: whether MTP heads are loaded; the output buffer then has a hidden state for each token of a batch.
         """
         mtp = mtp and not mtp_fault(self.model)

@@ -61,7 +61,7 @@ class Placement:
     `can_map`: whether all devices allow mapping in load mode "auto".
     `locks_file`: whether the mapped file is locked in memory.
     `pipeline`: whether pipeline parallelism is on, so that inputs have several copies; False if the setting is "auto".
-    `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
+    `shares`: in split mode tensor, the share of each entry in every layer after the `leading` ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
     `left_out`: number of CPU layers at the front that are not in this object; above 0 only for MTP heads.

@@ -46,7 +46,10 @@ class Projector:
     image_tokens: tuple[int, int] | None = None
 
     def weights_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the projector's weights on a device with this size rule, without the compute buffer."""
+        """Return the bytes of the projector's weights on a device, without the compute buffer.
+
+        `rule`: how the device's buffer type pads tensors.
+        """
         return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
 
     @property

@@ -154,7 +154,10 @@ class TensorSplit:
         ]
 
     def state_bytes(self, tensor: CacheTensor, layer: int, rules: Sequence[SizeRule]) -> list[int]:
-        """Return the bytes of one tensor of a layer's state on each device. `rules`: size rule of each device."""
+        """Return the bytes of one tensor of a layer's state on each device.
+
+        `rules`: for each device, how its buffer type pads a tensor.
+        """
         like = _STATE_LIKE.get(tensor.name)
         grouped = bool(self._hyper.ratios)
         mirrored = grouped or self._rules.whole_model or like is None or not tensor.width
@@ -393,7 +396,7 @@ class MemberTables:
 
 
 def member_rules(placement: Placement) -> tuple[SizeRule, ...] | None:
-    """Return the size rules of the devices with a share; None if the rig lacks one of them."""
+    """Return how the buffer type of each device with a share pads tensors; None if the rig lacks such a device."""
     if any(entry not in placement.traits for entry in placement.entries):
         return None
     return tuple(placement.traits[entry].size_rule for entry in placement.entries)

@@ -64,7 +64,7 @@ class _Tally:
     `repacked_bytes`: bytes in host memory that are repacked.
     `plain_bytes`: bytes in plain host memory.
     `pinned_bytes`: bytes in pinned host memory.
-    `made`: (tensor name, buffer) of the tensors in the sums.
+    `made`: (tensor name, buffer) of the tensors in the sums, so that none is added twice.
     """
 
     spans: list[tuple[int, int]]
@@ -77,7 +77,7 @@ class _Tally:
     def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
         """Add a tensor in host memory that is not repacked.
 
-        `pinned`: size rule of pinned memory; None for plain memory.
+        `pinned`: how pinned memory pads tensors, if the tensor is there; None if it is in plain memory.
         """
         if pinned is None:
             self.plain_bytes += tensor_bytes(tensor, HOST_RULE)

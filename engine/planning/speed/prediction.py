@@ -262,9 +262,10 @@ class CostModel:
     def costs(self, layout: Layout, batch_tokens: float, fill_tokens: float, outputs: float = 1.0) -> dict[str, Cost]:
         """Return the cost of a batch of `batch_tokens` tokens, by id of the devices that take part.
 
+        Layers on devices that are not in the rig cost nothing.
+
         `fill_tokens`: mean number of tokens in the context before each token of the batch.
         `outputs`: number of tokens for which logits are computed.
-        Layers on devices that are not in the rig cost nothing.
         """
         batch = _Batch(self, layout, batch_tokens)
         batch.add_layers(fill_tokens)

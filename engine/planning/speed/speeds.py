@@ -224,7 +224,8 @@ def _of_kernel(speeds: Mapping[str, float] | None, kernel: str) -> float | None:
 def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
     """Return the bytes per second at which a kernel of matrix multiplication reads weights.
 
-    If the kernel was not measured, the result is the bandwidth for F16.
+    If neither this kernel nor a similar one was measured, the result is the bandwidth for F16.
+
     `kernel`: type of the weights, perhaps with a suffix (`EXPERTS`, `REPACKED`).
     """
     found = _of_kernel(speeds.by_type.get(device.id), kernel)

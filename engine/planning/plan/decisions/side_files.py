@@ -22,6 +22,7 @@ def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, 
     """Return the device id of the projector: the user's choice, else the first device with room for it, else the CPU.
 
     Cards with their own memory come before integrated ones. RPC devices are used only if the user chose one.
+
     `needs`: memory of the layout without the projector, by device id.
     """
     if projector is None:

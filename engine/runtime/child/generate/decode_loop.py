@@ -240,7 +240,7 @@ class DecodeLoop:
             self._recover(shares, status)
 
     def _fill(self) -> list[_Share]:
-        """Fill the batch with a token of each answer, drafts, and parts of the prompts; return each task's share."""
+        """Fill the batch with a token of each answer, drafts, and parts of the prompts; return each task's part."""
         batch = self._batch
         batch.clear()
         counts = self._counts()

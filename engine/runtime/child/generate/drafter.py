@@ -19,7 +19,7 @@ LEAST_PROBABILITY = 0.4
 
 
 class Wanted(NamedTuple):
-    """One draft that is asked for.
+    """A request for the draft of one slot.
 
     `number`: index of the slot.
     `tokens`: the slot's tokens.

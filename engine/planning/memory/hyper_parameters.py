@@ -261,8 +261,8 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
 def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
     """Return the index of the layer whose KV cache each layer reads.
 
-    The first `n_owners` layers have their own cache. Later layers with full attention read the cache of the last of
-    these, those with a sliding window the cache of the last but one.
+    The first `n_owners` layers have their own cache. Later layers read the cache of layer `n_owners` - 1 if they have
+    full attention, and that of layer `n_owners` - 2 if they have a sliding window.
 
     `sliding`: whether each layer has a sliding window.
 

@@ -182,10 +182,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return how many of the experts that one token does not use are used by other tokens of its batch.
+        """Return the share of experts that a batch reads in addition to those of one token, from 0 to 1.
 
-        The result is a share from 0 to 1. The batch reads these experts in addition to those of the one token. Routers
-        are trained to use all experts equally, so each token is assumed to choose experts at random.
+        The share is that of the experts that this one token does not use. Routers are trained to use all experts
+        equally, so each token is assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.

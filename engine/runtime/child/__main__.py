@@ -254,7 +254,10 @@ def main() -> None:
 
 
 class _RequestReceiver:
-    """Handles each request in the thread that reads standard input as soon as it arrives, even during a native call."""
+    """Handles each request as soon as it arrives, even while the main thread is in a native call.
+
+    It runs in the thread that reads standard input.
+    """
 
     def __init__(self, stop: StopFlag) -> None:
         self._stop = stop

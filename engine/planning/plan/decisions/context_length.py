@@ -53,7 +53,7 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
 """Context lengths to aim for: pairs of (memory of all cards together in bytes, context length in tokens).
 
-The first pair counts that does not have more memory than the rig's cards have together.
+The length is that of the first pair whose memory the rig's cards have, all together.
 """
 _SENSIBLE_ELSEWHERE = 4096
 

@@ -33,7 +33,8 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
     """Return the values of `op_offload` to try, in order.
 
-    For "auto" False is the second value. It is used if a device has no memory for copies of the weights.
+    For "auto" True is the first value. False follows if it would save memory, for a device without memory for copies of
+    the weights.
 
     `asked`: settings as the user left them.
     """

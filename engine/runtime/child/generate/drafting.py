@@ -2,8 +2,8 @@
 
 The batch gets the last token of an answer and the drafted ones; logits are computed for all of them. The loop samples
 one position after the other with the request's own sampler, as long as the sampled token is the drafted one
-(`DecodeLoop`). So sampler,
-grammar and stop texts see only tokens of the answer, and drafts change nothing about its distribution.
+(`DecodeLoop`). So sampler, grammar and stop texts see only tokens of the answer, and drafts do not change the
+distribution of answers.
 
 `DraftLengths` chooses how many tokens are drafted, by the durations and the accepted tokens of the last steps.
 """

@@ -35,7 +35,7 @@ LARGEST_REST = 0.25
 A separate small batch for the last tokens would cost more per token.
 """
 FIXED_SHARE = 0.1
-"""Share of the fixed time (a) in the time of a batch, down to which batches grow while no answer is running."""
+"""While no answer is running, batches grow until the fixed time (a) is only this share of a batch's time."""
 SLOWER_WITH_ANSWERS = 1.5
 """1 plus the part of the fixed time (a) by which a batch may take longer than the smallest one, if answers are running.
 

@@ -49,7 +49,7 @@ class Slices:
 def layer_slices(layout: Layout, model: ModelFile, hyper: HyperParameters | None) -> Slices | None:
     """Return the parts of layers by device for a layout of mode tensor or row; None in other modes.
 
-    In mode tensor the parts are rounded as in llama.cpp to whole heads and quantisation blocks, and the device that gets
+    In mode tensor the parts are rounded as in llama.cpp to whole heads and quantisation blocks. The device that gets
     the first part changes from layer to layer. In mode row, or if `hyper` is None, parts are proportional to the
     shares.
     """

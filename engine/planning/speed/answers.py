@@ -52,7 +52,10 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        """Return whether corrections may be learnt from these times: both above 0, with a ratio within `MAX_RATIO`."""
+        """Return whether corrections may be learnt from this answer.
+
+        Predicted and measured time must be above 0, and their ratio within `MAX_RATIO`.
+        """
         predicted = sum(self.parts.values())
         if not all(0 <= part < 1e6 for part in self.parts.values()) or not (predicted > 0 and 0 < self.seconds < 1e6):
             return False

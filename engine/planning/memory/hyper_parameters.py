@@ -33,10 +33,10 @@ class HyperParameters:
     `sliding`: whether the layer has a sliding window.
     `recurrent`: whether the layer has a recurrent state.
     `caching`: whether the layer has its own KV cache.
-    `recurrent_widths`: widths of the rolling and of the recurrent state of one sequence.
+    `recurrent_widths`: widths of one sequence's rolling and recurrent state (`r` and `s` in llama.cpp).
     `latent`: whether keys and values are one vector (MLA).
     `indexer_widths`: width of the indexer's key; 0 if the layer has no indexer.
-    `hashed_widths`: width of the state for hashed token sequences.
+    `hashed_widths`: width of the convolution state that layers with embeddings of hashed n-grams have; 0 for none.
     `ratios`: compression ratio of the keys; 0 for none.
     `cache_of`: index of the layer whose KV cache the layer reads.
     `causal`: whether tokens attend to earlier tokens only. If so, a batch is not longer than the context.
@@ -261,11 +261,13 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
 def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
     """Return the index of the layer whose KV cache each layer reads.
 
-    The first `n_owners` layers have their own cache. Later layers with full attention read the cache of the last owner;
-    later layers with a sliding window read the cache of the owner before it. Reader and owner must have the same kind
-    of attention.
+    The first `n_owners` layers have their own cache. Later layers read the cache of layer `n_owners` - 1 if they have
+    full attention, and that of layer `n_owners` - 2 if they have a sliding window.
 
     `sliding`: whether each layer has a sliding window.
+
+    Raises:
+        MissingNumberError: a layer would read the cache of a layer with another kind of attention.
     """
     found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
     for index, owner in enumerate(found):
@@ -420,9 +422,9 @@ def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
 
 
 def _check_attention(model: ModelFile, hyper: HyperParameters) -> None:
-    """Raise `MissingNumberError` if the shapes of the projections contradict the header.
+    """Raise `MissingNumberError` if the shapes of the Q, K and V weights contradict the header.
 
-    llama.cpp refuses such a file.
+    llama.cpp refuses a file with such weights.
     """
     for block, n_head, k_width, v_width, head_k, recurrent in zip(
         model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, hyper.head_k, hyper.recurrent, strict=True

@@ -25,8 +25,9 @@ CELL_PADDING = CONTEXT_STEP
 class ContextShape:
     """Sizes that llama.cpp computes from the context settings.
 
-    `n_cells`: cells of one stream.
-    `n_streams`: number of sequences with their own cells; 1 for a unified cache.
+    `n_streams`: number of streams, the parts of the cache with cells of their own: one for each sequence, or 1 for a
+    unified cache.
+    `n_cells`: number of cells of one stream.
     `n_batch`, `n_ubatch`: batch sizes that are really used, in tokens.
     `n_sequences`: number of parallel sequences.
     """
@@ -85,7 +86,7 @@ class CacheTensor:
     n_rows: int
 
     def size_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the tensor in a buffer with the size rule `rule`."""
+        """Return the bytes of the tensor in a buffer. `rule`: how the buffer type pads tensors."""
         size_bytes = self.n_rows * row_bytes(self.kind, self.width)
         # Only quantised tensors are padded, as in `ggml_backend_cuda_buffer_type_get_alloc_size`.
         if rule.pads_rows and is_quantised(self.kind) and self.width % ROW_PADDING:
@@ -116,7 +117,8 @@ def layer_states(
 ) -> tuple[LayerState, ...]:
     """Return the state of each block of the file; blocks for multi-token prediction have none.
 
-    The last block also has the state of layers that are not in the file: repeated layers, or a router with one head.
+    The last block also has the KV caches that belong to no block: those of further passes if all layers run several
+    times, or that of the layer that selects a LoRA adapter for each token.
     """
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers
@@ -169,10 +171,11 @@ def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) ->
 
 
 def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple[LayerState, ...]:
-    """Return the state of layers with a window of keys and with compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
+    """Return the state of each block of a model with compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
 
-    Each sequence has its own stream, even with a unified cache. The recurrent tensors contain the rows that are not yet
-    compressed. Rows of the lower compression ratio have two vectors each, because blocks overlap.
+    A layer has the keys of a sliding window, and one compressed key for each block of earlier tokens. Its recurrent
+    tensors contain the tokens that do not fill a block yet; at the lower compression ratio with two vectors for each
+    token, because blocks overlap. Each sequence has its own stream, even with a unified cache.
     """
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS

@@ -76,7 +76,7 @@ _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 class ModelMemory:
     """Memory of all layouts of one model.
 
-    Create one object for each open model, because its tables make estimates fast.
+    Create one object for each open model and reuse it, because it caches the tables that make estimates fast.
 
     `probe_only`: sentence on why not everything can be computed; None if it can.
     `unknown`: parts that cannot be computed.
@@ -128,7 +128,10 @@ class ModelMemory:
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
-        """Leave compute buffers to a probe from now on, because another computation would fail in the same way."""
+        """Stop estimating compute buffers for this model, because each further attempt would fail in the same way.
+
+        Only a probe can then measure them. `reason`: why the computation failed.
+        """
         self.probe_only = tr("{reason}; compute buffers are known only after a probe", reason=reason)
         self.unknown = ("compute",)
         self._graphs = None
@@ -230,7 +233,7 @@ class ModelMemory:
         """Return the memory of `layout` on every device of `rig`.
 
         `with_compute`: whether compute buffers are computed; without them the estimate is much faster.
-        `n_drafted`: most tokens that are drafted for one step; a batch has an output row for each of them.
+        `n_drafted`: largest number of tokens that are drafted for one step. A batch has an output row for each of them.
         `mtp`: whether MTP heads are loaded; the output buffer then has a hidden state for each token of a batch.
         """
         mtp = mtp and not mtp_fault(self.model)
@@ -320,7 +323,7 @@ class ModelMemory:
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
         """Return the result of `ask` for a forecast of compute buffers; None if it takes too long or fails.
 
-        After such a failure, only a probe measures compute buffers.
+        After such a failure, this object estimates no compute buffers any more; only a probe can measure them.
         """
         try:
             with limited(FORECAST_SECONDS):

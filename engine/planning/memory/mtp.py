@@ -1,4 +1,4 @@
-"""`MtpMemory`: the memory of the context for MTP heads, in addition to that of the model.
+"""`MtpMemory`: the memory of the context that MTP heads need in addition to the model's own context.
 
 MTP heads are the last blocks of a file. With `load_mtp` llama.cpp loads their weights to the devices of these layers.
 The heads get their own context, with a KV cache and compute buffers (`LLAMA_CONTEXT_TYPE_MTP`). The heads' weights are
@@ -27,7 +27,10 @@ from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.settings.context_settings import ContextSettings
 
 _OWN_TABLES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-"""Names of an MTP head's own embedding and output matrix; no graph of such heads was compared with llama.cpp."""
+"""Names of an MTP head's own embedding and output matrix.
+
+The memory of heads with such tensors is not computed, because no graph of them was compared with llama.cpp.
+"""
 _FLOAT_BYTES = 4
 _MOST_TABLES = 12
 """Largest number of context settings for which the memory of the MTP heads (KV cache, compute buffers) is cached."""

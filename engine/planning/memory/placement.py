@@ -34,10 +34,10 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 class HostBuffers:
     """Host buffer types of a layout.
 
-    `weights`: buffer type for weights that are not in the mapped file. It is pinned memory of the first device that has
-    such memory, else plain memory.
-    `compute`: buffer type for the CPU's compute buffer. It is pinned memory of the first device if that has such
-    memory.
+    `weights`: buffer type for weights that are not in the mapped file: pinned memory of the first device that has a
+    buffer type for it, else plain memory.
+    `compute`: buffer type for the CPU's compute buffer: pinned memory of the first device if that has a buffer type for
+    it, else plain memory.
     `kernels`: kernels of the device that determines `weights`. Weights for which it has no kernel are in plain memory.
     """
 
@@ -50,7 +50,7 @@ class HostBuffers:
 class Placement:
     """A layout with everything that determines its buffers.
 
-    `leading`: number of CPU layers at the front, which are no entry of the device list.
+    `leading`: number of CPU layers at the front. They are no entry of llama.cpp's device list.
     `runs`: the other layers; each run of neighbouring layers is an entry. Empty in split mode tensor.
     `output_listed`: whether the output layer belongs to an entry; False only if the whole model is on the CPU.
     `entries`: device ids of llama.cpp's list.
@@ -61,7 +61,7 @@ class Placement:
     `can_map`: whether all devices allow mapping in load mode "auto".
     `locks_file`: whether the mapped file is locked in memory.
     `pipeline`: whether pipeline parallelism is on, so that inputs have several copies; False if the setting is "auto".
-    `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
+    `shares`: in split mode tensor, the share of each entry in every layer after the `leading` ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
     `left_out`: number of CPU layers at the front that are not in this object; above 0 only for MTP heads.
@@ -138,8 +138,8 @@ def _place_rows(layout: Layout, rig: Rig, context: ContextSettings) -> Placement
 def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
     """Return the host buffer types for the devices of llama.cpp's list.
 
-    The first device with pinned memory determines the type for weights. The first device of the list determines the
-    type for the compute buffer.
+    The type for weights is that of the first device that has pinned memory. The type for the compute buffer is that of
+    the first device of the list.
     """
     first = next((traits for traits in listed if traits.pinned_host), None)
     return HostBuffers(

@@ -46,7 +46,10 @@ class Projector:
     image_tokens: tuple[int, int] | None = None
 
     def weights_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the projector's weights on a device with this size rule, without the compute buffer."""
+        """Return the bytes of the projector's weights on a device, without the compute buffer.
+
+        `rule`: how the device's buffer type pads tensors.
+        """
         return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
 
     @property
@@ -195,7 +198,7 @@ def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, proje
 def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
     """Return `estimate` with `sizes` (bytes by device id) added to the weights.
 
-    A device without any memory in `estimate` also gets the overhead of a process (`overhead_bytes`).
+    The overhead of a process (`overhead_bytes`) is also added to a device that holds nothing in `estimate`.
     """
     devices = dict(estimate.devices)
     for device_id, size_bytes in sizes.items():

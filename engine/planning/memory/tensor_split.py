@@ -1,8 +1,9 @@
 """Slices of every tensor on the devices of split mode tensor, exact to the element.
 
 Follows `llama_meta_device_get_split_state` in llama-model.cpp. Some tensors are sliced along one dimension, at
-multiples of a granularity that keeps heads and quantisation blocks whole. They are rounded down, and the last device
-gets the rest. In each layer the count begins at another device. All other tensors are on every device as a whole.
+multiples of a granularity that keeps heads and quantisation blocks whole. Slices are rounded down, and the last device
+gets the rest. Which device gets the first slice changes from layer to layer. All other tensors are on every device as a
+whole.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class _Rule(NamedTuple):
     """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
     `kind`: kind of tensor, which determines granularity and segments (parts of the tensor that are sliced separately).
-    `like`: names of weights. Slices consist of whole quantisation blocks of the first of these that the layer has;
-    empty if the blocks are those of the tensor itself.
+    `like`: names of weights. The slices of a tensor are multiples of a quantisation block, which is that of the first
+    of these weights that the layer has. If `like` is empty, it is the block of the tensor itself.
     """
 
     pattern: re.Pattern[str]
@@ -86,7 +87,10 @@ _GROUPED_RULES = (
     _rule(r"ffn_down_shexp\.weight", 0, "ffn", _SHARED_DOWN),
     *(rule for rule in _BLOCK_RULES if rule.kind in ("ffn", "ffn_up", "gate_up")),
 )
-"""Rules for models with grouped output projections. Each device has their whole state and the whole output layer."""
+"""Rules for models with grouped output projections.
+
+The state and the output layer of such a model are not sliced: each device has them as a whole.
+"""
 _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0, "output"))
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
@@ -150,7 +154,10 @@ class TensorSplit:
         ]
 
     def state_bytes(self, tensor: CacheTensor, layer: int, rules: Sequence[SizeRule]) -> list[int]:
-        """Return the bytes of one tensor of a layer's state on each device. `rules`: size rule of each device."""
+        """Return the bytes of one tensor of a layer's state on each device.
+
+        `rules`: for each device, how its buffer type pads a tensor.
+        """
         like = _STATE_LIKE.get(tensor.name)
         grouped = bool(self._hyper.ratios)
         mirrored = grouped or self._rules.whole_model or like is None or not tensor.width
@@ -190,7 +197,7 @@ class TensorSplit:
         `kind`: kind of tensor, which determines granularity and segments.
         `extent`: elements of the whole dimension.
         `layer`: index of the tensor's layer; None for the output layer.
-        `block_elements`: elements of a quantisation block, of which slices consist.
+        `block_elements`: elements of a quantisation block. Slices consist of whole blocks.
         """
         key = (kind, extent, block_elements, None if layer is None else self._likenesses[layer])
         found = self._known.get(key)
@@ -303,7 +310,7 @@ class TensorSplit:
     ) -> tuple[int, ...]:
         """Return the granularity of each segment of an attention tensor, in elements.
 
-        It keeps groups of query heads on the device of their key head, and contains whole quantisation blocks.
+        Slices that are multiples of it contain whole quantisation blocks, and query heads stay with their key head.
 
         `kind`: kind of tensor. `extent`: elements of the sliced dimension.
         `block_elements`: elements of a quantisation block.
@@ -389,7 +396,7 @@ class MemberTables:
 
 
 def member_rules(placement: Placement) -> tuple[SizeRule, ...] | None:
-    """Return the size rules of the devices with a share; None if the rig lacks one of them."""
+    """Return how the buffer type of each device with a share pads tensors; None if the rig lacks such a device."""
     if any(entry not in placement.traits for entry in placement.entries):
         return None
     return tuple(placement.traits[entry].size_rule for entry in placement.entries)

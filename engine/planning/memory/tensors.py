@@ -1,4 +1,4 @@
-"""Tensors of a model: their size in a buffer, the part of the model that they belong to, and overrides that move them.
+"""Tensors of a model: their size in a buffer, the layer or part that each belongs to, and overrides that move tensors.
 
 Mirrors `ggml_backend_buft_get_alloc_size`, the table of tensors in llama-arch.cpp, and `tensor_buft_overrides`.
 """
@@ -26,7 +26,7 @@ _NO_SPAN = (1 << 62, 0)
 
 
 def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
-    """Return the bytes of `tensor` in a buffer with the size rule `rule`."""
+    """Return the bytes of `tensor` in a buffer. `rule`: how the buffer type pads tensors."""
     return padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, rule)
 
 
@@ -41,9 +41,9 @@ def row_padding_bytes(type_name: str, n_elements: int) -> int:
 
 
 def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
-    """Return the bytes of a tensor, or of a slice of one, in a buffer with the size rule `rule`.
+    """Return the bytes of a tensor, or of a slice of one, in a buffer.
 
-    `size_bytes`: bytes without padding.
+    `size_bytes`: bytes without padding. `rule`: how the buffer type pads tensors.
     """
     if rule.pads_rows and shape:
         # Also for a slice without rows: get_alloc_size looks at ne[0] alone.

@@ -30,13 +30,13 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Name that stands, in place of a device id, for host memory which is pinned or repacked if possible.
+"""Name used in place of a device id for host memory with the best buffer type: pinned or repacked if possible.
 
-llama.cpp puts input tensors and the CPU layers at the front there (`make_cpu_buft_list`). Weights of a CPU entry of the
-device list are always in plain memory.
+llama.cpp puts input tensors and the CPU layers at the front there (`make_cpu_buft_list`). If the CPU is an entry of the
+device list, the weights of this entry are in plain memory instead.
 """
 _SPLIT = "all members of a tensor split"
-"""Name that stands, in place of a device id, for all devices with a share in split mode tensor."""
+"""Name used in place of a device id for all devices with a share in split mode tensor."""
 _ROWS = "split rows"
 """Name of the buffer for tensors whose rows are split in mode row."""
 _MOST_RANGES = 4096
@@ -59,12 +59,12 @@ class HostWeights:
 class _Tally:
     """Sums of the bytes of some tensors.
 
-    `spans`: (first byte, end) in each file of the tensors that are in host memory and not repacked.
+    `spans`: for each file, (first byte, end) of the range with the tensors that are in host memory and not repacked.
     `on_device`: bytes on each device except the CPU, by device id.
     `repacked_bytes`: bytes in host memory that are repacked.
     `plain_bytes`: bytes in plain host memory.
     `pinned_bytes`: bytes in pinned host memory.
-    `made`: (tensor name, buffer) of the tensors in the sums.
+    `made`: (tensor name, buffer) of the tensors in the sums, so that none is added twice.
     """
 
     spans: list[tuple[int, int]]
@@ -77,7 +77,7 @@ class _Tally:
     def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
         """Add a tensor in host memory that is not repacked.
 
-        `pinned`: size rule of pinned memory; None for plain memory.
+        `pinned`: how pinned memory pads tensors, if the tensor is there; None if it is in plain memory.
         """
         if pinned is None:
             self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
@@ -174,7 +174,7 @@ class WeightTables:
         return total.on_device, HostWeights(total.repacked_bytes, mapped_bytes + lazy_bytes)
 
     def _forget_others(self, placement: Placement, members: MemberTables | None) -> None:
-        """Clear the caches that are not valid for the devices and overrides of `placement`."""
+        """Clear the cached sums that were computed for other devices or overrides than those of `placement`."""
         # Of the entries only the first matters: its kernels decide for weights in split mode tensor (`_left_to_host`).
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,

@@ -55,7 +55,9 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
 
 
 def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes: int | None) -> Iterator[Advice]:
-    """Yield advice if a load needs more than the free host memory: it uses swap space, or even that is too small.
+    """Yield advice if a load needs more than the free host memory.
+
+    The advice says that the load would use swap space, or that even the swap space is too small.
 
     Rules: `swap_used`, `beyond_swap`.
 
@@ -73,8 +75,8 @@ def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes:
         yield Advice(
             "beyond_swap",
             tr(
-                "The model needs more of this computer's memory ({need}) than is available ({available}: {free} of "
-                "memory and {swap} of swap).",
+                "The model needs {need} of this computer's memory. Only {available} are available: {free} of memory "
+                "and {swap} of swap.",
                 need=need,
                 available=format_bytes(free_bytes + swap_bytes),
                 free=free,
@@ -117,12 +119,12 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
         yield Advice(
             "image_limit_unused",
             tr("The limits for images have no effect: the model has no projector that reads images."),
-            tr("Choose a projector, or set the largest and the smallest image to auto."),
+            tr("Choose a projector, or set “Largest image” and “Smallest image” to auto."),
         )
 
 
 _LARGE_DRAFT = 2
-"""A draft model hardly saves time, and gets advice, if its size times this number is above the main model's size."""
+"""Divisor of the main model's size: a draft model above the quotient hardly saves time, so it gets advice."""
 
 
 def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:

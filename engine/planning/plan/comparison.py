@@ -35,7 +35,7 @@ from engine.planning.speed.words import rate_text
 from engine.planning.speed.work import Work, hops
 
 ComparedPart = OverridePart | Literal["layer", "dense", "output", "embedding"]
-"""What a `PlaceChange` is about: whole layers, a part of layers, output layer, or token embedding.
+"""What a `PlaceChange` compares: whole layers, a part of layers, the output layer, or the token embedding.
 
 `dense`: attention and dense feed-forward, if they are on one device in both layouts.
 """
@@ -45,7 +45,7 @@ _WHOLE_LAYERS = frozenset({"layer", "none"})
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """A range of layers, or a part of the model, whose device differs between two layouts.
+    """Layers or a part of the model that are on different devices in two layouts.
 
     `part`: "layer" for whole layers, a part of layers such as "experts", "output" or "embedding".
     `first`, `last`: range of layers, both included; None for "output" and "embedding".
@@ -217,7 +217,11 @@ def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[Plac
 
 
 def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other: Layout) -> Iterable[PlaceChange]:
-    """Yield the changes of a part of layers. Attention and feed-forward have their own if a layout puts them apart."""
+    """Yield the layers in which a part is on different devices in the two layouts.
+
+    `part`: experts, or dense weights. If a layout has attention and feed-forward of a layer on different devices, each
+    of these two parts is compared alone.
+    """
     together: dict[int, OverridePart] = {}
     apart: dict[OverridePart, list[int]] = {}
     for block in blocks:
@@ -239,10 +243,13 @@ def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other
 
 
 def _split_changes(one: Layout, other: Layout) -> Iterable[ValueChange]:
-    """Yield what differs besides modes and shares if a layout is in mode tensor or row, where layers have no device."""
+    """Yield the differences of two layouts of which at least one is in mode tensor or row, besides modes and shares.
+
+    In these modes layers have no device of their own. So CPU layers, moved parts and the main device are compared.
+    """
     rows = [
         ("cpu_layers", tr("layers on the CPU"), *(str(leading_cpu_layers(each)) for each in (one, other))),
-        ("overrides", tr("moved parts"), _moved_words(one), _moved_words(other)),
+        ("overrides", tr("parts moved by overrides"), _moved_words(one), _moved_words(other)),
     ]
     if one.split_mode == other.split_mode == "row":
         rows.append(("main_device", tr("main device"), _main_device(one), _main_device(other)))

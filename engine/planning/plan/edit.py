@@ -55,8 +55,8 @@ class Edit:
 def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, beside: SideFiles) -> Edit:
     """Return the edit (layout, settings, side files) that a layout file describes.
 
-    The header of a draft model in the file is read, so this must not be called in the GUI thread. If the file names no
-    draft, the edit has none either.
+    If the layout file names a draft model, the header of that model is read from its file. So this must not be called
+    in the GUI thread. If the layout file names no draft, the edit has none either.
 
     `folder`: folder of the layout file.
     `beside`: projector and adapters of the edit, which a layout file does not have.

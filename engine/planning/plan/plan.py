@@ -115,7 +115,7 @@ class Plan:
     def learned_rig(self) -> Rig:
         """The rig, with a larger overhead for devices on which this model ran out of memory in an earlier load.
 
-        The overhead is memory beyond llama.cpp's buffers. Only loads count whose context and micro batch were not
+        The overhead is memory beyond llama.cpp's buffers. A load counts only if its context and micro batch were not
         larger than those of this plan. The result is `rig` itself if there was no such load.
         """
         devices = tuple(map(self._learned, self.rig.devices))

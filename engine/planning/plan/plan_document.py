@@ -204,7 +204,8 @@ def _planned_file(plan: Plan) -> LayoutFile:
 def _planned(plan: Plan) -> ContextSettings:
     """Return the settings as the user left them, but with the decided context length instead of "auto".
 
-    A layout file has one length, and the rows of the forecast are for this length.
+    They become part of the layout file in the document, which can contain only one context length: the one of the
+    forecast.
     """
     return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 

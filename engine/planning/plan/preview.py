@@ -70,9 +70,9 @@ class Preview:
     `edit`: layout, settings and side files.
     `layers`: bytes of each layer.
     `report`: memory forecast of each device.
-    `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted. After an
-    answer of the model, it is scaled by the measured speed (`anchored`), and is for as many tokens in the context as
-    the answer had. So it agrees with the speed that the user has just seen.
+    `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted. If the
+    model has given an answer, the prediction is scaled by the measured speed of that answer (`anchored`), and is for
+    the same number of tokens in the context. So it agrees with the speed that the user has just seen.
     `answered_per_second`: tokens per second of the last answer with this edit; None before the first one.
     `usual_speed`: predicted speed with the usual number of tokens in the context; None if `speed` is for that number.
     `sendings`: bytes of weights that a load sends to each RPC worker; only for workers whose link was measured.

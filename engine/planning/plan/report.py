@@ -26,8 +26,8 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     `late_bytes`: the part of `answering_bytes` that is allocated after the load.
     `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
     `free_bytes`: free memory of the device; None if unknown.
-    `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's
-    memory it is at least what all of them lack together.
+    `shortfall_bytes`: missing bytes; negative if the device has memory to spare. For a device that shares the host's
+    memory, it is at least the number of bytes that all these devices and the host lack together.
     """
 
     id: str
@@ -61,9 +61,9 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
         return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
 
     def without_overhead(self) -> DeviceRow:
-        """Return the row with overhead and answering memory removed, for comparison with measured rows.
+        """Return the row without overhead and without memory allocated during answers, to compare with a measured row.
 
-        Measured rows do not contain these two, because llama.cpp reports its buffers only.
+        A measured row does not contain this memory, because llama.cpp reports its buffers only.
         """
         besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(
@@ -108,7 +108,7 @@ class FitReport:
 
 
 def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
-    """Return the row of `device` for `memory`, the bytes that it holds or would hold. `grade`: how they are known."""
+    """Return the row of `device`, which holds or would hold `memory`. `grade`: source of these numbers."""
     need_bytes = memory.need_bytes
     return DeviceRow(
         id=device.id,
@@ -146,8 +146,8 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     """Correct `rows` for memory that devices share with the host (unified memory), so that it is counted once.
 
-    Memory that one of these devices needs is not free for the others. The shortfall of each is at least the
-    shortfall of all together. Rows of other devices are unchanged.
+    In the rows of these devices, memory that one of them needs is not free for the others, and the shortfall of each is
+    at least the shortfall of all together. Rows of other devices are unchanged.
     """
     pool = rig.pool
     if pool is None:

@@ -36,7 +36,7 @@ class LayerSlices:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Parts of all split layers on each device.
+    """The part of each split layer that each device gets.
 
     `members`: ids of the devices with a share, in the order of the parts.
     `layers`: boundaries in each layer that is split.
@@ -49,8 +49,9 @@ class Slices:
 def layer_slices(layout: Layout, model: ModelFile, hyper: HyperParameters | None) -> Slices | None:
     """Return the parts of layers by device for a layout of mode tensor or row; None in other modes.
 
-    In mode tensor they are rounded as in llama.cpp: whole heads and blocks, in an order that rotates from layer to
-    layer. In mode row, or if `hyper` is None, they are proportional to the shares.
+    In mode tensor the parts are rounded as in llama.cpp to whole heads and quantisation blocks. The device that gets
+    the first part changes from layer to layer. In mode row, or if `hyper` is None, parts are proportional to the
+    shares.
     """
     if layout.split_mode not in ("tensor", "row"):
         return None

@@ -1,4 +1,4 @@
-"""Types of setting values ("kinds"): each parses a value of a file, checks it, parses a user's input, and formats it.
+"""Types of setting values ("kinds"). Each parses and checks a value from a file or from a user's input, and formats it.
 
 Load settings have a `Kind`, samplers a `SamplingKind`. `WholeNumber`, `Real` and `Choice` are used for both.
 """
@@ -16,16 +16,16 @@ from engine.base.units import parse_count
 from engine.planning.settings.context_settings import AUTO
 
 Value = int | float | str | bool | None
-"""Value of a load setting; None if the user chose no number."""
+"""Value of a load setting. None means that the user chose no number, as for "auto"."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOpen:
-    """The state "auto" or "unlimited" of a number setting, in which the user chose no number.
+    """The state of a number setting in which the user chose no number, such as "auto" or "unlimited".
 
-    `kept`: value of the setting's field in `ContextSettings` or `SamplingSettings`.
-    `written`: value in a file: a word, or None for null.
-    `word`: word that the user types.
+    `kept`: value that stands for this state in `ContextSettings` or `SamplingSettings`.
+    `written`: value that stands for it in a file: a word, or None for null.
+    `word`: word for it that the user types.
     `or_empty`: whether an empty field of a form also stands for this state.
     """
 
@@ -147,7 +147,7 @@ class Real:
     """A float setting from `low` to `high`, both included.
 
     `step`: step of the spin box in a form.
-    `low_word`: text that the spin box shows at `low`; empty: the number.
+    `low_word`: text that the spin box shows in place of the number `low`; empty if it shows the number.
     """
 
     low: float

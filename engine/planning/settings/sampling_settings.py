@@ -25,9 +25,10 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `temperature`: temperature of the distribution; with 0 the likeliest token is always chosen.
     `penalty_last_n`, `dry_penalty_last_n`: number of last tokens that are penalised; -1 for the whole context.
     `max_tokens`: largest number of tokens of the answer; None for no limit.
-    `seed`: seed of the random numbers; None for a new one for each answer.
-    `full_context`: if the context is full, "end" ends the answer, and "shift" removes the oldest tokens and continues.
-    `repetition`: "end" ends an answer that repeats the same text without end.
+    `seed`: seed of the random numbers; None: each answer gets a new one.
+    `full_context`: what happens when the context is full. "end" ends the answer. "shift" removes the oldest tokens
+    after the first `keep_tokens`, and continues.
+    `repetition`: "end" stops an answer as soon as it repeats the same text again and again.
     `keep_tokens`: number of first tokens that "shift" does not remove; None for all tokens before the first question.
     """
 

@@ -72,8 +72,8 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "Answer",
         tr("Context overflow"),
         tr(
-            "what happens if an answer fills the context. end: the answer ends; shift: the oldest tokens are dropped, "
-            "except the kept first ones, and the answer goes on"
+            "what happens if an answer fills the context. end: the answer ends; shift: some first tokens are kept, the "
+            "oldest of the others are dropped, and the answer goes on"
         ),
     ),
     SamplingSetting(

@@ -76,13 +76,13 @@ class Setting:
     `help`: phrase on its effect.
     `effect`: how it affects memory.
     `decided_by`: module of `engine.planning.plan.decisions` that chooses the value for "auto"; empty if there is none.
-    `rare`: whether it is written to a file only if it is not the default.
+    `rare`: whether a file contains the setting only if its value is not the default.
     `server_options`: llama-server's options with the same values; exports write the first one. If llama-server accepts
     further values, `_VALUES` of `engine.planning.exchange.server_options` reads them. Empty: there is no such option.
     `engine_field`: whether `llama_context_params` has a field of the same name with the same values.
-    `in_kv_state`: whether the content or shape of the KV cache depends on it, so that a saved KV state can only be
-    restored with the same value.
-    `of_model`: whether its value suits one model only, so that a draft model has the default instead.
+    `in_kv_state`: whether the content or shape of the KV cache depends on the setting, so that a saved KV state can
+    only be restored with the same value.
+    `of_model`: whether a value suits one model only, so that a draft model gets the default instead.
     """
 
     key: str
@@ -421,7 +421,7 @@ FROM_FILE: Mapping[str, Value] = {
     "yarn_beta_fast": -1.0,
     "yarn_beta_slow": -1.0,
 }
-"""Fields of `llama_context_params` with the value that means: as the model's file says."""
+"""Fields of `llama_context_params` whose values come from the model's file, each with the number that means this."""
 
 
 _ROPE_SCALING_TYPES: Mapping[RopeScaling, int] = {"model": -1, "none": 0, "linear": 1, "yarn": 2}
@@ -439,7 +439,7 @@ ENGINE_LOAD_MODES: Mapping[LoadMode, int] = {
 
 
 def engine_fields(context: ContextSettings) -> dict[str, Value]:
-    """Return the fields of `llama_context_params` that follow from the settings alone, and those of `FROM_FILE`."""
+    """Return the fields of `llama_context_params` that depend on the settings alone, and those of `FROM_FILE`."""
     return {
         **FROM_FILE,
         **{setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field},

@@ -1,9 +1,9 @@
 """Corrections of speed predictions that are learnt from measured answers, for each device and each class of layouts.
 
-An answer has one measured time per token, and a predicted time for each device. The predicted times are scaled, answer
-after answer and in several passes, until their sum is the measured time (multiplicative algebraic reconstruction, as in
-tomography). The ratio that remains for a class of layouts (`layout_class`) is a correction of its own. All functions
-are pure.
+An answer has one measured time per token, and a predicted time for each device. Each device has a factor for its
+predicted times. The factors are adjusted, answer after answer and in several passes, until the sum of the scaled times
+is close to the measured time (multiplicative algebraic reconstruction, as in tomography). The ratio that remains for a
+class of layouts (`layout_class`) is a correction of its own. All functions are pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_PROMPT_TOKENS = 64
 MAX_RATIO = 20.0
 """Largest ratio of measured to predicted time from which corrections are learnt; the smallest is its inverse.
 
-With another ratio, the measurement is not about the model: the computer was busy or swapping.
+With a ratio outside of this range, the measurement is not about the model: the computer was busy or swapping.
 """
 KEPT_ANSWERS = 48
 """Number of answers, and of prompts, whose measured speeds are stored: the latest ones."""
@@ -52,7 +52,10 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        """Return whether corrections may be learnt from these times: both above 0, with a ratio within `MAX_RATIO`."""
+        """Return whether corrections may be learnt from this answer.
+
+        Predicted and measured time must be above 0, and their ratio within `MAX_RATIO`.
+        """
         predicted = sum(self.parts.values())
         if not all(0 <= part < 1e6 for part in self.parts.values()) or not (predicted > 0 and 0 < self.seconds < 1e6):
             return False
@@ -60,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return a factor for the predicted time of each device, by device key.
+    """Return the factor with which each device's predicted time must be multiplied, by device key.
 
     The latest answers have the largest effect.
     """
@@ -80,11 +83,13 @@ def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[str, float]:
-    """Return `factors` with a common factor for each device of `measured` that took part in no answer yet.
+    """Return `factors`, extended by a common factor for each measured device that took part in no answer yet.
 
-    `measured`: keys of measured devices. A systematic error of the measurements is likely the same on every device. So
-    the common factor is the mean factor of the other measured devices to the power `_COMMON`. Otherwise the search
-    would compare corrected with uncorrected devices, and would always prefer one of these groups.
+    The common factor is the mean factor of the other measured devices to the power `_COMMON`, because a systematic
+    error of the measurements is likely the same on every device. Without it, a search for a layout would compare
+    corrected with uncorrected devices, and would always prefer one of these groups.
+
+    `factors`: learnt factors by device key. `measured`: keys of the measured devices.
     """
     keys = set(measured)
     # Factors are ratios, so their mean is geometric: twice as fast and twice as slow cancel out.
@@ -94,7 +99,7 @@ def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[s
 
 
 def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:
-    """Return the ratio of measured time to predicted time, by class of layouts.
+    """Return the ratio of measured to predicted time by class of layouts: the median of the latest answers.
 
     `factors`: learnt factors by device key, with which the predicted times are multiplied first.
     """

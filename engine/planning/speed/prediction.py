@@ -5,7 +5,7 @@ seconds. An answer is a batch of one token, and its speed is limited by bandwidt
 its part of the KV cache once. A prompt is read in micro batches. Each weight is read once for a micro batch and
 multiplied with all its tokens, so the longer of reading and multiplying counts. Further costs are attention to earlier
 tokens, small computations, and transfers between devices. Weights in host memory that a GPU computes with (op offload)
-cross its link for every batch.
+cross the GPU's link for every batch.
 
 Devices work one after another; in split modes tensor and row they work at the same time. The overlap of a pipeline is
 not modelled; the correction for the class of layout, learnt from answers, includes it (`answers.py`).
@@ -72,7 +72,7 @@ place.
 _OUTPUT_OPS = 4
 """Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02
-"""Smallest share of a token's time with which a device affects the source of the whole prediction."""
+"""Share of a token's time below which a device is ignored for the source of the whole prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class SpeedForecast:
         return tr("about {rate} tokens/s", rate=rate) if self.is_known else tr("roughly {rate} tokens/s", rate=rate)
 
     def on(self, device_id: str) -> DeviceTime | None:
-        """Return the time on the device with id `device_id`; None if it takes no part."""
+        """Return the time on the device with id `device_id`; None if the device takes no part."""
         return next((each for each in self.devices if each.id == device_id), None)
 
 
@@ -236,7 +236,7 @@ class Cost:
     def time(self, slowness: float, factors: Mapping[str, float]) -> tuple[float, float]:
         """Return (all seconds, seconds of transfers), corrected by learnt factors.
 
-        `slowness`: real time of reading memory, divided by the time at full bandwidth.
+        `slowness`: factor by which reading memory takes longer than at full bandwidth.
         `factors`: learnt factor by device id; the key `LINKS` is for transfers.
         """
         link_s = self.link_s * factors.get(LINKS, 1.0)
@@ -249,7 +249,7 @@ class CostModel:
 
     `work`: bytes and operations of each layer.
     `context`: settings of the load.
-    `tables`: sizes of KV cache and recurrent state of each layer; None if they are unknown, then they cost nothing.
+    `tables`: sizes of KV cache and recurrent state of each layer; None if they are unknown. They then count as 0.
     `speeds`: measured and learnt speeds.
     """
 
@@ -262,9 +262,10 @@ class CostModel:
     def costs(self, layout: Layout, batch_tokens: float, fill_tokens: float, outputs: float = 1.0) -> dict[str, Cost]:
         """Return the cost of a batch of `batch_tokens` tokens, by id of the devices that take part.
 
+        Layers on devices that are not in the rig cost nothing.
+
         `fill_tokens`: mean number of tokens in the context before each token of the batch.
         `outputs`: number of tokens for which logits are computed.
-        Layers on devices that are not in the rig cost nothing.
         """
         batch = _Batch(self, layout, batch_tokens)
         batch.add_layers(fill_tokens)
@@ -335,8 +336,10 @@ class CostModel:
     ) -> SpeedForecast:
         """Return the prediction for one token, made from the costs of a batch of `n_tokens` tokens.
 
-        `scale`: seconds of a token divided by seconds of the batch, times the learnt factor of this model.
-        `factors`: learnt factor of each device, by id; a device's cost is multiplied by both.
+        The cost of each device is multiplied by `scale` and by the device's factor.
+
+        `scale`: the share of one token in the batch, times the learnt ratio for the class of the layout.
+        `factors`: learnt factor of each device, by id.
         `source_of`: function that returns how the speed of a device is known.
         `is_learnt`: whether learnt corrections are in `scale` or `factors`.
         `prompt`: for an answer, the prediction for its prompt.
@@ -530,7 +533,8 @@ def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
 def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
     """Return the seconds of a token, given the seconds of each device.
 
-    Devices of a split layer work at the same time, so the slowest one counts; all others work one after another.
+    Devices that share split layers work at the same time, so only the slowest of them counts. All others work one after
+    another.
     """
     members = {device_id for device_id, _ in shares(layout)}
     # Members of a tensor split wait for each other in every layer, so the slowest one decides.

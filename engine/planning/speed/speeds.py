@@ -23,7 +23,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Measured and learnt speeds of devices. A device that is missing has the usual values of this module.
+    """Measured and learnt speeds of devices. For a device that is missing, the usual values of this module are used.
 
     All mappings except the ratios have device ids as keys.
 
@@ -33,8 +33,8 @@ class Speeds:
     `links`: latency and throughput of transfers.
     `products`: speed of matrix multiplications in large batches, in multiply-adds per second, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
-    `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
-    `prompt_factors`, `prompt_ratios`: factors and ratios for prompts.
+    `ratios`: ratio of real to predicted time that remains with `factors`, by class of layout (`layout_class`).
+    `prompt_factors`, `prompt_ratios`: the same as `factors` and `ratios`, for prompts instead of answers.
     """
 
     bandwidths: Mapping[str, float] = field(default_factory=dict)
@@ -197,7 +197,7 @@ measured has the speed of the kernel without the suffix.
 _HEAD_WIDTHS = (64, 128, 256)
 """Head sizes, in elements, for which attention kernels are measured."""
 _MOST_SPREAD = 3.0
-"""log2 of 8, the number of KV heads with which attention is measured.
+"""log2 of 8, the largest number of KV heads with which attention is measured.
 
 Attention is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
 interpolated.
@@ -224,7 +224,8 @@ def _of_kernel(speeds: Mapping[str, float] | None, kernel: str) -> float | None:
 def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
     """Return the bytes per second at which a kernel of matrix multiplication reads weights.
 
-    If the kernel was not measured, the result is the bandwidth for F16.
+    If neither this kernel nor a similar one was measured, the result is the bandwidth for F16.
+
     `kernel`: type of the weights, perhaps with a suffix (`EXPERTS`, `REPACKED`).
     """
     found = _of_kernel(speeds.by_type.get(device.id), kernel)
@@ -294,9 +295,9 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
 
 
 def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
-    """Return the speed of a recurrent kernel in state elements times tokens per second; None if it was not measured.
+    """Return the speed of a recurrent kernel, in elements of the state times tokens per second.
 
-    RPC workers are not measured. A worker that computes with a CPU has the rate of the host.
+    None if it was not measured. RPC workers are not measured; one that computes with a CPU gets the speed of the host.
     """
     measured = speeds.products.get(device.id, {}).get(kernel)
     if measured is None and device.is_rpc and _computing_kind(device) == "cpu":
@@ -341,7 +342,10 @@ def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
 
 
 def hop_seconds(device: Device) -> float:
-    """Return the fixed seconds of a transfer to `device`, besides its link: copying inputs and starting the graph."""
+    """Return the fixed seconds of a transfer to `device`, in addition to the time on its link.
+
+    They are for copying inputs and starting the graph.
+    """
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 
 

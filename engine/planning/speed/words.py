@@ -65,7 +65,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     """
     rate = use.bytes_per_second
     words = tr(
-        "Link to {id}: {round_trip} ms round trip, {rate}, {size} per token; the link costs {lost} tokens/s.",
+        "Link to {id}: {round_trip} ms round trip, {rate}, {size} per token. It slows answers by {lost} tokens/s.",
         id=use.id,
         round_trip=f"{use.latency_s * 1e3:.0f}" if use.latency_s >= 0.01 else f"{use.latency_s * 1e3:.2g}",
         # Powers of 1000, as networks are sold.

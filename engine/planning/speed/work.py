@@ -1,7 +1,7 @@
 """Work of one token in each layer (weights, KV cache, small computations), and transfers between devices.
 
-`Work` has tables by layer and tensor type, which are made once for each model. The functions after it apply them to a
-layout: shares of split layers, weights that overrides move, transfers between devices.
+`Work` has tables by layer and tensor type, which are made once for each model. The functions of this module apply these
+tables to a layout: shares of split layers, weights that overrides move, transfers between devices.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share, from 0 to 1, of the experts unused by one token that other tokens of its batch use.
+        """Return the share of experts that a batch reads in addition to those of one token, from 0 to 1.
 
-        The batch reads these experts in addition. Routers are trained to use all experts equally, so each token is
-        assumed to choose experts at random.
+        The share is that of the experts that this one token does not use. Routers are trained to use all experts
+        equally, so each token is assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.
@@ -381,8 +381,9 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
 def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
     """Return the number of graph nodes that are sent to each RPC worker for each token, by device id.
 
-    A worker stores the last graph that it received (`last_graph_uid` in ggml-rpc.cpp). A worker with a single part of
-    the model only gets the command to compute that graph again. For one with several parts, each graph is sent again.
+    A worker stores only the last graph that it received (`last_graph_uid` in ggml-rpc.cpp). A worker with a single part
+    of the model just gets the command to compute that graph again, and is left out of the result. A worker with several
+    parts has a graph for each of them, and all its graphs are sent for each token.
     """
     found: dict[str, float] = {}
     if shares(layout):

@@ -254,7 +254,10 @@ def main() -> None:
 
 
 class _RequestReceiver:
-    """The reader of standard input: handles each request as soon as it arrives, even while native code computes."""
+    """Handles each request as soon as it arrives, even while the main thread is in a native call.
+
+    It runs in the thread that reads standard input.
+    """
 
     def __init__(self, stop: StopFlag) -> None:
         self._stop = stop
@@ -263,7 +266,8 @@ class _RequestReceiver:
     def receive(self, request: AnyRequest) -> AnyRequest:
         """Prepare a request for the queue and return it.
 
-        A `Stop` sets the stop flag at once. A `Generate` gets the images and sounds that are cached.
+        A `Stop` sets the stop flag at once. A `Generate` gets from the cache the data of images and sounds that the
+        parent has sent before.
         """
         match request:
             case Stop():

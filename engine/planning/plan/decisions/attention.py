@@ -27,10 +27,11 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings, model: ModelFile) -> FlashAttention:
-    """Return the flash attention setting for the load: "off" instead of "auto" if the self-test found a fault.
+    """Return the flash attention setting for the load.
 
-    The fault is that a device of the layout computes flash attention wrongly. "auto" is returned in spite of a fault if
-    the split mode or a quantised V cache needs flash attention.
+    It is the user's setting, except that "auto" becomes "off" if a device of the layout computes flash attention
+    wrongly, according to its self-test. "auto" stays if the split mode or a quantised V cache needs flash attention.
+
     `asked`: settings as the user left them.
     """
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
@@ -43,7 +44,9 @@ def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings, mod
 def decide_flash_attention(
     memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings, asked: FlashAttention
 ) -> Decision:
-    """Return the decision on flash attention: the value that llama.cpp is expected to use; "auto" if that is unknown.
+    """Return the decision on flash attention.
+
+    Its value is the one that llama.cpp is expected to use; "auto" if that is unknown.
 
     `used`: settings for the load.
     `asked`: value that the user chose.
@@ -139,7 +142,7 @@ def _refusal(model: ModelFile, context: ContextSettings, letter: str) -> str | N
 
 
 def _is_about(violation: Violation, letter: str) -> bool:
-    """Return whether a violation is about the K cache (`letter` "K") or the V cache ("V"), or about both."""
+    """Return whether a violation is about the cache that `letter` names ("K" or "V"), or about both caches."""
     if violation.rule == "flash_attention":
         return letter == "V"
     return violation.rule == "cache_types_differ" or violation.remedy == block_remedy(letter)

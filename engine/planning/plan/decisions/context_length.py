@@ -53,7 +53,7 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
 """Context lengths to aim for: pairs of (memory of all cards together in bytes, context length in tokens).
 
-The first pair is used whose memory is not larger than that of the rig's cards.
+The length is that of the first pair whose memory the rig's cards have, all together.
 """
 _SENSIBLE_ELSEWHERE = 4096
 
@@ -89,7 +89,7 @@ def decide_context(
 
     `asked`: settings as the user left them.
     `used`: settings for the load.
-    `fits`: whether the forecast of `used` has enough memory on all devices.
+    `fits`: whether a load with `used` is forecast to fit into the memory of all devices.
     """
     yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
     yield from _batches(model, used)

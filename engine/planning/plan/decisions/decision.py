@@ -31,7 +31,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 BOUND_THREADS = "bound_threads"
-"""Key of the measured choice whether threads are bound to cores (1 or 0). It is no setting of a layout file."""
+"""Key of a measured choice: whether threads are bound to cores (1) or not (0). It is no setting of a layout file."""
 
 
 def model_key(model: ModelFile) -> str:
@@ -58,7 +58,7 @@ def measured_choice(rig: Rig, setting: str, load: str = "") -> MeasuredChoice | 
 
 
 def gain_words(choice: MeasuredChoice) -> str:
-    """Return a phrase on how much faster the measured value is."""
+    """Return a phrase for the user on how much faster the measured value is than `choice.base`."""
     if choice.value == choice.base:
         return tr("no other value was clearly faster")
     return tr(

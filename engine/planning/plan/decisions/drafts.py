@@ -226,7 +226,8 @@ def _by_speed(devices: Iterable[Device]) -> list[Device]:
 def reads_slower(draft: ModelFile, placed: Layout, model: ModelFile, layout: Layout, rig: Rig) -> bool:
     """Return whether a token of the draft model takes at least half as long as one of the main model.
 
-    The times are estimated from the bytes of layers and memory bandwidths, because devices may be unmeasured.
+    Both times are estimated from the bytes of the layers and the devices' memory bandwidths, because the speeds of the
+    devices may not have been measured.
 
     `placed`: layout of the draft model. `layout`: layout of the main model.
     """

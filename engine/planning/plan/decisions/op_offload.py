@@ -33,7 +33,10 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
     """Return the values of `op_offload` to try, in order.
 
-    False is second, for devices without memory for copies of the weights. `asked`: settings as the user left them.
+    For "auto" True is the first value. False follows if it would save memory, for a device without memory for copies of
+    the weights.
+
+    `asked`: settings as the user left them.
     """
     if asked.op_offload != "auto":
         return (asked.op_offload,)

@@ -21,7 +21,8 @@ from engine.planning.settings.context_settings import ContextSettings, Pipeline
 def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, ...]:
     """Return the values of `pipeline` to try, in order.
 
-    "off" is second, for devices without memory for the copies of tensors that pipeline parallelism needs.
+    After "on" comes "off", in case devices have no memory for the copies of tensors that pipeline parallelism needs.
+
     `asked`: settings as the user left them.
     """
     if asked.pipeline != "auto":
@@ -44,9 +45,9 @@ def decide_pipeline(
 
 
 def _gains(context: ContextSettings) -> bool:
-    """Return whether pipeline parallelism can make prompts faster: there may be several micro batches at a time.
+    """Return whether pipeline parallelism can make prompts faster with these settings.
 
-    The micro batches are parts of a long prompt, or prompts of several sequences.
+    It can if a batch may have several micro batches: parts of a long prompt, or prompts of several sequences.
     """
     return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
 
@@ -63,7 +64,7 @@ def _reason(layout: Layout, used: ContextSettings, estimate: MemoryEstimate, *, 
             copies=format_bytes(copies_bytes),
         )
     if not _gains(used):
-        return tr("No effect: a prompt is computed in one piece of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch)
+        return tr("No effect: each batch is a single micro batch of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch)
     if is_open:
         return tr(
             "There is no room for the copies that pipeline parallelism needs, so devices compute a long prompt one "

@@ -54,7 +54,7 @@ class _Tried:
     """One combination of settings with its memory forecast.
 
     `mode`: load mode with its reason.
-    `beside`: memory with and without side files, and the devices of the side files.
+    `beside`: the memory forecast, with and without side files, and the devices of the side files.
     `short`: ids of the devices without enough memory.
     """
 
@@ -108,11 +108,11 @@ def _decide_sizes(
 ) -> Iterator[Decision]:
     """Yield the decisions on context length and batch sizes.
 
-    If the value of `n_ubatch` was measured as fastest, the reason for it is the measured gain.
+    If a measurement found the value of `n_ubatch` to be the fastest, the reason for it states the measured gain.
 
     `asked`: settings as the user left them. `used`: settings for the load.
     `key`: key of the model on its devices (`load_key`), for measured choices.
-    `fits`: whether the forecast of `used` has enough memory on all devices.
+    `fits`: whether a load with `used` is forecast to fit into the memory of all devices.
     """
     choice = measured_choice(rig, "n_ubatch", key)
     is_measured = choice is not None and choice.value == used.n_ubatch
@@ -188,8 +188,8 @@ class _Trials:
     def each(self) -> Iterator[_Tried]:
         """Yield combinations of settings with their forecasts.
 
-        A value is skipped if it cannot save memory on the devices that are short: the load mode affects the host only,
-        op offload affects the other devices only.
+        A value is skipped if it cannot save memory on the devices without enough of it: the load mode affects the host
+        only, and op offload affects the other devices only.
         """
         # The innermost choice gives way first: the load mode, then op offload, the pipeline, last the context length.
         model = self.memory.model

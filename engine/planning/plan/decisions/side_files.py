@@ -22,6 +22,7 @@ def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, 
     """Return the device id of the projector: the user's choice, else the first device with room for it, else the CPU.
 
     Cards with their own memory come before integrated ones. RPC devices are used only if the user chose one.
+
     `needs`: memory of the layout without the projector, by device id.
     """
     if projector is None:
@@ -137,17 +138,17 @@ def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Vi
             limit=most,
             least=own[0],
         )
-        remedy = tr("Set the largest image to at least {least} tokens, or to auto.", least=own[0])
+        remedy = tr("Set “Largest image” to at least {least} tokens, or to auto.", least=own[0])
     elif most is None:
         message = tr(
             "The smallest image ({least} tokens) is above the projector's maximum of {most} tokens.",
             least=least,
             most=own[1],
         )
-        remedy = tr("Set the smallest image to at most {most} tokens, or to auto.", most=own[1])
+        remedy = tr("Set “Smallest image” to at most {most} tokens, or to auto.", most=own[1])
     else:
         message = tr(
-            "The smallest image ({least} tokens) is larger than the largest ({most} tokens).", least=least, most=most
+            "“Smallest image” ({least} tokens) is above “Largest image” ({most} tokens).", least=least, most=most
         )
-        remedy = tr("Set the smallest or the largest image to auto, or raise the largest image.")
+        remedy = tr("Set “Smallest image” or “Largest image” to auto, or raise “Largest image”.")
     yield Violation("image_limit", message, remedy)

@@ -54,7 +54,8 @@ def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
 def binds_threads(rig: Rig, asked: ContextSettings) -> bool:
     """Return whether the threads of a load are bound to physical cores.
 
-    This is so if a measurement found it faster, and the user chose no number of threads in the settings `asked`.
+    They are bound if a measurement on this computer found that faster. They are not if the user chose a number of
+    threads in the settings `asked`.
     """
     choice = measured_choice(rig, BOUND_THREADS)
     return choice is not None and choice.value == 1 and asked.threads is None and asked.threads_batch is None

@@ -30,7 +30,7 @@ class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
 
     `text`: the rendered prompt.
     `fault`: why the template failed; empty if it did not.
-    `for_log`: the reason without text from the template, which may quote the conversation.
+    `for_log`: the same reason for the log, without text that the template wrote: that text may quote the conversation.
     """
 
     text: str = ""
@@ -41,7 +41,7 @@ class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
 class TemplateError(Exception):
     """Error: a chat template failed. The message is the reason.
 
-    `for_log`: the reason without text from the template, which may quote the conversation.
+    `for_log`: the same reason for the log, without text that the template wrote: that text may quote the conversation.
     """
 
     def __init__(self, reason: str, for_log: str = "") -> None:

@@ -2,7 +2,7 @@
 
 A recurrent state only has its latest value, and a sliding-window cache has lost the tokens outside the window. So a
 sequence that continues differently after some token would have to be computed from its start. Copies in host memory
-avoid that. They are taken at token positions (`checkpoint_positions`) at which another prompt is likely to differ:
+avoid that. They are taken at token positions (`checkpoint_positions`) at which a later prompt is likely to differ:
 before the last question, after it, and at the end. llama.cpp's server does the same (`n_ctx_checkpoints`); the limits
 here also count bytes, because a state may take hundreds of MiB.
 """
@@ -23,9 +23,10 @@ MOST = 16
 MOST_BYTES = 2 << 30
 """Limit for all checkpoints together, in bytes. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
 HOST_SHARE = 16
-"""Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free.
+"""Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 must stay free.
 
-At most `MOST_FREE_BYTES` stay free: a large model may leave less than 1/16 of the memory, and a checkpoint is small.
+No more than `MOST_FREE_BYTES` must stay free: a large model may leave less than 1/16 of the memory, and a checkpoint is
+small.
 """
 MOST_FREE_BYTES = 1 << 30
 
@@ -104,9 +105,11 @@ class CheckpointTaker:
 
 
 def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, spacing: int) -> int:
-    """Return the token position of the next checkpoint of a sequence: the first of `positions` after `held`.
+    """Return the token position of the next checkpoint of a sequence.
 
-    If a position that is a multiple of `spacing` after `last_checkpoint` comes first, that one is returned.
+    It is the first position after `held` that is one of `positions`, or whose distance from `last_checkpoint` is a
+    multiple of `spacing`.
+
     `held`: number of tokens that the sequence already has.
     `last_checkpoint`: token position of the sequence's last checkpoint.
     """
@@ -127,8 +130,7 @@ def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
 END_TOKENS = 4
 """Number of tokens at the end of a text that may become other tokens when the text continues."""
 SEAM_TOKENS = 1
-"""Number of tokens at the border between a template's markup and a message that may differ if both are tokenised alone.
-"""
+"""Number of tokens that may differ at the border of a message and the template's markup if each is tokenised alone."""
 LEAST_QUESTION = 16
 """Smallest number of tokens of a question after which a checkpoint is taken.
 

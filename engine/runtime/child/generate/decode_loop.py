@@ -33,7 +33,7 @@ class _Share(NamedTuple):
     """The part of a batch that belongs to one task.
 
     `begin`, `end`: range of the computed tokens in the task's token list.
-    `place`: index in the batch of the last of these tokens, whose logits are used. The drafted tokens follow it.
+    `place`: index in the batch of the last of these tokens. Its logits are used, and drafted tokens follow it.
     `cells`: number of KV cells that the tokens take.
     `drafts`: drafted tokens.
     `copy`: state of the slot before the batch, if rejected drafts can be removed only by restoring it.
@@ -63,7 +63,8 @@ class DecodeLoop:
 
     The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` and
     `may_wait` may be called in another thread.
-    `stop`: flag that the thread which reads requests sets if a request must stop.
+
+    `stop`: flag that is set if a request must stop, by the thread that reads requests.
     `send`: sends messages in their order.
     """
 
@@ -118,9 +119,8 @@ class DecodeLoop:
     def tell_reading(self) -> None:
         """Send the progress of a running request (`Reading`) as a heartbeat. May be called in any thread.
 
-        If none is running, it is about the request in `take`, such as a long prompt that is being tokenised.
-
-        If a computation exceeds the time limit of its operations, the process ends instead.
+        If no request is running, the progress of the request that `take` is accepting is sent: its prompt may be long
+        to tokenise. If a computation has exceeded the time limit of its operations, the process ends instead.
         """
         look_at_nodes()
         self._outbox.send_reading(self._reading)
@@ -132,9 +132,9 @@ class DecodeLoop:
         return [Reading(request=taken, read_tokens=0, prompt_tokens=0)]
 
     def may_wait(self) -> bool:
-        """Return whether RPC workers may be computing a batch, so that silence is no stall.
+        """Return whether this process may be waiting for RPC workers that compute a batch.
 
-        May be called in any thread.
+        Heartbeats are then sent although the process itself shows no work. May be called in any thread.
         """
         return self._loaded.may_wait()
 
@@ -240,7 +240,7 @@ class DecodeLoop:
             self._recover(shares, status)
 
     def _fill(self) -> list[_Share]:
-        """Fill the batch with a token of each answer, drafts, and parts of the prompts; return each task's share."""
+        """Fill the batch with a token of each answer, drafts, and parts of the prompts; return each task's part."""
         batch = self._batch
         batch.clear()
         counts = self._counts()
@@ -352,8 +352,8 @@ class DecodeLoop:
     def _make_room(self, shares: Sequence[_Share]) -> None:
         """Empty unused slots after llama_decode found no room for a batch in the KV cache (status 1).
 
-        If all slots are in use, the request that got its slot last loses the slot. That request starts anew when
-        another one has ended.
+        If all slots are in use, the request that got its slot last loses the slot, and starts anew when another request
+        has ended. If only one request is running, it fails.
         """
         if self._slots.empty_free():
             return

@@ -2,8 +2,8 @@
 
 A step drafts, computes a batch and samples. Without drafts a step gives each answer one token; the loop measures such
 plain steps again and again, separately for each number of answers at the same time (`PlainSteps`). A step with drafts
-gives an answer several tokens, which would have taken as many plain steps. The quotient of both times is the gain.
-Steps with tokens of prompts are not timed.
+gives an answer several tokens, each of which would have taken a plain step. The gain is the time of these plain steps
+divided by the time of the step with drafts. Steps with tokens of prompts are not timed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS_BETWEEN = 40
 TESTED_TOKENS = 200
 """Number of tokens from steps with drafts after which drafts are paused if they have made the answer slower.
 
-This is rare, because the measured durations also decide how many tokens are drafted (`draft_length`).
+Such a pause is rare, because the measured durations also decide how many tokens are drafted (`draft_length`).
 """
 DECLINED_STEPS = 8
 """Number of consecutive steps without drafts after which the statistics of an answer report that drafts are paused.

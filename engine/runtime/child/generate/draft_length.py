@@ -1,8 +1,8 @@
 """Chooses how many tokens are drafted for a step, so that the answers get the most tokens per second.
 
 A step with drafts takes longer than a plain step (a step without drafts): the model computes more tokens, and a draft
-model computes too. How much longer is measured for each number of tokens (`StepCosts`); on a processor the duration
-rises in steps, with the tiles of the matrix products. What a step gives depends on the chances that the first, the
+model computes too. How much longer is measured for each number of tokens (`StepCosts`); on a CPU the duration jumps
+where another tile of the matrix products begins. What a step gives depends on the chances that the first, the
 first two, ... drafted tokens are accepted (`Acceptance`). `DraftLengths` compares durations and chances, and chooses a
 number of tokens for each answer; 0 means no draft.
 """
@@ -26,10 +26,10 @@ MOST_SLOW = 3.0
 """Multiple of the median duration above which a duration is ignored, because another program has slowed the step down.
 """
 NEW_COST = 0.1
-"""Assumed duration of a drafted token, until durations have been measured: the share of a plain step's duration.
+"""Assumed time that a drafted token adds to a step, until durations have been measured.
 
-A plain step (without drafts) computes one token for each answer, and its duration is divided by the number of answers.
-The value is low, so that drafts are tried.
+It is a share of the time that a plain step (a step without drafts) takes for each running answer. The value is low, so
+that drafts are tried.
 """
 UNMEASURED = 0.8
 """Factor that makes the assumed duration shorter for numbers of drafted tokens that were not measured.

@@ -19,7 +19,7 @@ LEAST_PROBABILITY = 0.4
 
 
 class Wanted(NamedTuple):
-    """One draft that is asked for.
+    """A request for the draft of one slot.
 
     `number`: index of the slot.
     `tokens`: the slot's tokens.
@@ -51,7 +51,7 @@ class Draft:
 class Drafter(ABC):
     """Computes drafts in the context of a draft model or of MTP heads. Use it in the main thread only.
 
-    `loaded`: the draft model or the MTP heads, with this context.
+    `loaded`: the context of the draft model or of the MTP heads.
     `n_tokens`: size of the main model's vocabulary. A draft model may have a few more tokens, which are not drafted.
     `is_reading`: whether the last call of `draft` also computed tokens of a prompt, so that its duration is not
     typical.
@@ -97,9 +97,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute the tokens of the slots that the drafter's sequences lack.
+        """Compute the tokens of each slot that the drafter's sequence for this slot lacks.
 
-        Return a draft without tokens for each of `wanted`. Its `place` is set if tokens can be drafted for it.
+        Return a draft for each of `wanted`, without tokens so far. Its `place` is set if tokens can be drafted for it.
         """
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """Speculative decoding in the decode loop: which answers get drafts in the next batch, and what they gain.
 
-The batch gets the last token of an answer and the drafted ones, with logits of all. The loop samples one position after
-the other with the request's own sampler, as long as the sampled token is the drafted one (`DecodeLoop`). So sampler,
-grammar and stop texts see only tokens of the answer, and drafts change nothing about its distribution.
+The batch gets the last token of an answer and the drafted ones; logits are computed for all of them. The loop samples
+one position after the other with the request's own sampler, as long as the sampled token is the drafted one
+(`DecodeLoop`). So sampler, grammar and stop texts see only tokens of the answer, and drafts do not change the
+distribution of answers.
 
 `DraftLengths` chooses how many tokens are drafted, by the durations and the accepted tokens of the last steps.
 """
@@ -37,7 +38,7 @@ class Step(NamedTuple):
     """One request's part of a computed batch, for the statistics of its drafts.
 
     `is_answer`: whether the request was generating an answer; False while its prompt is computed.
-    `computed`: number of its tokens in the batch, without drafts.
+    `computed`: number of the request's tokens in the batch, without drafts.
     `drafted`: number of drafted tokens.
     """
 
@@ -135,7 +136,9 @@ class Drafting:
     def note(self, steps: Sequence[Step], seconds: float) -> None:
         """Add the time of a computed batch to the statistics of its answers.
 
-        `seconds`: from the start of drafting to the last sampled token. Batches with tokens of a prompt are ignored.
+        A batch with tokens of a prompt is ignored.
+
+        `seconds`: time from the start of drafting to the last sampled token.
         """
         if not all(step.is_answer for step in steps):
             return

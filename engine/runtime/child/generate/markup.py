@@ -61,8 +61,8 @@ def without_markup(special: SpecialTokens, text: str, allowed: Collection[str] =
 class Shield:
     """Replaces names of special tokens in a conversation by placeholders, and puts them back in the prompt.
 
-    Use one for each prompt. A template never sees a name that the conversation contains, and nobody who writes the
-    conversation knows the placeholders.
+    Use a new object for each prompt. A template never sees a name that the conversation contains, and nobody who writes
+    the conversation knows the placeholders.
     """
 
     def __init__(self, special: SpecialTokens) -> None:

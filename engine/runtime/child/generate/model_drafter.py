@@ -46,10 +46,10 @@ class ModelDrafter(Drafter):
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute one batch of the tokens that the draft model's sequences lack; return a draft without tokens for each
-        slot.
+        """Compute one batch of the tokens that the draft model's sequences lack, compared with their slots.
 
-        Nothing is drafted yet for a slot whose missing tokens do not all fit into the batch.
+        Return a draft for each slot, without tokens so far. Nothing is drafted yet for a slot whose missing tokens do
+        not all fit into the batch.
         """
         begun = [self._cut_to(each) for each in wanted]
         self._batch.clear()
@@ -76,7 +76,7 @@ class ModelDrafter(Drafter):
     def _cut_to(self, wanted: Wanted) -> tuple[Draft, list[int]]:
         """Cut the draft model's sequence to its common prefix with the slot's tokens.
 
-        Return a draft without tokens, and the tokens of the slot that the sequence now lacks.
+        Return a draft, without tokens so far, and the tokens of the slot that the sequence now lacks.
         """
         tokens = wanted.tokens
         # Images, and tokens that only the model has, are left out.

@@ -100,9 +100,10 @@ class MtpDrafter(Drafter):
                 self._read(part.number)
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Let the heads compute the tokens of each slot that they lack; return a draft without tokens for each slot.
+        """Let the heads compute those tokens of each slot that their sequence for this slot lacks.
 
-        Nothing can be drafted for a slot if hidden states of its tokens are missing.
+        Return a draft for each slot, without tokens so far. Nothing can be drafted for a slot if hidden states of its
+        tokens are missing.
         """
         drafts = [Draft(each.number, each.most, len(each.tokens)) for each in wanted]
         room = self._batch.size // max(1, len(wanted))
@@ -129,7 +130,7 @@ class MtpDrafter(Drafter):
         self._sequences = [_Sequence() for _ in self._sequences]
 
     def _prepare(self, draft: Draft, tokens: Sequence[int], room: int) -> bool:
-        """Drop the parts of the heads' sequence that differ from the slot; return whether the draft can begin.
+        """Cut the heads' sequence to its common prefix with the slot; return whether the draft can begin.
 
         `tokens`: all tokens of the slot. The model has not computed the last one yet.
         `room`: largest number of tokens that the draft may add to the batch.

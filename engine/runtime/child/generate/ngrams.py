@@ -2,8 +2,9 @@
 
 Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
 way. The index here makes a search as fast in a long sequence as in a short one. Of several places the one with the
-longest match is taken, because a long copy will probably go on. So the length of the match tells how likely a draft is
-(`NgramDraft.kind`). Drafts that get into no batch are compared with the answer's next tokens too (`NgramDrafts`).
+longest match is taken, because a long copy will probably go on. So the length of the match tells how likely the answer
+is to continue with the drafted tokens (`NgramDraft.kind`). Drafts that get into no batch are compared with the answer's
+next tokens too (`NgramDrafts`).
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ def _match(tokens: Sequence[int], place: int) -> int:
 
 
 class NgramDrafts:
-    """Makes n-gram drafts for one answer, and records how many of their tokens were right.
+    """Makes n-gram drafts for one answer, and records how many of their tokens agree with the answer.
 
-    That is also recorded for drafts that got into no batch.
+    Drafts that got into no batch are recorded too.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class NgramDrafts:
     def draft(self, tokens: Sequence[int], most: int, acceptance: Acceptance) -> NgramDraft:
         """Return up to `most` tokens that may follow `tokens`.
 
-        `acceptance`: where the number of right tokens of an earlier draft is recorded.
+        `acceptance`: records how many tokens of an earlier draft agree with the answer.
         """
         came, opened = tokens[self._begin :], self._open.tokens
         right = next((n for n, (one, other) in enumerate(zip(opened, came, strict=False)) if one != other), None)

@@ -216,6 +216,7 @@ def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPromp
 
     The text to send first is the opening reasoning tag if the template has written one at the end of the prompt, else
     empty.
+
     `read`: the prompt.
 
     Raises:

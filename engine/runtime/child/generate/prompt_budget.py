@@ -3,7 +3,7 @@
 A micro batch takes a + b·n seconds for n tokens. a is the time to read all weights: from host memory, from a disk if
 the model is larger than the memory, or over PCIe with op offload. b is the time to compute a token. Usually b
 dominates, and batches of two seconds show progress without loss. For a model of 380 GB in host memory a is eight
-seconds, in which 512 tokens are computed as well as 32.
+seconds, so that a batch of 512 tokens takes hardly longer than one of 32.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 from typing import NamedTuple
 
 FIRST_TOKENS = 32
-"""Number of prompt tokens in the first batch, when the speed is unknown, and in later ones if no answer is running.
+"""Number of prompt tokens in the first batch, and the smallest number in later ones while no answer is running.
 
-It is small because a layout on the CPU may compute only one token per second.
+It is small because the speed is unknown at first: a layout on the CPU may compute only one token per second.
 """
 FEWEST_WITH_ANSWERS = 8
-"""Number of prompt tokens that a batch has at least while answers are generated."""
+"""Smallest number of prompt tokens in a batch while answers are generated."""
 SECONDS_ALONE = 2.0
-"""Time in seconds of a batch of prompt tokens while no answer is running, unless larger batches gain.
+"""Time in seconds of a batch of prompt tokens while no answer is running, unless larger batches are more efficient.
 
 The progress of a prompt grows, and other requests begin, only between two batches. A stop request aborts a batch early,
 and `WorkHeartbeat` sends heartbeats while it is computed.
@@ -35,11 +35,11 @@ LARGEST_REST = 0.25
 A separate small batch for the last tokens would cost more per token.
 """
 FIXED_SHARE = 0.1
-"""Share of a batch's time that may be fixed (a), if no answer is running: batches grow until it is not larger."""
+"""While no answer is running, batches grow until the fixed time (a) is only this share of a batch's time."""
 SLOWER_WITH_ANSWERS = 1.5
-"""Factor by which a batch may take longer than one of the fewest tokens while answers are generated.
+"""1 plus the part of the fixed time (a) by which a batch may take longer than the smallest one, if answers are running.
 
-If nearly all of the time is fixed, the answers hardly lose by larger batches.
+If reading the weights takes nearly all of the time, larger batches hardly delay the answers.
 """
 GROWTH = 4
 """Largest factor by which a batch is enlarged at once."""
@@ -50,7 +50,9 @@ Such a batch cannot be aborted, and a child that waits for a worker for long cou
 """
 KEPT_BATCHES = 16
 """Number of batches after which a measurement is dropped: weights may be in the page cache by now, and attention takes
-longer in a longer context. If one size is left, another one is tried.
+longer in a longer context.
+
+If only measurements of one batch size are left, a batch of another size is tried.
 """
 
 
@@ -65,7 +67,7 @@ class PromptBudget:
 
     `most`: largest number of tokens in a batch.
     `micro_batch`: number of tokens that are computed together; larger batches read the weights several times.
-    `longest_s`: longest expected time in seconds of a batch of more than the fewest tokens.
+    `longest_s`: longest time in seconds that a batch is expected to take; the smallest batch may take longer.
     """
 
     def __init__(self, most: int, micro_batch: int, longest_s: float = math.inf) -> None:
@@ -121,7 +123,7 @@ class PromptBudget:
         }
 
     def _costs(self) -> tuple[float, float]:
-        """Return (seconds of a micro batch of no tokens, further seconds for each token) by the measured batches."""
+        """Return (fixed seconds of a micro batch, further seconds for each token), computed from measured batches."""
         few, many = min(self._measured.values()), max(self._measured.values())
         if few is not many and few.tokens < self._micro_batch:
             # Beyond a micro batch each token also pays a share of the fixed time.
@@ -133,14 +135,15 @@ class PromptBudget:
         return 0.0, latest.seconds / latest.tokens
 
     def _enlarged(self, fewest: int, further_s: float, token_s: float) -> float:
-        """Return the tokens of a batch that takes `further_s` longer than `fewest` tokens.
+        """Return the number of tokens in a batch that takes `further_s` seconds longer than one of `fewest` tokens.
 
-        At most a micro batch, and a few times the largest measured batch, since a measurement may be wrong.
+        It is at most a micro batch, and at most `GROWTH` times the largest measured batch, because a measurement may be
+        wrong.
         """
         largest = max(self._measured.values()).tokens
         return min(self._micro_batch, GROWTH * largest, fewest + further_s / token_s)
 
 
 def _within(seconds: float, fixed_s: float, token_s: float) -> float:
-    """Return how many tokens can be computed in `seconds`."""
+    """Return how many tokens can be computed in `seconds`, of which `fixed_s` are needed for any number of tokens."""
     return max(0.0, seconds - fixed_s) / token_s

@@ -33,7 +33,7 @@ _MOST_PERIODS = 64
 """Largest number of earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens has many.
 """
 _MIN_LETTERS = 4
-"""Fewest letters in a period that counts as prose; a row of "0, " or "- - " has fewer."""
+"""Smallest number of letters in a repeated text that counts as prose; a row of "0, " or "- - " has fewer."""
 
 
 def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -69,7 +69,7 @@ def is_endless(period: int, n_tokens: int, text: str) -> bool:
 
     `period`: length of the repeated text, in tokens.
     `n_tokens`: number of tokens in all repetitions together.
-    `text`: text of one period.
+    `text`: the text that is repeated.
     """
     times, tokens = (PROSE_TIMES, PROSE_TOKENS) if _is_prose(text) else (OTHER_TIMES, OTHER_TOKENS)
     return n_tokens >= tokens and n_tokens >= times * period

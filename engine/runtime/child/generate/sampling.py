@@ -45,7 +45,7 @@ def settings_of(request: Generate) -> SamplingSettings:
 class SamplerChain:
     """The sampler chain of one request; greedy at temperature 0. Call `free` when the request ends.
 
-    `tokens`: tokens of the prompt, which repetition penalties include.
+    `tokens`: tokens of the prompt, which count for repetition penalties like those of the answer.
     """
 
     def __init__(self, loaded: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:

@@ -45,7 +45,10 @@ class Slot:
     exact: int | None = None
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Set the list of tokens that are in the KV cache now, and drop checkpoints after the unchanged beginning."""
+        """Set the list of tokens that are in the KV cache now.
+
+        Checkpoints after the common prefix of the old and the new list are dropped.
+        """
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
@@ -315,7 +318,7 @@ class Slots:
     def _holds_window(self, slot: Slot, kept: int) -> bool:
         """Return whether a sliding-window cache still has all positions that are needed after the first `kept` tokens.
 
-        These are the positions to which the next token attends.
+        The next token attends to these positions.
         """
         if self._window <= 0 or not kept:
             return True

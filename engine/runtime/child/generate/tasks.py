@@ -81,7 +81,7 @@ class SequenceTask(Task, ABC):
 
     @property
     def readable(self) -> int:
-        """Number of tokens that must be computed before the next image or sound."""
+        """Number of tokens to compute before the next image or sound; all missing tokens if none follows."""
         if self.slot is None or not self.media.prompt.parts:
             return self.missing
         held = len(self.slot.tokens)

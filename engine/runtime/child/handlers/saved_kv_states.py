@@ -44,12 +44,16 @@ With them a restored conversation can continue, answer the last question again, 
 WAIT_S = 0.05
 """Seconds for which `run_part` waits for the writing thread if no other request is running."""
 PART_S = 0.5
-"""Seconds of a part of restoring. Then answers continue, and a stop is handled: 10 GB of a hard disk take a minute."""
+"""Seconds after which a part of restoring ends, so that answers continue and a stop is handled.
+
+Reading 10 GB from a hard disk takes a minute.
+"""
 SILENT_S = 10.0
 """Longest time in seconds without progress (`PIECE_BYTES`), after which a save fails.
 
-A disk that does not answer may never do so, and a saved KV state is only a cache. An unload and another load wait for
-saves without a limit of their own, and so does the closing window; closing a session waits 12 s.
+A disk that does not answer may never do so, and a saved KV state is only a cache. An unload, another load and the
+closing window wait until all saves have ended, so only this limit ends their wait. Closing a session waits at most
+12 s.
 """
 
 _hung: list[threading.Thread] = []

@@ -105,6 +105,7 @@ def check_rotation(low: Any, model: int, name: str) -> None:
     """Raise `RequestError` if the model's RoPE rotates no elements: ggml's operation on the CPU would never end.
 
     The cause is the loop of `ggml_compute_forward_rope_flt`, which then steps back and forward by two elements in turn.
+
     `low`: the module `llama_cpp.llama_cpp`.
     `model`: address of the model.
     `name`: name of the model's file, for the error.

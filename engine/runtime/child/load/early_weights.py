@@ -47,9 +47,10 @@ _PROBE_BYTES = (10 << 20) + 4096
 Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc).
 """
 _CHECK_BYTES = 8 * GIB
-"""Largest number of bytes that are sent before the sender checks whether the worker still has what was sent.
+"""Largest number of bytes between two checks whether the worker still has the tensors that were sent.
 
-The checks begin at four tensors, and the bytes between two of them double until then.
+The first check comes after four tensors. Up to this limit, the number of bytes until the next check about doubles with
+each check.
 """
 _I8 = 24
 _WEIGHTS = 1

@@ -89,7 +89,10 @@ class NodeWatch:
 
 
 _SECONDS_EACH = 1e-6
-"""Seconds for each byte of pixels and samples. A sound of an hour has 230 MB; its spectrum takes less than a minute."""
+"""Seconds by which the limit for preparing images and sounds grows with each byte of pixels and samples.
+
+A sound of an hour has 230 MB; computing its spectrum takes less than a minute.
+"""
 _BYTES_EACH = 16
 
 
@@ -141,6 +144,7 @@ def reserve_largest(
     """Make mtmd reserve memory for the largest image and sound. If a device refuses the memory, the process exits.
 
     mtmd does not check whether `ggml_backend_sched_reserve` succeeded, and would write to buffers that do not exist.
+
     `library`: the binding of mtmd.
     `handle`: a projector that was loaded without its warm-up.
     `marker`: text that marks an image or sound in a prompt.

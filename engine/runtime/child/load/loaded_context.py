@@ -34,8 +34,8 @@ POOLING_NONE, POOLING_RANK = 0, 4
 REMOTE_PATIENCE = 10
 """Factor by which a batch of RPC workers may take longer than the longest batch before, until it counts as stalled.
 
-It is generous, because batches grow from 1 token to a full micro batch, with the context, and with other users of a
-worker. A worker that is lost is found that much later.
+It is large, because a batch may take much longer than those before: it may have a full micro batch instead of 1 token,
+the context grows, and others may use the worker too. The disadvantage is that a lost worker is noticed later.
 """
 
 
@@ -212,9 +212,9 @@ class LoadedContext:
         return status
 
     def may_wait(self) -> bool:
-        """Return whether this process may wait for RPC workers that compute a batch. May be called in any thread.
+        """Return whether this process may be waiting for RPC workers that compute a batch. May be called in any thread.
 
-        Meanwhile it uses neither the processor nor the network, as if a worker were lost.
+        While it waits, it uses neither the processor nor the network, so it looks as if a worker were lost.
         """
         since_s = self.computing_since_s
         if not self.devices.remote or since_s is None:

@@ -81,7 +81,7 @@ class Embeddings:
 
     `rows`: float32 array with one row of `width` numbers for each KV cell.
     `positions`: positions of all rows in the sequence. With M-RoPE a row has four position values: the tuple has the
-    first value of all rows, then the second value of all rows, and so on. Otherwise it has one value of all rows.
+    first value of all rows, then the second value of all rows, and so on. Otherwise it has one value for each row.
     """
 
     rows: Any

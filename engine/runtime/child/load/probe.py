@@ -91,6 +91,7 @@ def dry_projector(
 
     The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if that fails. If
     there is no room for the compute buffers, the process ends with a `Failure`.
+
     `send_final`: sends the last message of a probe whose process ends inside native code.
     `model`: address of the model.
 

@@ -42,9 +42,9 @@ _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""Seconds that one product of the whole matrix may take. If it takes longer, parts of the matrix are measured too.
+"""Duration in seconds of a product of the whole matrix above which parts of the matrix are measured too.
 
-On a busy machine a short part is less disturbed.
+On a busy machine a short measurement is disturbed less.
 """
 _MAX_PARTS = 32
 _SUMS = 256

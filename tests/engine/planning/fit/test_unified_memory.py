@@ -158,7 +158,8 @@ def test_both_messages_of_swap_have_exact_numbers() -> None:
 
     (beyond,) = swap_advice(180 * MIB, 0, 100 * MIB, 50 * MIB)
     assert beyond.rule == "beyond_swap"
-    assert "(180.0 MiB) than is available (150.0 MiB: 100.0 MiB of memory and 50.0 MiB of swap)" in beyond.message
+    assert "180.0 MiB of this" in beyond.message
+    assert "Only 150.0 MiB are available: 100.0 MiB of memory and 50.0 MiB of swap." in beyond.message
     (used,) = swap_advice(140 * MIB, 0, 100 * MIB, 50 * MIB)
     assert used.rule == "swap_used"
     assert "40.0 MiB of the model would be in swap" in used.message

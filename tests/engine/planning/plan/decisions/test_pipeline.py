@@ -96,7 +96,7 @@ def test_a_longer_context_goes_first(memory: ModelMemory) -> None:
 def test_one_micro_batch_at_a_time_gains_nothing(memory: ModelMemory, changes: dict[str, int], value: str) -> None:
     found = decided(resolve(memory, LARGE, TWO, msgspec.structs.replace(ASKED, **changes)))
     assert found.value == value
-    assert (found.reason == "No effect: a prompt is computed in one piece of at most 512 tokens.") == (value == "off")
+    assert (found.reason == "No effect: each batch is a single micro batch of at most 512 tokens.") == (value == "off")
 
 
 @pytest.mark.parametrize("pipeline", ["on", "off"])

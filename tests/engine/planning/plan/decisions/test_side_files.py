@@ -156,8 +156,8 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
         ({"image_min_tokens": 4097}, "The smallest image (4097 tokens) is above the", "to at most 4096 tokens"),
         (
             {"image_min_tokens": 9, "image_max_tokens": 8},
-            "(9 tokens) is larger than the largest (8 tokens)",
-            "Set the smallest or the largest",
+            "(9 tokens) is above “Largest image” (8 tokens)",
+            "Set “Smallest image” or “Largest image”",
         ),
         ({"image_max_tokens": 8}, "", ""),
         ({"image_min_tokens": 4096}, "", ""),

@@ -30,7 +30,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
         text = tr_count(
             "{name} needs {workers}, which {other_models} is using. A worker serves one model at a time.",
             "{name} needs {workers}, which {other_models} are using. A worker serves one model at a time.",
-            len(room.workers),
+            len(room.victims),
             name=name,
             workers=_join(room.workers),
             other_models=victims,

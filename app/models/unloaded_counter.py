@@ -48,7 +48,7 @@ class UnloadedCounter(QObject):
     @property
     def is_wanted(self) -> bool:
         """Whether the model is open but not loaded, so that its own child cannot count."""
-        return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
+        return self._model.file is not None and self._model.loading.phase is Phase.STOPPED
 
     def count(self, chat: CountedChat) -> None:
         """Count the tokens of a conversation, `DELAY_MS` after the last call.

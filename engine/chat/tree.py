@@ -135,7 +135,7 @@ def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
 
 def add(tree: MessageTree, message: Message) -> MessageTree:
     """Return the tree with a message added below its `parent` and shown as the leaf."""
-    return tree_with(tree, {**tree.messages, message.id: message}, message.id)
+    return _tree_of({**tree.messages, message.id: message}, message.id)
 
 
 def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
@@ -181,7 +181,7 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
 
 def changed(tree: MessageTree, message: Message) -> MessageTree:
     """Return the tree with `message` in place of the message with the same id."""
-    return tree_with(tree, {**tree.messages, message.id: message}, tree.leaf)
+    return _tree_of({**tree.messages, message.id: message}, tree.leaf)
 
 
 def branched(tree: MessageTree, message: str) -> MessageTree:
@@ -268,10 +268,9 @@ def difference(before: MessageTree, after: MessageTree) -> TreeChange:
     return TreeChange(gone, put, after.leaf)
 
 
-def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
+def _tree_of(messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
     """Return a tree of `messages` whose last shown message is `leaf`.
 
-    `tree`: not used.
     `messages`: messages by id.
 
     Raises:

@@ -48,7 +48,7 @@ KEYS: dict[str, str] = {
     tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),
     tr("Shift+P"): tr("pin or unpin the experts of the selected layers"),
     tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts do not move what is pinned"),
-    tr("F"): tr("fold or unfold the devices of the focused computer, if the rig has many lanes"),
+    tr("F"): tr("fold or unfold the devices of the focused computer (only if there are many devices)"),
     tr("Shift+F"): tr("fold or unfold the devices of all computers"),
     tr("Escape"): tr("cancel a drag; clear the selection"),
 }

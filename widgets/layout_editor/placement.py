@@ -38,7 +38,7 @@ class LaneDevice:
     """The device of a lane.
 
     `present`: whether the rig has the device. A layout can also name devices that the rig lacks.
-    `state`: the reason why nothing can be placed on the device now ("in use", "stopped"), shown instead of its free
+    `state`: the reason why nothing can be placed on the device now ("in use", "worker stopped"), shown instead of its free
     memory; empty if it is usable.
     """
 
@@ -117,7 +117,7 @@ def _lane_name(device: Device) -> str:
 
 def _state_words(device: Device) -> str:
     if device.is_stopped:
-        return tr("stopped")
+        return tr("worker stopped")
     if device.away:
         return device.away
     # An RPC server serves one client at a time, so another model's worker has no free memory, however little it holds.

@@ -92,7 +92,7 @@ class ServePane(QWidget):
         self.copy_url_button = QPushButton(tr("Copy address"))
         self.fault_label = plain_label("", "error", wrap=True)
         self.tabs = QTabWidget()
-        self.tabs.setAccessibleName(tr("Parts of the API server"))
+        self.tabs.setAccessibleName(tr("Sections of the API server"))
         self._make_requests()
         self._make_settings(settings)
         self._make_snippets()

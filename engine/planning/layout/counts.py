@@ -92,7 +92,7 @@ def with_expert_count(layout: Layout, device: str, count: int, with_experts: Seq
     if not 0 <= count <= len(with_experts):
         raise LayoutError(
             tr(
-                "{device} cannot have the experts of {count} layers; {total} layers have experts",
+                "{device} cannot hold the experts of {count} layers; only {total} layers have experts",
                 device=device,
                 count=count,
                 total=len(with_experts),

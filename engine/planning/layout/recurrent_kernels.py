@@ -86,9 +86,11 @@ def _scan_gap(model: ModelFile, family: str, tensors: dict[str, TensorInfo]) -> 
     # Mamba 1 has a decay for each element of the state, Mamba 2 one for each head.
     if len(decay) > 1 and decay[0] > 1:
         is_known = family == "CUDA" and states == _CUDA_MAMBA1_STATES and inner % _CUDA_THREADS == 0
-        return None if is_known else tr("scan of Mamba 1 with a state size of {size} in recurrent layers", size=states)
+        return (
+            None if is_known else tr("SSM scan of Mamba 1 with a state size of {size} in recurrent layers", size=states)
+        )
     if states not in _MAMBA2_STATES[family]:
-        return tr("scan with a state size of {size} in recurrent layers", size=states)
+        return tr("SSM scan with a state size of {size} in recurrent layers", size=states)
     head = inner // heads if heads else None
     return (
         tr("scan with heads of width {width} in recurrent layers", width=head)

@@ -51,7 +51,7 @@ def test_a_worker_that_takes_nothing_now_says_why() -> None:
         make_host("host", 16 * GIB),
     )
     lanes = lane_devices(rig, make_layout(4, [("RPC2", 4)]))
-    assert [lane.state for lane in lanes] == ["in use", "stopped", "", ""]
+    assert [lane.state for lane in lanes] == ["in use", "worker stopped", "", ""]
 
 
 def test_overridden_experts_are_where_they_live_with_a_ghost_where_their_layer_is() -> None:

@@ -47,7 +47,7 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             layout,
             tr(
-                "In the order {in_order} each device is filled before the next: {describe_runs}.{describe_rest}",
+                "The devices are filled one after another, in the order {in_order}: {describe_runs}.{describe_rest}",
                 in_order=in_order,
                 describe_runs=describe_runs(layout),
                 describe_rest=describe_rest(bench, layout),
@@ -58,7 +58,7 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             sparse,
             tr(
-                "In the order {in_order} each device is filled with layers, then with experts: "
+                "The devices are filled with layers, then with experts, in the order {in_order}: "
                 "{describe_runs}.{describe_rest}",
                 in_order=in_order,
                 describe_runs=describe_runs(sparse),

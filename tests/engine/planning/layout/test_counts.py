@@ -76,7 +76,7 @@ def test_experts_leave_for_their_layers_device_then_for_the_cpu() -> None:
 
 
 def test_impossible_numbers_of_experts_are_refused() -> None:
-    with pytest.raises(LayoutError, match="A cannot have the experts of 9 layers; 8 layers have experts"):
+    with pytest.raises(LayoutError, match="A cannot hold the experts of 9 layers; only 8 layers have experts"):
         with_expert_count(TEN, "A", 9, range(2, 10))
     with pytest.raises(LayoutError, match="the CPU keeps the experts of its own 2 layers"):
         with_expert_count(TEN, CPU_ID, 1, range(10))

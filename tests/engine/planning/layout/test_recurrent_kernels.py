@@ -35,18 +35,18 @@ def gap(name: str, backend: str, **sizes: int) -> str | None:
 def test_mamba_1_is_for_cuda_with_the_state_of_published_models_and_not_for_vulkan(name: str) -> None:
     assert gap(name, "CUDA") is None
     assert gap(name, "HIP") is None
-    assert gap(name, "Vulkan") == "scan of Mamba 1 with a state size of 16 in recurrent layers"
-    assert gap(name, "CUDA", ssm__state_size=32) == "scan of Mamba 1 with a state size of 32 in recurrent layers"
+    assert gap(name, "Vulkan") == "SSM scan of Mamba 1 with a state size of 16 in recurrent layers"
+    assert gap(name, "CUDA", ssm__state_size=32) == "SSM scan of Mamba 1 with a state size of 32 in recurrent layers"
 
 
 @pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
 def test_mamba_2_has_kernels_for_some_sizes(backend: str) -> None:
     name = "granite-4.0-h-small"
     assert gap(name, backend) is None
-    assert gap(name, backend, ssm__state_size=64) == "scan with a state size of 64 in recurrent layers"
+    assert gap(name, backend, ssm__state_size=64) == "SSM scan with a state size of 64 in recurrent layers"
     heads = truth_model(name).hyper_parameter("ssm.inner_size")
     assert isinstance(heads, int)
-    assert gap(name, backend, ssm__time_step_rank=heads // 8) == "scan with heads of width 8 in recurrent layers"
+    assert gap(name, backend, ssm__time_step_rank=heads // 8) == "SSM scan with heads of width 8 in recurrent layers"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_layout_is_refused_only_for_layers_with_a_missing_kernel() -> None:
     assert [each.rule for each in found] == ["engine_fault"]
     assert found[0].message == (
         "The RPC worker of attic-GPU would crash, because its backend has no kernel for this operation: "
-        "scan of Mamba 1 with a state size of 16 in recurrent layers."
+        "SSM scan of Mamba 1 with a state size of 16 in recurrent layers."
     )
     attention = next(n for n, block in enumerate(model.blocks) if any("attn_q" in t.name for t in block.tensors))
     runs = (Run("CPU", 0, attention - 1), Run("attic-GPU", attention, attention),

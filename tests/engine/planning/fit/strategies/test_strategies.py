@@ -247,7 +247,7 @@ def test_priority_names_the_order_of_the_layers(name: str, gib: int) -> None:
     rig = make_rig(*[make_gpu(f"CUDA{index}", gib - 4 * index) for index in range(3)], host_gib=512)
     result = auto_layout("priority", ModelMemory(truth_model(name)), rig, CONTEXT)
     assert result.fits
-    assert "In the order CUDA0, CUDA1 and CUDA2" in result.explanation
+    assert "in the order CUDA0, CUDA1 and CUDA2" in result.explanation
     used = [run.device for run in result.layout.runs if run.device != CPU_ID]
     assert len(used) > 1
     assert used == ["CUDA0", "CUDA1", "CUDA2"][: len(used)]

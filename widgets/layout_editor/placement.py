@@ -38,8 +38,8 @@ class LaneDevice:
     """The device of a lane.
 
     `present`: whether the rig has the device. A layout can also name devices that the rig lacks.
-    `state`: the reason why nothing can be placed on the device now ("in use", "worker stopped"), shown instead of its free
-    memory; empty if it is usable.
+    `state`: the reason why nothing can be placed on the device now ("in use", "worker stopped"), shown instead of its
+    free memory; empty if it is usable.
     """
 
     id: str

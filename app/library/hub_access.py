@@ -31,7 +31,7 @@ class HubAccess:
 
     @property
     def settings(self) -> HubSettings:
-        """The address of the hub, and whether it is used offline."""
+        """The address of the hub, and whether no connection to it is allowed (offline mode)."""
         return hub_settings(self.kept.mirror, offline=self.kept.offline)
 
     def token(self, hub: HubSettings) -> str | None:

@@ -402,7 +402,7 @@ class Library(QObject):
                 _begin_with(model, noted[0].preset)
 
         self.change(
-            tr("Saving when the model was last used"),
+            tr("Saving the time of the model's last use"),
             lambda: noted.append(self.catalogue.note_opened(path, now)),
             _log_error,
             begin,

@@ -106,7 +106,10 @@ class KnownMachines(QObject):
         self._background.run("Reading machines", partial(_read, self._path), show, failed, quiet=True)
 
     def look(self) -> None:
-        """Ask each paired machine that has devices in the list which devices it lends now, in background threads."""
+        """Ask paired machines in background threads which devices they lend now.
+
+        Only machines with devices in the device list are asked.
+        """
         for machine in dict.fromkeys(map(machine_of, self._live.devices.rig.devices)):
             # One request at a time to each machine: one that is away takes the whole time-out.
             if machine is None or machine in self._asked:

@@ -62,11 +62,10 @@ def capitalised(text: str) -> str:
 
 
 def escape_json(document: str) -> str:
-    r"""Return JSON text with control characters as escapes, so that any terminal can show it. The JSON values do not
-    change.
+    r"""Return JSON text with control characters as escapes, so that any terminal can show it.
 
-    The exception is a lone surrogate, for which JSON has no valid escape: it becomes the text of an escape, such as
-    `\\udc80`.
+    The JSON values do not change, except a lone surrogate in a string, for which JSON has no valid escape: it becomes
+    six ordinary characters, such as `\\udc80`.
     """
     return _STEERING.sub(_json_escaped, _decoded(document))
 

@@ -423,7 +423,7 @@ _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 
 
 def is_on_this_machine(device: Device) -> bool:
-    """Return whether `device` is an RPC worker on this machine, such as a lab worker."""
+    """Return whether `device` is an RPC worker that runs on this machine; false for the machine's own devices."""
     return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
 
 

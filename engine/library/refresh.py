@@ -87,10 +87,13 @@ def read_missing(
     tell: Callable[[Path, Facts], None],
     token: CancelToken,
 ) -> None:
-    """Read headers in a child process, and save their values in `index`, also those read before an error.
+    """Read the headers of the models `wanted` in a child process, and save their values in `index`.
 
+    If an error occurs, the values that were read before are saved too.
+
+    `census`: the files found by a scan of the folders, with their states.
     `wanted`: the paths of the parts of each model.
-    `tell`: called in this thread with the path and the header values of each model.
+    `tell`: called in the caller's thread with the path and the header values of each model.
 
     Raises:
         LibraryError: no child can be started, children crash again and again, or the index cannot be written.

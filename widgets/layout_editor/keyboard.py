@@ -96,7 +96,7 @@ def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFocus:
-    """Keyboard focus on the boundary between runs (neighbouring layers on one device) `index` and `index + 1`."""
+    """Keyboard focus on the boundary between the runs `index` and `index + 1` of the layout (`Layout.runs`)."""
 
     index: int
 

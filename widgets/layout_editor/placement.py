@@ -112,7 +112,9 @@ def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple
 
 def _lane_name(device: Device) -> str:
     # The nodes come first, because the end of a long name is not shown.
-    return tr("{count} NUMA nodes: {name}", count=len(device.nodes), name=device.name) if device.nodes else device.name
+    return (
+        tr("{count} NUMA nodes of {name}", count=len(device.nodes), name=device.name) if device.nodes else device.name
+    )
 
 
 def _state_words(device: Device) -> str:

@@ -97,13 +97,13 @@ class KeptWeightsPresenter(QObject):
 
     def _ask(self, size_bytes: int) -> None:
         text = tr(
-            "Workers on this computer (layerdeck-cli rig serve) have cached {size} of weights in {cache_path}, "
+            "The workers of layerdeck-cli rig serve on this computer have cached {size} of weights in {cache_path}, "
             "so that clients need to send these weights only once.",
             size=format_bytes(size_bytes),
             cache_path=kept_weights_path(),
         )
         if not size_bytes:
-            text = tr("Workers on this computer (layerdeck-cli rig serve) have no cached weights.")
+            text = tr("The workers of layerdeck-cli rig serve on this computer have no cached weights.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size_bytes:

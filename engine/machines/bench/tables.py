@@ -188,7 +188,9 @@ def side_lines(measured: Measured) -> Iterator[str]:
     """
     generation = measured.middle("generation")
     if measured.predicted_per_second and generation:
-        yield tr("predicted before: {predicted} tokens/s", predicted=number(measured.predicted_per_second))
+        yield tr(
+            "predicted before the measurement: {predicted} tokens/s", predicted=number(measured.predicted_per_second)
+        )
     for memory in measured.memory:
         parts = (
             [tr("forecast {size}", size=format_bytes(memory.forecast_bytes))]

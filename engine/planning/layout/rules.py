@@ -159,7 +159,7 @@ def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap
     # The RPC client does not ask for the kernel of ggml_dsv4_hc_comb, and ggml-vulkan dispatches a pipeline that it has
     # not made.
     if not device.buffers.mixes_streams and any(_mixes_streams(model, index) for index in layers):
-        return LentGap(tr("mixing of residual streams"), is_recurrent=False)
+        return LentGap(tr("mixing of residual streams (hyper-connections)"), is_recurrent=False)
     operation = recurrent_gap(model, device.remote.backend, layers)
     return None if operation is None else LentGap(operation, is_recurrent=True)
 

@@ -141,7 +141,11 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
                 "the shares must divide the {count} K heads without a remainder.",
                 count=n_heads,
             ),
-            tr("Choose shares that divide {count} K heads without a remainder, or split mode layer.", count=n_heads),
+            tr(
+                "Choose shares that give each device a whole number of the {count} K heads, or choose split mode "
+                "layer.",
+                count=n_heads,
+            ),
         )
 
 
@@ -167,7 +171,11 @@ def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterat
                     "of other layers, so the shares must divide the {count} K heads without a remainder.",
                     count=count,
                 ),
-                tr("Choose shares that divide {count} K heads without a remainder, or split mode layer.", count=count),
+                tr(
+                    "Choose shares that give each device a whole number of the {count} K heads, or choose split mode "
+                    "layer.",
+                    count=count,
+                ),
             )
             return
 

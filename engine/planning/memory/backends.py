@@ -279,12 +279,13 @@ def backend_traits(device: Device) -> BackendTraits:
 def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
     """Return the properties of an RPC worker whose device computes with `backend`.
 
-    The scheduler of the client treats it as RPC: any operation, no host buffer, no op offload and no reordering. The
-    client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
-    are padded as on its device.
+    The scheduler of the client treats the device as RPC: it supports every operation, and there is no host buffer, no
+    op offload and no reordering of nodes. The client asks the worker for the sizes of quantised tensors
+    (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows are padded as on the worker's device.
 
     `overhead_bytes`: bytes beyond llama.cpp's buffers that loads on the worker's device took in measurements; 0 without
-    measurements. The overhead of the worker's own process is not in it: the worker reports free memory without that.
+    measurements. The overhead of the worker's own process is not included: it is already missing from the free memory
+    that the worker reports.
     """
     behind = TRAITS.get(backend)
     if behind is None:

@@ -169,7 +169,7 @@ def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None
 
 
 def costs_of(plan: Plan) -> Costs:
-    """Return the costs of passing data between the devices of `plan`, which must break no rule."""
+    """Return the costs of passing data between the devices of `plan`, a plan without violations."""
     used = [(size, count) for _, size, count in hops(plan.edit.layout, Work(plan.model))]
     workers = {device.id for device in plan.rig.devices if device.is_rpc}
     return Costs(

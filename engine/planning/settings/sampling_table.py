@@ -90,7 +90,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "repetition",
         Choice(REPETITION_MODES, "W"),
         "Answer",
-        tr("Endless repetition"),
+        tr("On endless repetition"),
         tr(
             "what happens if an answer repeats the same text again and again. end: the answer ends; continue: the "
             "answer goes on"

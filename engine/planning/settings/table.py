@@ -466,7 +466,8 @@ def for_draft_model(context: ContextSettings) -> ContextSettings:
 def parse_context(item: JsonObject) -> ContextSettings:
     """Return the settings in a JSON object, with defaults for missing keys.
 
-    For an unknown key or an invalid value, `item` raises the error of its file, with the path of the key.
+    Raises:
+        EngineError: a key is unknown or a value is invalid; a subclass for the file of `item`, with the key's path.
     """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)

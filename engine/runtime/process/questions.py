@@ -220,7 +220,11 @@ class Questions:
         deadline_s: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Message:
-        """Return the child's next message. `deadline_s`: time of `time.monotonic`; None: no deadline.
+        """Return the child's next message.
+
+        `cancel`: the request's token; it wakes this call.
+        `deadline_s`: time of `time.monotonic`; None: no deadline.
+        `cancelled`: called several times a second; also tells whether the request was cancelled.
 
         Raises:
             queue.Empty: the deadline has passed.

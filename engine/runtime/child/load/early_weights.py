@@ -68,10 +68,10 @@ class _Worker:
 
 
 class Links:
-    """Measures the connections of this process to the RPC workers of a load; a context manager.
+    """Context manager that measures how fast this process sends to the RPC workers of a load.
 
-    The measurement ends when `sent` is called. A small buffer on each worker keeps ggml's connection open; otherwise
-    its byte counters would be reset.
+    The measurement ends when `sent` is called. A small buffer on each worker keeps ggml's connection open, because the
+    kernel's byte counters of a new connection begin at 0.
     """
 
     def __init__(self, engine: Bindings, devices: ResolvedDevices, refs: Sequence[DeviceRef]) -> None:

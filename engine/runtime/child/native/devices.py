@@ -104,7 +104,12 @@ class ResolvedDevices:
     remote: frozenset[str]
 
     def id_of_device(self, device: int | None) -> str:
-        """Return our id of a ggml device: "CPU" for CPU and accelerator devices, ggml's name for an unknown device."""
+        """Return our id of a ggml device.
+
+        It is "CPU" for a CPU or accelerator device and for None, and ggml's name for a GPU that is not in the request.
+
+        `device`: address of the `ggml_backend_device`; None: a null pointer.
+        """
         for device_id, address in self.by_id.items():
             if address == device:
                 return device_id

@@ -122,13 +122,13 @@ class StopFlag:
             self._update()
 
     def begin_computing(self, requests: Collection[int]) -> None:
-        """Make the flag apply to a batch of these requests, until `end_computing`."""
+        """Let the flag abort a batch of these requests, and not a load, until `end_computing`."""
         with self._lock:
             self._computing = requests
             self._update()
 
     def end_computing(self) -> None:
-        """Make the flag apply to loads again, after a batch was computed."""
+        """Let the flag abort loads again. Called after a batch was computed."""
         with self._lock:
             self._computing = None
             self._update()

@@ -119,8 +119,8 @@ def faults(model: ModelFile, rig: Rig, layout: Layout) -> list[tuple[str, str]]:
     ("name", "mixes", "expected"),
     [
         ("deepseek4-moe", True, []),
-        ("deepseek4-moe", False, ["mixing of residual streams"]),
-        ("glm5-next-moe", False, ["mixing of residual streams"]),
+        ("deepseek4-moe", False, ["mixing of residual streams (hyper-connections)"]),
+        ("glm5-next-moe", False, ["mixing of residual streams (hyper-connections)"]),
         # These have residual streams and no matrix between them.
         ("hy_v4-moe", False, []),
         ("qwen4exp-moe", False, []),

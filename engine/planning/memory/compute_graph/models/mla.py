@@ -262,9 +262,9 @@ class _Selection:
 
 
 def build_inp_kpool(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the token embeddings, repeated for each residual stream (`build_inp_kpool`).
+    """Make the inputs by which the indexer selects pools of cached tokens (`build_inp_kpool`).
 
-    Also makes the inputs by which the indexer selects pools of cached tokens.
+    Returns `current`, the token embeddings, repeated for each residual stream.
     """
     new, n_tokens, pool = ctx.graph.new_input, ctx.batch.n_tokens, ctx.hparams.indexer.kpool
     # At least one: a micro batch that completes no pool builds a dummy entry, so that the graph keeps its shape.

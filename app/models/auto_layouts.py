@@ -262,7 +262,10 @@ class AutoLayouts(QObject):
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:
-        """Return the options and pins for a search for `model`, without devices and layers that do not exist."""
+        """Return the options and pins for the search for a layout of `model`.
+
+        Options and pins of devices or layers that do not exist are left out.
+        """
         return _constraints(model, set(self._live.rig.ids), self.options, self._pins_of(str(model.paths[0])))
 
 

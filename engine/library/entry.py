@@ -139,7 +139,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def header_name(self) -> str:
-        """Model name in the header; empty if it equals the title, or if it is the label of a training run."""
+        """Model name in the GGUF header; empty if it equals the title, or is only the label of a training run."""
         if self.facts is None:
             return ""
         shown = display_name(self.proposed.copy.path, self.facts.name)

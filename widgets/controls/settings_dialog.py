@@ -119,7 +119,8 @@ class SettingsDialog(QDialog):
         """Show the files that are loaded with the model.
 
         `devices`: ids of the devices that the projector can be on.
-        `decisions`: the decisions of the next load, including those with the keys "projector", "adapters" and "draft".
+        `decisions`: values that the program chose for the next load; shown are those with the keys "projector",
+            "adapters" and "draft".
         """
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
 

@@ -164,7 +164,7 @@ class LanePlace:
 class LaneItem(QGraphicsItem):
     """Graphics item of one lane.
 
-    Its origin is the lane's top left corner; x coordinates are the same as in the scene.
+    Its origin is the lane's top left corner, at x = 0 of the scene, so x coordinates are the same as in the scene.
     """
 
     def __init__(self, fonts: Fonts) -> None:

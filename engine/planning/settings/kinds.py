@@ -70,7 +70,8 @@ class WholeNumber:
     def read(self, item: JsonObject, key: str) -> Value:
         """Return the value of `key` in a JSON object.
 
-        For an invalid value, `item` raises the error of its file, with the path of the key.
+        Raises:
+            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
         """
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
@@ -168,7 +169,8 @@ class Real:
     def read(self, item: JsonObject, key: str) -> float:
         """Return the value of `key` in a JSON object.
 
-        For an invalid value, `item` raises the error of its file, with the path of the key.
+        Raises:
+            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
@@ -249,7 +251,8 @@ class Choice(_Words):
     def read(self, item: JsonObject, key: str) -> str:
         """Return the value of `key` in a JSON object.
 
-        For an invalid value, `item` raises the error of its file, with the path of the key.
+        Raises:
+            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
         """
         return item.choice(key, self.words)
 
@@ -291,7 +294,8 @@ class Switch(_Words):
     def read(self, item: JsonObject, key: str) -> Value:
         """Return the value of `key` in a JSON object.
 
-        For an invalid value, `item` raises the error of its file, with the path of the key.
+        Raises:
+            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
         """
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 

@@ -347,7 +347,10 @@ def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
 
 
 def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
-    """Yield each run of neighbouring layers together with the weights that overrides move from it to another device."""
+    """Yield (run, weights) for each run and each device to which overrides move weights of the run's layers.
+
+    A run is a sequence of neighbouring layers on one device. Runs without moved weights are left out.
+    """
     for moved in work.moved(layout):
         for run in layout.runs:
             if run.device != moved.device and moved.count(run.first, run.last):

@@ -1,8 +1,8 @@
 """Runs this child as an RPC worker: ggml's RPC server in a thread, with a limit on its memory.
 
 ggml's server accepts every connection. A worker for paired machines must accept only those of the tunnel, which
-forwards them from TLS. So on Linux a socket filter (classic BPF) on the listening socket drops packets from all source
-ports except the tunnel's, and another user cannot bind a port that is in use.
+receives connections over TLS and forwards them. So on Linux a socket filter (classic BPF) on the listening socket drops
+packets from all source ports except the tunnel's. Another user cannot send from that port: the tunnel has it bound.
 """
 
 from __future__ import annotations

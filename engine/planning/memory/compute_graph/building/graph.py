@@ -137,7 +137,7 @@ class Family:
     """The builder functions of one model.
 
     `record`: graph record of the model's architecture.
-    `style`: the style of the record, with the settings that depend on the file.
+    `style`: the variant of llama's graph: the record's style, with the values that depend on the model file.
     `embed`: builder of the input embeddings; None for `build_inp_embd`.
     `layer`: builder of a layer, which calls `attention` or `recurrence`.
     `before`, `behind`: builders of the operations before the first and after the last layer; None for no operations.

@@ -102,9 +102,9 @@ def shape4(ne: Sequence[int]) -> Shape:
 class Graph:
     """A graph that is being built. Nodes are added only by `build_forward_expand`, as in ggml.
 
-    `fused`: (node, buffer type of its layer's device) of fused operations. llama.cpp keeps such an operation only if
-    all its nodes are on the device of their layer. It checks this on its first graph
-    (`llama_context::resolve_fused_ops`).
+    `fused`: (node, buffer type of its layer's device) for each node of a fused operation, such as flash attention.
+    llama.cpp uses a kind of fused operation only if all nodes of this kind are on the devices of their layers. It
+    checks this on its first graph (`llama_context::resolve_fused_ops`).
     """
 
     def __init__(self) -> None:

@@ -358,10 +358,10 @@ class PassCache:
     ) -> tuple[Growth, int]:
         """Allocate the tensors of consecutive sections.
 
-        Return the buffer sizes that these sections need, and the number of the buffers' state after the last section.
+        Return the buffer sizes that these sections need, and the id of the buffers' state after the last section.
 
-        `live_outs`: number of the `LiveOut` after each section.
-        `state`: number of the buffers' state before the first section.
+        `live_outs`: id of the `LiveOut` after each section.
+        `state`: id of the buffers' state before the first section.
         """
         found = self._filled_groups.get((split_sections, live_outs, state))
         if found is None:

@@ -248,7 +248,7 @@ def play(made: World, model: ModelFile, rig: Rig, seed: int) -> tuple[dict[str, 
     after_bytes = chance.randint(0, round(most * 1.1))
     record: dict[str, Any] = {"seed": seed, "phase": phase, "fault": fault, "after_bytes": after_bytes, "steps": []}
     undo: Callable[[], None] = lambda: None  # noqa: E731
-    with tempfile.TemporaryDirectory() as folder, SessionLog(stall_timeout_s=STALL_S, sequences=Path(folder)) as log:
+    with tempfile.TemporaryDirectory() as folder, SessionLog(stall_limit_s=STALL_S, sequences=Path(folder)) as log:
         path = Path(folder) / "kept"
 
         def begin(name: str, act: Callable[[], object]) -> AnyEvent | None:

@@ -220,14 +220,14 @@ def _add_used_argument(command: argparse.ArgumentParser) -> None:
 
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
-    from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
+    from engine.runtime.process.child import DEFAULT_STALL_LIMIT_S
     from engine.runtime.session.load_order import DEFAULT_RETRIES
 
     command.add_argument(
         "--stall-limit",
         type=_stall_limit,
         metavar="SECONDS",
-        help=f"end a load or an answer after this time without progress (default {DEFAULT_STALL_TIMEOUT_S:g})",
+        help=f"end a load or an answer after this time without progress (default {DEFAULT_STALL_LIMIT_S:g})",
     )
     command.add_argument(
         "--retry",

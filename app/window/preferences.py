@@ -19,7 +19,7 @@ from app.theme import THEME_NAMES, ZOOM_STEPS, Theme
 from app.window.actions import Actions
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
-from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
+from engine.runtime.process.child import DEFAULT_STALL_LIMIT_S
 from engine.runtime.protocol.heartbeat import MAX_STALL_LIMIT_S, MIN_STALL_LIMIT_S
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox, SpinBox
@@ -77,7 +77,7 @@ class PreferencesDialog(Dialog):
         # As the boxes of the load settings: without buttons the text would touch the frame.
         self.stall_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.stall_box.setToolTip(plain_tool_tip(tr("A load or an answer without progress for this long is stopped")))
-        self.stall_box.setValue(int(settings.stall_limit_s or DEFAULT_STALL_TIMEOUT_S))
+        self.stall_box.setValue(int(settings.stall_limit_s or DEFAULT_STALL_LIMIT_S))
         self.stall_box.valueChanged.connect(self._on_stall_limit)
         self.idle_models_box = ComboBox()
         self.idle_models_box.setAccessibleName(_IDLE_MODELS)

@@ -182,7 +182,7 @@ def _answers(
     child = Questions(
         argv=argv,
         name="library",
-        stall_timeout_s=SILENT_S,
+        stall_limit_s=SILENT_S,
         environment=_ENVIRONMENT,
         messages=AnyFound,
     )

@@ -253,7 +253,7 @@ def test_a_struck_engine_is_told_with_its_signal(tmp_path: Path, number: signal.
     model = read_model(path)
     order = order_of(model, Rig((), host_device()), single_device(2, CPU_ID), CONTEXT)
     stall_s = 5 * LIMIT_S if number is signal.SIGSTOP else DEADLINE_S
-    with SessionLog(stall_timeout_s=stall_s) as log:
+    with SessionLog(stall_limit_s=stall_s) as log:
         if moment == "load":
             with Striker("worker", number, 0.05) as striker:
                 log.session.load(order)

@@ -125,7 +125,7 @@ def ending_of(
                 with suppress(psutil.Error):
                     most_bytes[0] = max(most_bytes[0], child.memory_info().rss)
 
-    with turning(real, choose) as endpoint, SessionLog(stall_timeout_s=STALL_S) as log:
+    with turning(real, choose) as endpoint, SessionLog(stall_limit_s=STALL_S) as log:
         device = replace(rig.devices[0], endpoint=endpoint)
         layout = single_device(model.n_layers, device.id)
         log.session.load(order_of(model, Rig((device,), rig.host), layout, CONTEXT))

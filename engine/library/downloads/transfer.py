@@ -67,7 +67,7 @@ class Transfer:
             self._take,
             self._finish,
             argv=downloader_argv() if argv is None else argv,
-            stall_timeout_s=STALL_S,
+            stall_limit_s=STALL_S,
             name="download",
             environment=_ENVIRONMENT,
             messages=DownloadMessage,

@@ -64,7 +64,7 @@ class ServingChild:
             self._take,
             self._take_end,
             argv=argv,
-            stall_timeout_s=START_TIMEOUT_S,
+            stall_limit_s=START_TIMEOUT_S,
             name=name,
             environment=SERVE_ENVIRONMENT,
         )

@@ -88,7 +88,7 @@ class ModelChild:
         self._requests.start_reading()
         while True:
             # Tokenising a long text, a batch of a prompt, or one token of a model that is paged in from disk may take
-            # longer than the parent's stall timeout (60 s). A load has a heartbeat of its own.
+            # longer than the parent's stall limit (60 s). A load has a heartbeat of its own.
             loop = self._loop
             with nullcontext() if loop is None else WorkHeartbeat(loop.tell_reading, may_wait=loop.may_wait):
                 if not self._take(request) or not self._run_loop():

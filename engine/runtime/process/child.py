@@ -36,7 +36,7 @@ from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMess
 from engine.runtime.protocol.pipe import MAX_MESSAGE_BYTES
 from engine.runtime.protocol.requests import Quit, Request
 
-DEFAULT_STALL_TIMEOUT_S = 60.0
+DEFAULT_STALL_LIMIT_S = 60.0
 STDERR_TAIL_LINES = 40
 _MAX_STDERR_LINE_BYTES = 4096
 # Asked to end, a child has 1 s. Terminated, it has 0.5 s more before it is killed.
@@ -76,7 +76,7 @@ class ChildProcess:
     fills up, which is intended back-pressure.
     `on_end`: called once for each started child, in the supervisor thread, when the process has ended.
     `argv`: command; None for the model child.
-    `stall_timeout_s`: longest silence in seconds while the child is watched (`watch`).
+    `stall_limit_s`: longest silence in seconds while the child is watched (`watch`).
     `name`: role of the process, for process lists and the log.
     `environment`: variables to add to our own.
     `about`: work of the child, for the log.
@@ -92,7 +92,7 @@ class ChildProcess:
         on_end: Callable[[ProcessOutcome], None],
         *,
         argv: Sequence[str] | None = None,
-        stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+        stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
         name: str = "worker",
         environment: Mapping[str, str] | None = None,
         about: str = "",
@@ -108,7 +108,7 @@ class ChildProcess:
         self._on_message = on_message
         self._on_end = on_end
         self._argv = list(argv) if argv is not None else worker_argv(name)
-        self._stall_timeout_s = stall_timeout_s
+        self._stall_limit_s = stall_limit_s
         self._name = name
         self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -193,7 +193,7 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout on or off; after `start` it is on. The timeout counts from this call.
+        """Turn the stall limit on or off; after `start` it is on. The limit counts from this call.
 
         `active`: False while the child has no work.
         """
@@ -285,7 +285,7 @@ class ChildProcess:
             _log.exception("a message handler failed")
             return self._reject("its message could not be handled")
         finally:
-            # The stall timeout counts from here: while `on_message` ran, the child could not send anything.
+            # The stall limit counts from here: while `on_message` ran, the child could not send anything.
             with self._condition:
                 self._delivering = False
                 self._last_sign_s = time.monotonic()
@@ -384,9 +384,9 @@ class ChildProcess:
                     continue
                 begun_s = time.monotonic()
                 # Each message renews `_last_sign_s`, so a slow child lives as long as it reports.
-                left_s = self._last_sign_s + self._stall_timeout_s - begun_s
+                left_s = self._last_sign_s + self._stall_limit_s - begun_s
                 if left_s <= 0:
-                    return EndReason.STALLED, f"{self._stall_timeout_s:g} s"
+                    return EndReason.STALLED, f"{self._stall_limit_s:g} s"
                 self._condition.wait(left_s)
                 now_s = time.monotonic()
                 if now_s > begun_s + left_s + _OVERSLEPT_S:

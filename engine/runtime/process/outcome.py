@@ -72,7 +72,7 @@ class EndReason(StrEnum):
 
     ITSELF: it exited, aborted, or got a signal that we did not send.
     STOPPED: `ChildProcess.stop` was called.
-    STALLED: it was silent for the stall timeout.
+    STALLED: it was silent for the stall limit.
     BROKEN: it broke the protocol, went on after it had closed its output, or could not be killed.
     NOT_STARTED: the process or one of its threads in the parent could not be started.
     """

@@ -63,7 +63,7 @@ class Questions:
 
     `timeout_s`: time limit of each answer, in seconds.
     `start_timeout_s`: time limit of the child's first message (`Hello`), in seconds; None for `timeout_s`.
-    `stall_timeout_s`: longest silence; None for the longer of these two limits.
+    `stall_limit_s`: longest silence; None for the longer of these two limits.
     `argv`: command; None for the model child.
     `cancel`: token that cancels the running request; None if requests are not cancelled by a token.
     `name`: role of the process, for process lists and the log.
@@ -77,7 +77,7 @@ class Questions:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         start_timeout_s: float | None = None,
-        stall_timeout_s: float | None = None,
+        stall_limit_s: float | None = None,
         argv: Sequence[str] | None = None,
         cancel: CancelToken | None = None,
         name: str = "question",
@@ -94,7 +94,7 @@ class Questions:
             self._arrived.put,
             self._arrived.put,
             argv=argv,
-            stall_timeout_s=max(timeout_s, self._start_timeout_s) if stall_timeout_s is None else stall_timeout_s,
+            stall_limit_s=max(timeout_s, self._start_timeout_s) if stall_limit_s is None else stall_limit_s,
             name=name,
             environment=environment,
             messages=messages,
@@ -104,7 +104,7 @@ class Questions:
         self._is_cancelled = False
 
     def start_ahead(self) -> None:
-        """Start the child now for a later request. The stall timeout is off until the `with` block is entered."""
+        """Start the child now for a later request. The stall limit is off until the `with` block is entered."""
         self._ahead = True
         self._child.start()
         self._child.watch(False)
@@ -202,7 +202,7 @@ class Questions:
     def stream(
         self, request: Request, answer_type: type[_Answer], last: type[Message], cancel: CancelToken
     ) -> Iterator[_Answer]:
-        """Send `request` and yield its answers up to a message of type `last`. Only the stall timeout limits the time.
+        """Send `request` and yield its answers up to a message of type `last`. Only the stall limit limits the time.
 
         Raises:
             EngineError: the child reported a `Failure` or crashed, or the request was cancelled.

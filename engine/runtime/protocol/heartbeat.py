@@ -72,7 +72,7 @@ class WorkHeartbeat:
     """Calls `tell` in its own thread after each `tick_seconds` in which the counters show that the process worked.
 
     While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
-    called, and the parent's stall timeout expires. As a context manager it ends the thread when the block is left.
+    called, and the parent's stall limit expires. As a context manager it ends the thread when the block is left.
 
     `may_wait`: returns whether the process may be waiting for RPC workers now. Then `tell` is called even if the
     counters show no work.

@@ -210,7 +210,7 @@ def update_timer(transition: Transition) -> None:
 
     The timer runs while the child is to end (close, unload, or a load that waits) and all its requests are being
     stopped. Otherwise a stop has no time limit, because the end of the child would lose the model: a graph node of a
-    large model may take a minute, but loading the model again a quarter of an hour. The stall timeout finds a child
+    large model may take a minute, but loading the model again a quarter of an hour. The stall limit finds a child
     that hangs.
     """
     state = transition.state

@@ -33,7 +33,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import FitReport
 from engine.runtime.plan_requests import environment, load_request
 from engine.runtime.probing.probe import ProbeCache, Probes
-from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
+from engine.runtime.process.child import DEFAULT_STALL_LIMIT_S, ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
@@ -164,12 +164,12 @@ def _ask_s(timeout_s: float) -> float:
 class DriverOptions:
     """Options of a driver.
 
-    `stall_timeout_s`: longest silence of the child, in seconds.
+    `stall_limit_s`: longest silence of the child, in seconds.
     `stop_timeout_s`: longest time from a stop request to the end of a child that has to be killed, in seconds.
     `argv`: command of the child; None for that of the model child.
     """
 
-    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
+    stall_limit_s: float = DEFAULT_STALL_LIMIT_S
     stop_timeout_s: float = STOP_TIMEOUT_S
     argv: Sequence[str] | None = None
 
@@ -388,7 +388,7 @@ class Driver:
             partial(self._on_message, effect.child),
             partial(self._on_child_ended, effect.child),
             argv=self._options.argv,
-            stall_timeout_s=effect.stall_limit_s or self._options.stall_timeout_s,
+            stall_limit_s=effect.stall_limit_s or self._options.stall_limit_s,
             environment=environment(effect.plan) | ({TENSOR_API_VARIABLE: "1"} if effect.without_tensor_api else {}),
             about=effect.plan.mark,
             # A new cache for each child: a new one has no files yet.

@@ -22,11 +22,11 @@ from engine.runtime.session.load_order import LoadOrder
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Effect: start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
+    """Effect: start a child for `plan` and send it `request`. Its stall limit runs until a `Watch` turns it off.
 
     `child`: number of the child in later effects and inputs.
     `without_tensor_api`: whether the child must not use Metal's tensor API.
-    `stall_limit_s`: stall timeout in seconds; None for the driver's default.
+    `stall_limit_s`: stall limit in seconds; None for the driver's default.
     """
 
     child: int
@@ -46,7 +46,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Effect: the driver turns the stall timeout of a child on or off. It is off while the child has nothing to do."""
+    """Effect: the driver turns the stall limit of a child on or off. It is off while the child has nothing to do."""
 
     child: int
     active: bool

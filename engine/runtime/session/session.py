@@ -20,7 +20,7 @@ from pathlib import Path
 from engine.devices.device import Device
 from engine.devices.telemetry.sample import MemoryHolder
 from engine.runtime.probing.probe import ProbeCache
-from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
+from engine.runtime.process.child import DEFAULT_STALL_LIMIT_S
 from engine.runtime.protocol.requests import AnyModelRequest
 from engine.runtime.session import inputs
 from engine.runtime.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, WorkRunner, no_holders
@@ -87,14 +87,14 @@ class ModelSession:
         *,
         holders: Callable[[Device], tuple[MemoryHolder, ...]] = no_holders,
         cache: ProbeCache | None = None,
-        stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+        stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         proposal_limit_s: float = PROPOSAL_LIMIT_S,
         argv: Sequence[str] | None = None,
         sequences: Path | None = None,
     ) -> None:
         runner = WorkRunner(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv, sequences)
-        self._driver = Driver(receiver, runner, DriverOptions(stall_timeout_s, stop_timeout_s, argv))
+        self._driver = Driver(receiver, runner, DriverOptions(stall_limit_s, stop_timeout_s, argv))
 
     @property
     def snapshot(self) -> Snapshot:

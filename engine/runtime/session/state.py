@@ -368,7 +368,7 @@ class Transition:
         self.do(effects.Send(self.child.id, request))
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout of the child on or off; do nothing if there is no child or it is ending."""
+        """Turn the stall limit of the child on or off; do nothing if there is no child or it is ending."""
         if self.state.child is not None and not self.state.child.ending:
             self.do(effects.Watch(self.state.child.id, active))
 

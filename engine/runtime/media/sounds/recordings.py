@@ -85,7 +85,7 @@ MAX_LENGTH_MS = 15 * 60 * 1000
 LOOK_RATE = 16_000
 """Sample rate of nearly all projectors, in samples per second; used to find the length of a sound."""
 SECONDS = 30.0
-"""Time limit of the decoder in seconds, below the stall timeout of the model child (60 s), which waits for it."""
+"""Time limit of the decoder in seconds, below the stall limit of the model child (60 s), which waits for it."""
 SAMPLE_BYTES = 2
 SLACK_MS = 100
 """Tolerance of a sound's length in ms. Resampling rounds the length, so it differs a little from rate to rate."""

@@ -24,7 +24,7 @@ STALL_S = 3.0
 
 
 def test_time_that_we_take_is_no_silence_of_the_child() -> None:
-    """A receiver held up for longer than the stall timeout holds up the child's pipe: that is our doing."""
+    """A receiver held up for longer than the stall limit holds up the child's pipe: that is our doing."""
     ended: list[ProcessOutcome] = []
     held, go_on, heard = threading.Event(), threading.Event(), threading.Event()
 
@@ -36,7 +36,7 @@ def test_time_that_we_take_is_no_silence_of_the_child() -> None:
             child.watch(False)
             heard.set()
 
-    child = ChildProcess(receive, ended.append, argv=fake_worker_argv("normal"), stall_timeout_s=STALL_S)
+    child = ChildProcess(receive, ended.append, argv=fake_worker_argv("normal"), stall_limit_s=STALL_S)
     child.start()
     assert held.wait(DEADLINE_S)
     assert child.wait(1.3 * STALL_S) is None

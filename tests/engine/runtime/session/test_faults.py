@@ -82,7 +82,7 @@ def ending_of(order: LoadOrder, argv: Sequence[str] | None = None, **options: fl
 def test_a_disk_that_stops_while_weights_are_read_is_a_stall(path: Path, model: ModelFile, tmp_path: Path) -> None:
     after_bytes = model.size_bytes - model.tensors[-1].size_bytes // 2
     argv = with_slow_disk(build_slow_disk(tmp_path), path, after_bytes)
-    ending = ending_of(load_of(model), argv, stall_timeout_s=STALL_S)
+    ending = ending_of(load_of(model), argv, stall_limit_s=STALL_S)
     assert isinstance(ending, Failed), ending
     assert ending.kind == "stalled"
     assert "no progress for 2 s" in ending.message
@@ -91,7 +91,7 @@ def test_a_disk_that_stops_while_weights_are_read_is_a_stall(path: Path, model: 
 
 def test_a_disk_that_stops_in_the_header_is_a_stall(path: Path, model: ModelFile, tmp_path: Path) -> None:
     argv = with_slow_disk(build_slow_disk(tmp_path), path, 100)
-    ending = ending_of(load_of(model), argv, stall_timeout_s=STALL_S)
+    ending = ending_of(load_of(model), argv, stall_limit_s=STALL_S)
     assert isinstance(ending, Failed), ending
     assert ending.kind == "stalled"
 

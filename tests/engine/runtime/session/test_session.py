@@ -171,7 +171,7 @@ def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> Non
 
 @pytest.mark.parametrize("mode", ["silent", "deaf", "stubborn"])
 def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
-    with fake(mode, stall_timeout_s=0.4) as log:
+    with fake(mode, stall_limit_s=0.4) as log:
         log.session.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
@@ -188,9 +188,9 @@ def test_the_limit_of_an_order_goes_before_that_of_the_session() -> None:
         assert "The load had reached this stage" in ending.message
 
 
-def test_progress_renews_the_stall_timeout() -> None:
+def test_progress_renews_the_stall_limit() -> None:
     # A child may take a second to come up where the machine is busy.
-    with fake("slow", stall_timeout_s=2.0) as log:
+    with fake("slow", stall_limit_s=2.0) as log:
         log.session.load(make_order())
         log.wait_until(lambda: len(log.events) > 120)  # 2.4 s of ticks at least
         assert log.endings == []
@@ -405,8 +405,8 @@ def test_a_generation_that_does_not_stop_is_killed_by_an_unload(mode: str) -> No
         assert psutil.Process().children() == []
 
 
-def test_a_child_that_is_silent_after_a_stop_is_left_to_the_stall_timeout() -> None:
-    with fake("stubborn_generate", stop_timeout_s=0.1, stall_timeout_s=1.0) as log:
+def test_a_child_that_is_silent_after_a_stop_is_left_to_the_stall_limit() -> None:
+    with fake("stubborn_generate", stop_timeout_s=0.1, stall_limit_s=1.0) as log:
         log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
@@ -467,11 +467,11 @@ def test_a_model_lost_while_idle_is_told_once() -> None:
 
 def test_an_idle_model_does_not_stall() -> None:
     arrived = threading.Event()
-    with fake("normal", stall_timeout_s=2.0) as log:
+    with fake("normal", stall_limit_s=2.0) as log:
         log.on_device_memory = lambda readings: arrived.set()
         log.session.load(make_order())
         log.wait_for_endings(1)
-        until_s = time.monotonic() + 2.5  # longer than the stall timeout
+        until_s = time.monotonic() + 2.5  # longer than the stall limit
         while time.monotonic() < until_s:
             arrived.clear()
             log.session.query_device_memory()

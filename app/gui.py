@@ -165,10 +165,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _keep_mark(application: QApplication, window: WindowParts) -> None:
-    from app.paths import runs_path
+    from app.paths import run_marks_path
     from app.run_marks import RunMarks
 
-    marks = RunMarks(runs_path())
+    marks = RunMarks(run_marks_path())
     window.follow_run(marks)
     # Not earlier: a crash while the window closes leaves the mark.
     application.aboutToQuit.connect(marks.end)

@@ -138,7 +138,7 @@ def serve_settings_path() -> Path:
     return user_config_path(APPLICATION, appauthor=False) / "serve.json"
 
 
-def runs_path() -> Path:
+def run_marks_path() -> Path:
     """Return the folder of run marks: files that exist while a window runs, so that a crash is noticed later."""
     return user_data_path(APPLICATION, appauthor=False) / "running"
 

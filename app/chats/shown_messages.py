@@ -12,7 +12,7 @@ from engine.base.units import format_count
 from engine.chat.conversation import result_key
 from engine.chat.exports import copied_text
 from engine.chat.message import Message, Timings
-from engine.chat.tools import calls_of_path, missing_results, pretty_arguments
+from engine.chat.tools import answer_waiting_for_results, missing_results, pretty_arguments
 from engine.chat.tree import MessageTree
 from engine.runtime.session.drafts import draft_words
 from widgets.chat.shown import Role, ShownCall, ShownImage, ShownMessage
@@ -103,7 +103,7 @@ def _speaker(tree: MessageTree, message: Message) -> str:
         case "user":
             return tr("You")
         case "tool":
-            answer = calls_of_path(tree.path_to(message.parent))
+            answer = answer_waiting_for_results(tree.path_to(message.parent))
             calls = () if answer is None else answer.calls
             name = next((call.name for call in calls if call.id == message.call_id), "")
             same = [call.id for call in calls if call.name == name]
@@ -118,7 +118,7 @@ def _shown_calls(
     tree: MessageTree, message: Message, is_open: bool, results: Mapping[str, str]
 ) -> tuple[ShownCall, ...]:
     wanted: set[str] = set()
-    if message.calls and not is_open and calls_of_path(tree.path) is message:
+    if message.calls and not is_open and answer_waiting_for_results(tree.path) is message:
         wanted = {call.id for call in missing_results(tree.path)}
     return tuple(
         ShownCall(

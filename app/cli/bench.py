@@ -12,7 +12,7 @@ from app.cli import exit_codes
 from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.bench_options import ALL, check_bench_options, preset_of
 from app.cli.entry import on_interrupt
-from app.cli.inputs import asked_on, load_plan, this_machine
+from app.cli.inputs import load_plan, plan_request_on, this_machine
 from app.cli.output import error_of, print_document, print_line, report_error, say
 from app.paths import speeds_path
 from engine.base.cancellation import CancelToken
@@ -79,7 +79,7 @@ def _order(options: Namespace) -> BenchOrder:
     named: list[tuple[Path | None, LayoutFile | None]] = [*documents] or [(None, None)]
     for path, document in named:
         asked.layout = path
-        plan = load_plan(asked_on(asked, model, rig, document).plan)
+        plan = load_plan(plan_request_on(asked, model, rig, document).plan)
         taken = [each.name for each in found]
         found.append(Candidate(_name(path, options.auto if not automatic else None, taken), plan))
     return BenchOrder(tuple(found), preset_of(options), automatic)
@@ -90,7 +90,7 @@ def _numa_order(options: Namespace, lab: LabRig) -> BenchOrder:
         say(warning)
     asked = copy.copy(options)
     asked.layout = None
-    base = asked_on(asked, read_model(options.file), lab.rig, None).plan
+    base = plan_request_on(asked, read_model(options.file), lab.rig, None).plan
     found = (Candidate(each.name, load_plan(each.plan), each.reason) for each in numa_candidates(base))
     return BenchOrder(tuple(found), preset_of(options))
 

@@ -110,10 +110,10 @@ class Follower:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interrupt has come that `heed` has not marked as handled."""
+        """Whether an interrupt has come that `mark_interrupt_handled` has not marked as handled."""
         return self._interrupts > self._heeded
 
-    def heed(self) -> None:
+    def mark_interrupt_handled(self) -> None:
         """Mark the first unhandled interrupt as handled. Called at the end of an answer, which it may have stopped.
 
         If a second interrupt came before the end of the answer, it stays unhandled and ends the command.

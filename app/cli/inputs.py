@@ -148,7 +148,7 @@ def read_inputs(options: Namespace) -> Asked:
     model = read_model(options.file)
     rig = read_rig(options.rig) if options.rig is not None else None
     document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
-    return asked_on(
+    return plan_request_on(
         # A rig file has the fingerprints of paired computers; `reach` opens tunnels to them.
         options,
         model,
@@ -173,7 +173,7 @@ def check_layout_options(options: Namespace) -> None:
         raise ArgumentError("--device and --layout exclude each other: the layout names devices; remove one.")
 
 
-def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:
+def plan_request_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:
     """Return the plan that the options request for this model and rig.
 
     `document`: the layout file; None if there is none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.inputs import asked_on, read_inputs
+from app.cli.inputs import plan_request_on, read_inputs
 from app.cli.output import print_document, print_line
 from app.paths import speeds_path
 from engine.base.errors import ArgumentError, BusyError, UnreachableError
@@ -49,7 +49,7 @@ def run_plan(options: Namespace) -> int:
             print_line(here.text())
         return here.exit_code
     rig = with_cards(plan.rig, options.added)
-    imagined = asked_on(options, plan.model, rig, None)
+    imagined = plan_request_on(options, plan.model, rig, None)
     there = _Forecast(imagined.plan, imagined.explanation)
     if options.json:
         added = [device for device in rig.devices if plan.rig.device(device.id) is None]

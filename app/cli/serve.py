@@ -14,7 +14,7 @@ from app.cli import exit_codes
 from app.cli.auto_options import with_margins
 from app.cli.entry import on_interrupt
 from app.cli.hand_options import has_hand_layout
-from app.cli.inputs import asked_on, check_layout_options, learn_need, load_order, this_machine
+from app.cli.inputs import check_layout_options, learn_need, load_order, plan_request_on, this_machine
 from app.cli.library import checked_folder, scan_library
 from app.cli.output import say
 from app.cli.serve_log import ServeLog
@@ -209,4 +209,4 @@ class Catalogue:
                 options.draft, options.draft_tokens = "none" if options.draft == "none" else None, None
         if not is_named or options.mmproj is None:
             options.mmproj, options.lora = entry.projector, options.lora if is_named else []
-        return load_order(options, asked_on(options, model, rig, document).plan)
+        return load_order(options, plan_request_on(options, model, rig, document).plan)

@@ -411,7 +411,7 @@ class Talk:
             elif isinstance(event, RequestEnding):
                 self._ending = event
                 # The first interrupt until now was about this answer.
-                self._follower.heed()
+                self._follower.mark_interrupt_handled()
                 self._do(run, run.done(event) if isinstance(event, Done) else run.fail(loss_words(event)))
                 self._request = stream.number
 

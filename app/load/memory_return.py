@@ -55,7 +55,7 @@ class MemoryReturn(QObject):
         self._on_poll()
         if self.is_waiting:
             self._poll.start()
-            model.show_wait(self._text())
+            model.set_wait_text(self._text())
 
     def cancel(self) -> None:
         """Cancel the load that waits until unloaded models have freed their memory."""
@@ -94,7 +94,7 @@ class MemoryReturn(QObject):
         self._poll.stop()
         model, self._then, self.waiting = self.waiting, None, None
         if model is not None:
-            model.show_wait("")
+            model.set_wait_text("")
 
     def _text(self) -> str:
         devices = {device for each in self._leaving if each.recovery is not None for device in each.recovery.devices}

@@ -27,7 +27,7 @@ from engine.chat.thinking import Marks, begun_answer, marks_of
 from engine.chat.tools import (
     DefinitionError,
     ToolUse,
-    calls_of_path,
+    answer_waiting_for_results,
     missing_results,
     read_tools,
     result_message,
@@ -371,7 +371,7 @@ class Conversation(QObject):
 
         A missing result is the unsent text that a person has typed for it, or empty.
         """
-        answer = calls_of_path(self.tree.path)
+        answer = answer_waiting_for_results(self.tree.path)
         if answer is None or self.open_message is not None:
             return self.tree
         typed = self.chat.results
@@ -384,7 +384,7 @@ class Conversation(QObject):
 
         `calls`: ids of the tool calls; if none are given, all calls of the answer.
         """
-        answer = calls_of_path(self.tree.path)
+        answer = answer_waiting_for_results(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
         return set() if answer is None else {result_key(answer.id, call) for call in found}
 

@@ -387,7 +387,7 @@ class LayoutDocument(QObject):
             and self._rig is not None
             and drawn.rig.ids == self._rig.ids
             and not self.is_dragging
-            and _differ_in_cuts(drawn.edit, state.edit)
+            and _differ_in_layout_only(drawn.edit, state.edit)
         ):
             # The next arrow key moves a boundary of the drawn layout, so it must be the edited one.
             self._draw(self.plan, replace(drawn, edit=state.edit, answered_per_second=None))
@@ -410,7 +410,7 @@ class LayoutDocument(QObject):
         self.preview_changed.emit(preview)
 
 
-def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
+def _differ_in_layout_only(drawn: Edit, edit: Edit) -> bool:
     """Return whether the edits differ, but only in the layout, and both layouts have the same split mode.
 
     The new layout can then be drawn at once, with the numbers of the previous one.

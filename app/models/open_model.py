@@ -131,7 +131,7 @@ class OpenModel(QObject):
             return None
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
-    def show_wait(self, waits: str) -> None:
+    def set_wait_text(self, waits: str) -> None:
         """Show in the status why a load waits, for example for memory. `waits`: a sentence; empty if no load waits."""
         self._waits = waits
         self._refresh_status()

@@ -209,7 +209,7 @@ def _newer(path: Path) -> str:
     The text is also empty if the version cannot be read because the file is damaged.
     """
     try:
-        with _looking(path) as connection:
+        with _connection_for_checks(path) as connection:
             version = version_of(connection)
     except FAULTS as error:
         if not is_damage(error):
@@ -228,7 +228,7 @@ def _newer(path: Path) -> str:
 def _damage(path: Path) -> str:
     """Return a clause on the damage of an existing database, such as "is damaged"; empty if no damage is found."""
     try:
-        with _looking(path) as connection:
+        with _connection_for_checks(path) as connection:
             if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:
                 (found,) = connection.execute("PRAGMA quick_check (1)").fetchone()
             else:
@@ -246,7 +246,7 @@ def _damage(path: Path) -> str:
 
 
 @contextmanager
-def _looking(path: Path) -> Iterator[sqlite3.Connection]:
+def _connection_for_checks(path: Path) -> Iterator[sqlite3.Connection]:
     """Provide a connection with which a database is checked; it is closed afterwards.
 
     If the file is missing or empty, the connection is to an empty database in memory.

@@ -227,7 +227,7 @@ class ChatStore:
                 "INSERT INTO piece (message, content, reasoning, calls) VALUES (?, ?, ?, ?)",
                 [message, content, reasoning, schema.piece_value(calls)],
             ),
-            comes_again=True,
+            is_repeated_later=True,
         )
 
     def finish(self, conversation: str, message: Message) -> Future[None]:
@@ -261,7 +261,7 @@ class ChatStore:
             ChatError: the database cannot be read.
         """
         found: list[int] = []
-        self._writer.do(lambda connection: found.append(_data_version(connection)), comes_again=True).result()
+        self._writer.do(lambda connection: found.append(_data_version(connection)), is_repeated_later=True).result()
         before, self._version = self._version, found[-1]
         return self._version != before
 
@@ -318,7 +318,7 @@ class ChatStore:
             if merged.exception() is None and changes[-1] > 1:
                 self._merge_index(abs(n_pages))
 
-        self._writer.do(job, comes_again=True).add_done_callback(go_on)
+        self._writer.do(job, is_repeated_later=True).add_done_callback(go_on)
 
     # ------------------------------------------------------------------ parts
 

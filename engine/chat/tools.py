@@ -174,7 +174,7 @@ def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(sorted(path, key=lambda message: places[message.id]))
 
 
-def calls_of_path(path: Sequence[Message]) -> Message | None:
+def answer_waiting_for_results(path: Sequence[Message]) -> Message | None:
     """Return the last answer of a path if it has tool calls and only tool results follow it; else None."""
     last = next((message for message in reversed(path) if message.role != "tool"), None)
     return last if last is not None and last.calls else None
@@ -184,7 +184,7 @@ def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
     """Return the complete tool calls of the last answer in `path` that have no result yet; none while the answer is
     written.
     """
-    answer = calls_of_path(path)
+    answer = answer_waiting_for_results(path)
     if answer is None or answer.state == "writing":
         return ()
     given = {message.call_id for message in path[path.index(answer) + 1 :]}

@@ -49,12 +49,12 @@ class _QueuedJob(NamedTuple):
 
     `job`: the function to run; None: only wait for all earlier jobs.
     `done`: the future that was returned to the caller.
-    `comes_again`: whether a later job writes the same data again, so that this job may be dropped.
+    `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
     """
 
     job: Job | None
     done: Future[None]
-    comes_again: bool
+    is_repeated_later: bool
 
 
 class Writer:
@@ -84,17 +84,17 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="chats", daemon=True)
         self._thread.start()
 
-    def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
+    def do(self, job: Job, *, is_repeated_later: bool = False) -> Future[None]:
         """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
         its own.
 
-        `comes_again`: whether a later job writes the same data again, so that this job may be dropped.
+        `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
         """
-        return self._enqueue(job, comes_again=comes_again)
+        return self._enqueue(job, is_repeated_later=is_repeated_later)
 
     def settled(self) -> Future[None]:
         """Return a future that is done when each earlier job is on disk, waits in memory, or has failed."""
-        return self._enqueue(None, comes_again=True)
+        return self._enqueue(None, is_repeated_later=True)
 
     @property
     def is_behind(self) -> bool:
@@ -138,14 +138,14 @@ class Writer:
             self._queue.put(None)
         self._thread.join()
 
-    def _enqueue(self, job: Job | None, *, comes_again: bool) -> Future[None]:
+    def _enqueue(self, job: Job | None, *, is_repeated_later: bool) -> Future[None]:
         done: Future[None] = Future()
         if self._closed:
             done.set_exception(
                 ChatError(tr("The database of conversations has been closed, so nothing more is saved."))
             )
         else:
-            self._queue.put(_QueuedJob(job, done, comes_again))
+            self._queue.put(_QueuedJob(job, done, is_repeated_later))
         return done
 
     def _run(self) -> None:
@@ -219,7 +219,7 @@ class Writer:
         """
         behind = list(waiting)
         for queued in jobs:
-            if len(behind) < MAX_BEHIND or not queued.comes_again:
+            if len(behind) < MAX_BEHIND or not queued.is_repeated_later:
                 behind.append(queued)
         # Set before the futures end: their callbacks look at `is_behind`.
         self._reason, self._behind = error, behind

@@ -18,7 +18,7 @@ from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.model.gguf.model_file import ModelFile, identify
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
-from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.memory.tensors import OverrideMatches
 from engine.planning.plan.decisions.threads import binds_threads
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.requests import (
@@ -89,7 +89,7 @@ def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
     layout, model = plan.edit.layout, plan.model
     if layout.split_mode != "layer":
         return ()
-    homes = OverrideHomes(model).devices(plan.parameters.overrides)
+    homes = OverrideMatches(model).devices(plan.parameters.overrides)
     remote = {device.id: device.endpoint for device in plan.rig.devices if device.endpoint is not None}
     found: dict[str, list[WeightSpan]] = {}
     tensors = [(each, layout.device_of(index)) for index, block in enumerate(model.blocks) for each in block.tensors]

@@ -260,8 +260,8 @@ _IDLE_OPACITY = 0.55
 """Opacity of the sign "⋯" on rows that are neither current nor under the pointer."""
 _LINE_PX = 2
 """Gap between the title of a search match and its snippet, in pixels."""
-LEAD_SHARE = 3
-"""The match in a snippet begins within the first `1 / LEAD_SHARE` of the line, so that text after it can be read."""
+LEAD_DIVISOR = 3
+"""The match in a snippet begins within the first `1 / LEAD_DIVISOR` of the line, so that text after it can be read."""
 
 
 def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
@@ -286,7 +286,7 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
     """
     begin = hit.begin
     # Text after the match is elided at the right, as usual.
-    room = width // LEAD_SHARE
+    room = width // LEAD_DIVISOR
     first = 0
     while first < begin and metrics.horizontalAdvance(hit.snippet[first:begin]) > room:
         following = hit.snippet.find(" ", first + 1, begin)

@@ -36,7 +36,7 @@ from engine.library.downloads.part_file import (
     is_whole,
     prefix_end,
 )
-from engine.library.downloads.placing import lead_to, write_refs
+from engine.library.downloads.placing import make_link, write_refs
 from engine.library.hub.addresses import is_sha256
 from engine.library.hub.settings import HubError
 from engine.library.hub.web import Head, open_url
@@ -467,7 +467,7 @@ def carry_out(order: Download, send: Callable[[Message], None], stop: threading.
                 transfers.append(FileTransfer(file, order, tell, stop, later_bytes))
                 done = transfers[-1].run()
             if file.link is not None:
-                lead_to(Path(file.link), Path(file.target))
+                make_link(Path(file.link), Path(file.target))
                 done = replace(done, path=file.link)
             finished.append(done)
         write_refs(order.refs)

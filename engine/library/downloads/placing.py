@@ -63,7 +63,7 @@ def from_web(address: WebAddress, folder: Path) -> TransferFile:
     return TransferFile(url=address.url, target=str(_inside(folder, address.name)))
 
 
-def lead_to(link: Path, target: Path) -> None:
+def make_link(link: Path, target: Path) -> None:
     """Make `link` a relative symbolic link to `target`, or a hard link if the system refuses symbolic links.
 
     Raises:

@@ -343,7 +343,7 @@ def compare(base: Measured, other: Measured, measure: Measure, depth: int = 0) -
 
 
 def _verdict(ratio: Ratio) -> Literal["faster", "slower", "same", "open"]:
-    if not ratio.is_told:
+    if not ratio.has_interval:
         return "open"
     if not ratio.differs:
         return "same"

@@ -47,7 +47,7 @@ class Ratio:
     n_rounds: int
 
     @property
-    def is_told(self) -> bool:
+    def has_interval(self) -> bool:
         """Whether there are enough rounds for an interval, so that the layouts can be compared."""
         return self.low is not None and self.high is not None
 

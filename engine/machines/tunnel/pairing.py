@@ -101,7 +101,7 @@ class OpenCode:
         with self._lock:
             return max(0.0, self._until_s - self._clock()) if self._is_open() else 0.0
 
-    def is_guessed_out(self, code: str) -> bool:
+    def has_too_many_wrong_tries(self, code: str) -> bool:
         """Return whether `code` is the current code and is invalid, because it was guessed wrong too often."""
         with self._lock:
             return code == self._code and self._guesses_left <= 0
@@ -191,7 +191,7 @@ async def answer_pairing(
     # The lock in `take` decides between attempts at the same time: one code pairs one machine.
     if not code.take(shown, right=is_right):
         await stream.send_message(Verdict(b""))
-        if code.is_guessed_out(shown):
+        if code.has_too_many_wrong_tries(shown):
             raise PairingError(GUESSED_OUT)
         return None
     pairing = make_pairing("client", offer.name, offer.certificate, paired_s=int(time.time()))

@@ -33,7 +33,7 @@ from engine.planning.memory.hyper_parameters import (
 from engine.planning.memory.mtp import MtpMemory, hidden_bytes, mtp_fault
 from engine.planning.memory.placement import Placement, place
 from engine.planning.memory.tensor_split import MemberTables, member_rules
-from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.memory.tensors import OverrideMatches
 from engine.planning.memory.weights import WeightTables
 from engine.planning.memory.work_limit import TooMuchWorkError, limited
 from engine.planning.settings.context_settings import ContextSettings
@@ -87,7 +87,7 @@ class ModelMemory:
     def __init__(self, model: ModelFile, most_tables: int = MOST_TABLES) -> None:
         self.model = model
         self._most_tables = most_tables
-        homes = OverrideHomes(model)
+        homes = OverrideMatches(model)
         self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model), homes)
         self.probe_only: str | None = None
         self.unknown: tuple[Part, ...] = ()

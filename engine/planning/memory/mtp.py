@@ -23,7 +23,7 @@ from engine.planning.memory.cuda_pools import Answering
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks
 from engine.planning.memory.placement import Placement, place
-from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.memory.tensors import OverrideMatches
 from engine.planning.settings.context_settings import ContextSettings
 
 _OWN_TABLES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
@@ -122,7 +122,7 @@ class MtpMemory:
         self._model = replace(model, blocks=blocks, tensors=(*model.global_tensors, *tensors))
         self._hyper = heads_of(hyper, n_heads)
         self._architecture = msgspec.structs.replace(architecture, graph=architecture.mtp, recurrence=None)
-        self._graphs = GraphTables(self._model, self._hyper, self._architecture, OverrideHomes(model))
+        self._graphs = GraphTables(self._model, self._hyper, self._architecture, OverrideMatches(model))
         self._tables: dict[ContextSettings, ContextMemory] = {}
 
     def estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:

@@ -172,7 +172,7 @@ _MOST_PATTERNS = 4096
 """Number of override patterns whose matches are cached."""
 
 
-class OverrideHomes:
+class OverrideMatches:
     """Finds the tensors of one model that overrides match.
 
     Matches are cached by pattern, since layouts share most patterns.

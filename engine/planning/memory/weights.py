@@ -20,7 +20,7 @@ from engine.planning.memory.tensor_split import MemberTables
 from engine.planning.memory.tensors import (
     OUTPUT,
     TOKEN_EMBEDDING,
-    OverrideHomes,
+    OverrideMatches,
     classify,
     file_spans,
     is_repacked,
@@ -103,7 +103,7 @@ class WeightTables:
     """Weights of one model for any placement. Create one object for each model and reuse it, because it caches sums."""
 
     def __init__(
-        self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int, homes: OverrideHomes
+        self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int, homes: OverrideMatches
     ) -> None:
         self._model = model
         self._architecture = architecture

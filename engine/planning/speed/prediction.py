@@ -32,7 +32,6 @@ from engine.planning.speed.speeds import (
     attention_seconds,
     bandwidth,
     bandwidth_of_type,
-    described_seconds,
     efficiency,
     hop_seconds,
     layout_class,
@@ -42,10 +41,11 @@ from engine.planning.speed.speeds import (
     prompt_source,
     recurrent_rate,
     repacked,
+    sent_graph_seconds,
     source,
 )
 from engine.planning.speed.words import predicted_rate_text
-from engine.planning.speed.work import StateCost, Work, described_ops, hops, moves, shares
+from engine.planning.speed.work import StateCost, Work, hops, moves, sent_graph_nodes, shares
 
 USUAL_FILL = 2048
 """Number of tokens in the context for which a speed is predicted.
@@ -513,9 +513,9 @@ class _Batch:
                 away = link(cost.device, self._speeds)
                 cost.link_s += times * (hop_seconds(cost.device) + away.latency_s + size / away.bytes_per_second)
                 cost.link_bytes += times * size
-        for device_id, ops in described_ops(layout, work).items():
+        for device_id, ops in sent_graph_nodes(layout, work).items():
             if (cost := self._cost(device_id)) is not None:
-                cost.link_s += ops * described_seconds(cost.device, self._speeds)
+                cost.link_s += ops * sent_graph_seconds(cost.device, self._speeds)
                 cost.link_bytes += ops * DESCRIBED_BYTES
 
 

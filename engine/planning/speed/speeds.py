@@ -349,7 +349,7 @@ def hop_seconds(device: Device) -> float:
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 
 
-def described_seconds(device: Device, speeds: Speeds) -> float:
+def sent_graph_seconds(device: Device, speeds: Speeds) -> float:
     """Return the seconds for sending one node of a ggml graph to `device`; 0 for a device that is no RPC worker."""
     if not device.is_rpc:
         return 0.0

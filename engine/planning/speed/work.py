@@ -381,7 +381,7 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
         yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
 
 
-def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
+def sent_graph_nodes(layout: Layout, work: Work) -> Mapping[str, float]:
     """Return the number of graph nodes that are sent to each RPC worker for each token, by device id.
 
     A worker stores only the last graph that it received (`last_graph_uid` in ggml-rpc.cpp). A worker with a single part

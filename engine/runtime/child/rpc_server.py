@@ -75,7 +75,7 @@ SLACK_BYTES = 8 << 20
 
 Measured: 3.4 MiB with a model of 252 MiB.
 """
-RECEIVE_SHARE = 64
+RECEIVE_DIVISOR = 64
 """Divisor of the memory cap. The result is added to the cap, for the server's receive buffer.
 
 The buffer holds a whole tensor while the server copies it to the device. The largest tensors of a model may need more
@@ -85,7 +85,7 @@ LARGE_CAP_BYTES = 8 * GIB
 """Size in bytes above which a memory cap counts as large.
 
 For the receive buffer a large cap gets a quarter of the bytes above this size, at most `LARGEST_RECEIVE_BYTES`, unless
-the result of `RECEIVE_SHARE` is larger. Workers with large caps hold models of hundreds of GB, which have large
+the result of `RECEIVE_DIVISOR` is larger. Workers with large caps hold models of hundreds of GB, which have large
 tensors. The caps of lab rigs (RPC workers on this machine) are smaller, and little is added to them.
 """
 LARGEST_RECEIVE_BYTES = 4 * GIB
@@ -278,4 +278,4 @@ def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
     if stack_bytes == resource.RLIM_INFINITY:
         stack_bytes = DEFAULT_STACK_BYTES
     large_bytes = min(LARGEST_RECEIVE_BYTES, (cap_bytes - LARGE_CAP_BYTES) // 4)
-    return SLACK_BYTES + max(cap_bytes // RECEIVE_SHARE, large_bytes) + (n_threads - 1) * stack_bytes
+    return SLACK_BYTES + max(cap_bytes // RECEIVE_DIVISOR, large_bytes) + (n_threads - 1) * stack_bytes

@@ -18,7 +18,7 @@ from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.planning.fit.step_back import Tried
-from engine.planning.plan.plan import Plan, known_words
+from engine.planning.plan.plan import Plan, self_test_words
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.runtime.protocol.requests import DeviceMemoryQuery
@@ -261,7 +261,7 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
 
 
 def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Failed | Crashed:
-    return crash_event(outcome, known_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
+    return crash_event(outcome, self_test_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
 
 
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
@@ -305,7 +305,7 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
         loss.stage,
         loss.plan.used_endpoints,
         greetings,
-        known_words(loss.plan),
+        self_test_words(loss.plan),
         is_answering=bool(transition.state.requests),
         model=_file_name(transition, loss.plan),
     )

@@ -112,7 +112,7 @@ def test_a_second_interrupt_does_not_wait_for_an_engine_that_is_busy() -> None:
         assert stops == [Phase.STOPPING]
         assert isinstance(ending, Failed)
         assert "did not stop" in ending.message
-        follower.heed()
+        follower.mark_interrupt_handled()
         assert follower.interrupted
         with pytest.raises(Ended) as ended:
             follower.ask(Generate(prompt="x"))

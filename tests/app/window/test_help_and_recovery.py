@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.demo import Demo
-from app.paths import runs_path
+from app.paths import run_marks_path
 from app.rig.lab import Lab
 from app.run_marks import EndedRun, OpenedModel, RunMark, RunMarks
 from app.window.about_dialog import AboutDialog
@@ -118,7 +118,7 @@ def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: Q
         assert metadata.version(name) in facts.text
     assert "CUDA0 (CUDA)" in facts.text
     assert "Engine packs: none" in facts.text
-    assert str(runs_path().parent) in facts.text
+    assert str(run_marks_path().parent) in facts.text
     assert "Permission is hereby granted" in facts.licence or len(facts.licence) > 500
     for name in ("numpy", "msgspec", "pyqtgraph"):
         assert f"{name} {metadata.version(name)}: " in facts.notices
@@ -153,14 +153,14 @@ def leave_mark(folder: Path, *before: Path, restored: bool = False) -> Layout:
     text = encode_layout(LayoutFile(model_name="m", layout=layout, context=ContextSettings(n_ctx=512))).decode()
     models = (*(OpenedModel(str(path), "") for path in before), OpenedModel(str(folder / "m.gguf"), text))
     mark = RunMark(1, "1:1.00", models, restored)
-    runs_path().mkdir(parents=True)
-    (runs_path() / "1.json").write_bytes(msgspec.json.encode(mark))
+    run_marks_path().mkdir(parents=True)
+    (run_marks_path() / "1.json").write_bytes(msgspec.json.encode(mark))
     return layout
 
 
 def follow(window: WindowParts, qtbot: QtBot) -> tuple[RunMarks, Recovery]:
     """Begin a run as the program does, and wait until it has looked."""
-    marks = RunMarks(runs_path())
+    marks = RunMarks(run_marks_path())
     window.follow_run(marks)
     recovery = window.main.findChild(Recovery)
     assert recovery is not None
@@ -191,13 +191,13 @@ def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Pat
     box.close()
 
     def noted() -> None:
-        mark = msgspec.json.decode((runs_path() / f"{os.getpid()}.json").read_bytes(), type=RunMark)
+        mark = msgspec.json.decode((run_marks_path() / f"{os.getpid()}.json").read_bytes(), type=RunMark)
         assert mark.restored
         assert [each.path for each in mark.models] == [str(folder / "m.gguf")]
 
     qtbot.waitUntil(noted)
     marks.end()
-    assert list(runs_path().iterdir()) == []
+    assert list(run_marks_path().iterdir()) == []
 
 
 @pytest.mark.usefixtures("faults_stay")

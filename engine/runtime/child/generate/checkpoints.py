@@ -117,7 +117,7 @@ def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, s
     return min((each for each in positions if held < each < spaced), default=spaced)
 
 
-def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
+def checkpoint_to_drop(checkpoints: Sequence[Checkpoint]) -> int:
     """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other.
 
     The last checkpoint is never dropped.

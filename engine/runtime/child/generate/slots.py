@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.runtime.child.generate.checkpoints import MOST, Checkpoint, CheckpointTaker, least_missed, next_checkpoint
+from engine.runtime.child.generate.checkpoints import (
+    MOST,
+    Checkpoint,
+    CheckpointTaker,
+    checkpoint_to_drop,
+    next_checkpoint,
+)
 from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
@@ -275,11 +281,11 @@ class Slots:
         if size_bytes > self._taker.most_bytes:
             return False
         if len(slot.checkpoints) >= MOST:
-            del slot.checkpoints[least_missed(slot.checkpoints)]
+            del slot.checkpoints[checkpoint_to_drop(slot.checkpoints)]
         while self.checkpoint_bytes + size_bytes > self._taker.most_bytes:
             holders = [other for other in self.all if other.checkpoints]
             poorest = min(holders, key=lambda other: (other is slot, other.used))
-            del poorest.checkpoints[least_missed(poorest.checkpoints)]
+            del poorest.checkpoints[checkpoint_to_drop(poorest.checkpoints)]
         return True
 
     # ------------------------------------------------------------------ beginnings in common

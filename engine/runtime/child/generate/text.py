@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.runtime.child.load.loaded_context import LoadedContext
-from engine.runtime.child.native.failures import STEP_SECONDS, StepLimit, use_another
+from engine.runtime.child.native.failures import STEP_SECONDS, StepLimit, advice_for_file
 
 PIECE_BYTES = 256
 
@@ -47,7 +47,7 @@ def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
     return StepLimit(
         loaded.engine.send_abort_text,
         f"the tokenizer of {loaded.name}",
-        use_another("model"),
+        advice_for_file("model"),
         seconds=STEP_SECONDS + size * _SECONDS_EACH,
         size_bytes=_LEAST_BYTES + size * _BYTES_EACH,
     )

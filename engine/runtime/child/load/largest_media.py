@@ -24,7 +24,7 @@ from engine.runtime.child.native.failures import (
     STEP_SECONDS,
     NodeLimit,
     StepLimit,
-    use_another,
+    advice_for_file,
 )
 from engine.runtime.child.native.log import EngineLog, FailedAllocation
 from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
@@ -71,7 +71,7 @@ class NodeWatch:
         return StepLimit(
             self._say,
             f"the projector {self._name}",
-            use_another("projector"),
+            advice_for_file("projector"),
             seconds=STEP_SECONDS + size_bytes * _SECONDS_EACH,
             size_bytes=STEP_BYTES + size_bytes * _BYTES_EACH,
         )

@@ -120,7 +120,7 @@ class WarmUp:
         room = loaded.context_tokens * (1 if settings.kv_unified else loaded.n_sequences)
         largest = min(settings.n_ubatch, loaded.batch_tokens, room)
         if loaded.side_files is not None and loaded.side_files.adapters.handles:
-            loaded.log.on_failed = self._end_unmade
+            loaded.log.on_failed = self._exit_after_refusal
         if loaded.embeddable_tokens:
             self._reserve_embeddings(loaded.embeddable_tokens)
         if loaded.output_rows > loaded.n_sequences:
@@ -213,7 +213,7 @@ class WarmUp:
             failed = msgspec.structs.replace(failed, stage=self._reporter.stage)
         raise RequestError(failed)
 
-    def _end_unmade(self, failed: FailedAllocation) -> None:
+    def _exit_after_refusal(self, failed: FailedAllocation) -> None:
         """Report a refused compute buffer and exit the process, unless llama.cpp tries again with a smaller buffer.
 
         With LoRA adapters the first batch allocates the compute buffers anew. If that allocation fails, llama_decode

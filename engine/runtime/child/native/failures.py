@@ -146,7 +146,7 @@ _watch = _Watch()
 """The only watching thread of this process. One is enough, because only the main thread makes calls with a limit."""
 
 
-def use_another(kind: str) -> str:
+def advice_for_file(kind: str) -> str:
     """Return the advice to the user about a file that keeps a native call busy without end.
 
     `kind`: "model" or "projector".
@@ -212,7 +212,7 @@ class NodeLimit:
         if all(after - before > self.seconds for after, before in zip(now, self._begun, strict=True)):
             self._say(
                 f"The engine process ended itself because one operation of {self._name} took more than "
-                f"{self.seconds:.3g} s. {use_another(self._kind)}"
+                f"{self.seconds:.3g} s. {advice_for_file(self._kind)}"
             )
             os._exit(GAVE_UP_EXIT_CODE)
 

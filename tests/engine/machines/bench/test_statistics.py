@@ -77,7 +77,7 @@ def test_few_rounds_have_no_interval() -> None:
     assert ratio_of([]) is None
     found = ratio_of([(10.0, 20.0)] * (MIN_ROUNDS - 1))
     assert found is not None
-    assert (found.value, found.low, found.differs, found.is_told) == (2.0, None, False, False)
+    assert (found.value, found.low, found.differs, found.has_interval) == (2.0, None, False, False)
     assert median_interval([1.0, 2.0]) is None
 
 

@@ -20,7 +20,7 @@ from engine.planning.plan.plan_document import plan_document, plan_text
 from engine.planning.plan.preview import Answered, PreviewTables, make_preview, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored, usual_fill
-from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, described_seconds, efficiency, hop_seconds
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, efficiency, hop_seconds, sent_graph_seconds
 from engine.planning.speed.words import link_words
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only, write_tiny_moe
@@ -161,8 +161,8 @@ def test_a_worker_with_several_parts_is_told_its_graphs_for_every_token(memory: 
     turns = ([CPU_ID] * 4 + ["RPC0"] * 4) * 4
     ops = Work(memory.model).ops(0, 15)
     assert told_s(make_layout(32, half)) == pytest.approx(0, abs=1e-9)
-    assert told_s(make_layout(32, turns)) == pytest.approx(ops * described_seconds(WORKER, MEASURED), rel=0.01)
-    assert described_seconds(RIG.devices[0], MEASURED) == 0, "a card is told nothing"
+    assert told_s(make_layout(32, turns)) == pytest.approx(ops * sent_graph_seconds(WORKER, MEASURED), rel=0.01)
+    assert sent_graph_seconds(RIG.devices[0], MEASURED) == 0, "a card is told nothing"
 
 
 def test_types_have_their_own_speed(memory: ModelMemory) -> None:

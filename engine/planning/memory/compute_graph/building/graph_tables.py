@@ -48,7 +48,7 @@ from engine.planning.memory.compute_graph.ggml.sections import (
     pin_at,
 )
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.memory.tensors import OverrideMatches
 
 Sizes = Literal["none", "moved", "all"]
 """Weights that must have equal sizes in all layers that share a graph: none, those that overrides move, or all."""
@@ -73,7 +73,7 @@ class GraphTables:
     """
 
     def __init__(
-        self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideHomes
+        self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideMatches
     ) -> None:
         family = find_family(model, architecture)
         if family is None:

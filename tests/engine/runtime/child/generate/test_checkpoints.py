@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.child.generate.checkpoints import Checkpoint, least_missed, next_checkpoint
+from engine.runtime.child.generate.checkpoints import Checkpoint, checkpoint_to_drop, next_checkpoint
 from engine.runtime.protocol.messages import (
     Failure,
     Generated,
@@ -182,5 +182,5 @@ def test_places() -> None:
     assert next_checkpoint(90, (30, 90), 90, 100) == 190
     assert next_checkpoint(500, (), 0, 120) == 600
     kept = [Checkpoint(tokens, memoryview(b"")) for tokens in (300, 500, 520, 1000, 1500, 1510)]
-    assert least_missed(kept) == 1  # the last one is kept, however near it is
-    assert least_missed(kept[:1]) == 0
+    assert checkpoint_to_drop(kept) == 1  # the last one is kept, however near it is
+    assert checkpoint_to_drop(kept[:1]) == 0

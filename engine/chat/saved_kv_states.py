@@ -1,6 +1,6 @@
 """Saved KV states: the KV cache of a conversation in a file, so that its prompt need not be processed again.
 
-There is one file for each conversation and model. The child process writes and reads it (`SaveSequence`,
+There is one file for each conversation and `KvStateKey`. The child process writes and reads it (`SaveSequence`,
 `RestoreSequence`), and checks that model, cache types and tokens match; the layout may differ. If the folder exceeds
 its quota, the least recently used files are removed.
 """

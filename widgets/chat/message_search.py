@@ -1,5 +1,7 @@
 """Search in the messages of one conversation: in the text as it is drawn, not in its Markdown source.
 
+Thoughts and tool calls are not searched.
+
 Messages are searched from the first to the last in batches, in the thread that parses Markdown. Most messages are ruled
 out by their source alone; only the others are parsed.
 """

@@ -135,15 +135,16 @@ ROW_PADDING = 512
 
 It is used for:
 - weights (`row_padding_bytes` in `tensors.py`), their parts in split modes row (`row_slices`) and tensor
-  (`padded_bytes`), and copies of them for op offload (`WeightFacts.padding_bytes`);
+  (`padded_bytes`), and copies of them for op offload (`WeightFacts.padding_bytes` in
+  `compute_graph/building/layer.py`);
 - KV caches (`CacheTensor.size_bytes` in `kv_cache.py`);
 - results (`_cuda_bytes` in `compute_graph/devices.py`) and CUDA's pools (`_mmq_bytes` in `cuda_pools.py`).
 
 It is tested by `test_row_padding.py`, `test_kv_cache.py` and `test_row_split.py` in `tests/engine/planning/memory`, and
 compared with llama.cpp's own numbers by `test_weights.py` and `test_estimate_truth.py` there.
 `test_cuda_pools.py` checks bounds of the pools.
-`tests/engine/cuda/test_remote_cards.py` loads such rows on cards (`--backend cuda`). `tests/zoo/simdev.c`, which is in
-C, has a constant of its own.
+`tests/engine/cuda/test_remote_cards.py` loads such rows on cards (`--backend cuda`). `tests/zoo/simdev.c` and
+`tests/data/row_split/record.py` have constants of their own.
 """
 
 

@@ -107,6 +107,8 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
         desk.chat_controller,
         main.chat_view.conversations,
         current_pane=lambda: views.current.chat,
+        # All panes: another model may have become current while the conversation was read.
+        flush=views.flush,
         window=main,
     )
 

@@ -193,6 +193,11 @@ def _mend(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
+def data_version(connection: sqlite3.Connection) -> int:
+    """Return SQLite's `data_version`, which changes when another connection has written."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     # WAL and NORMAL: a commit needs no fsync, and survives a killed process, though perhaps not a power failure.

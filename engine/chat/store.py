@@ -25,7 +25,8 @@ from queue import Empty, SimpleQueue
 from engine.base.errors import ChatError
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
-from engine.chat import schema
+from engine.base.sqlite_file import FAULTS
+from engine.chat import database, schema
 from engine.chat.conversation import Conversation, Hit
 from engine.chat.copies import BackgroundCopies, DamageFound, DatabaseCopies
 from engine.chat.database import is_alive, open_database, open_read_only, our_name
@@ -79,7 +80,7 @@ class ChatStore:
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._closed = False
-        self._version = _data_version(connection)
+        self._version = database.data_version(connection)
         self._writer = Writer(connection, path)
         self._report = report
         self._copies = BackgroundCopies(DatabaseCopies(path), self._on_copy_failed) if makes_copies else None
@@ -253,16 +254,18 @@ class ChatStore:
         return self._writer.settled()
 
     def written_by_others(self) -> bool:
-        """Return whether another process wrote to the database since the last call. Blocks until queued jobs are done.
+        """Return whether another process wrote to the database since the last call. Blocks while jobs are written.
 
         It must not be called from two threads at a time.
 
         Raises:
             ChatError: the database cannot be read.
         """
-        found: list[int] = []
-        self._writer.do(lambda connection: found.append(_data_version(connection)), is_repeated_later=True).result()
-        before, self._version = self._version, found[-1]
+        try:
+            now = self._writer.data_version()
+        except FAULTS as error:
+            raise ChatError(tr("The conversations cannot be read.")) from error
+        before, self._version = self._version, now
         return self._version != before
 
     def delete(self, conversation: str) -> Future[None]:
@@ -295,7 +298,8 @@ class ChatStore:
             if any(erased):
                 self._merge_index(-_MERGED_PAGES)
 
-        purged = self._writer.do(job)
+        # If it fails, the next start purges.
+        purged = self._writer.do(job, is_upkeep=True)
         purged.add_done_callback(merge)
         return purged
 
@@ -318,7 +322,7 @@ class ChatStore:
             if merged.exception() is None and changes[-1] > 1:
                 self._merge_index(abs(n_pages))
 
-        self._writer.do(job, is_repeated_later=True).add_done_callback(go_on)
+        self._writer.do(job, is_upkeep=True).add_done_callback(go_on)
 
     # ------------------------------------------------------------------ parts
 
@@ -428,8 +432,3 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA query_only = ON")
     return connection
-
-
-def _data_version(connection: sqlite3.Connection) -> int:
-    """Return SQLite's `data_version`, which changes when another connection has written."""
-    return int(connection.execute("PRAGMA data_version").fetchone()[0])

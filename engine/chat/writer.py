@@ -50,11 +50,13 @@ class _QueuedJob(NamedTuple):
     `job`: the function to run; None: only wait for all earlier jobs.
     `done`: the future that was returned to the caller.
     `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
+    `is_upkeep`: whether the job stores nothing of the user, so that it is not kept in memory after an error.
     """
 
     job: Job | None
     done: Future[None]
     is_repeated_later: bool
+    is_upkeep: bool = False
 
 
 class Writer:
@@ -76,25 +78,38 @@ class Writer:
         self._behind: list[_QueuedJob] = []
         self._reason: Exception = ChatError("")
         self._next_try_s = 0.0
-        self._waits = True
-        """Whether the newest attempt to write waits up to `database.BUSY_SECONDS` while another program holds the lock.
-
-        If not, it waits up to `RETRY_WAIT_SECONDS`.
-        """
+        self._closing_s = 0.0
+        """Time of `time.monotonic` at which `close` was called."""
+        self._wait_s = database.BUSY_SECONDS
+        """Time limit in seconds of the newest attempt for getting SQLite's write lock."""
         self._thread = threading.Thread(target=self._run, name="chats", daemon=True)
         self._thread.start()
 
-    def do(self, job: Job, *, is_repeated_later: bool = False) -> Future[None]:
+    def do(self, job: Job, *, is_repeated_later: bool = False, is_upkeep: bool = False) -> Future[None]:
         """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
         its own.
 
         `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
+        `is_upkeep`: whether the job stores nothing of the user. It is not repeated after an error: while jobs wait,
+        reading needs the write lock.
         """
-        return self._enqueue(job, is_repeated_later=is_repeated_later)
+        done: Future[None] = Future()
+        return self._enqueue(_QueuedJob(job, done, is_repeated_later, is_upkeep))
 
     def settled(self) -> Future[None]:
         """Return a future that is done when each earlier job is on disk, waits in memory, or has failed."""
-        return self._enqueue(None, is_repeated_later=True)
+        return self._enqueue(_QueuedJob(None, Future(), is_repeated_later=True))
+
+    def data_version(self) -> int:
+        """Return SQLite's `data_version`, which changes when another connection has written.
+
+        Blocks while jobs are being written.
+
+        Raises:
+            sqlite3.Error: the database cannot be read, or is closed.
+        """
+        with self._lock:
+            return database.data_version(self._connection)
 
     @property
     def is_behind(self) -> bool:
@@ -114,7 +129,7 @@ class Writer:
             try:
                 # The jobs need the write lock. On a disk that cannot be written they are left out.
                 if self._behind:
-                    self._begin(waits=not is_lock(self._reason))
+                    self._begin(RETRY_WAIT_SECONDS if is_lock(self._reason) else database.BUSY_SECONDS)
                 else:
                     self._connection.execute("BEGIN")
             except FAULTS as error:
@@ -134,19 +149,18 @@ class Writer:
     def close(self) -> None:
         """Run the queued jobs, close the connection, and wait for the thread's end."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._closing_s = True, time.monotonic()
             self._queue.put(None)
         self._thread.join()
 
-    def _enqueue(self, job: Job | None, *, is_repeated_later: bool) -> Future[None]:
-        done: Future[None] = Future()
+    def _enqueue(self, queued: _QueuedJob) -> Future[None]:
         if self._closed:
-            done.set_exception(
+            queued.done.set_exception(
                 ChatError(tr("The database of conversations has been closed, so nothing more is saved."))
             )
         else:
-            self._queue.put(_QueuedJob(job, done, is_repeated_later))
-        return done
+            self._queue.put(queued)
+        return queued.done
 
     def _run(self) -> None:
         last_s = 0.0
@@ -178,9 +192,14 @@ class Writer:
         if self._behind and not is_last and time.monotonic() < self._next_try_s:
             self._put_off(self._behind, jobs, self._reason)
         else:
-            # No job ends while an attempt waits. So only the first attempt and the last one wait for a lock, and the
-            # last one only if the attempt before it did not wait.
-            self._waits = not (self._behind and is_lock(self._reason)) or (is_last and not self._waits)
+            # No job ends while an attempt waits. So only the first attempt and the last one wait for a lock. Who closes
+            # the window waits for one time limit: the last attempt has what is left of it.
+            if is_last:
+                left_s = self._closing_s + database.BUSY_SECONDS - time.monotonic()
+                self._wait_s = max(RETRY_WAIT_SECONDS, left_s)
+            else:
+                was_locked = bool(self._behind) and is_lock(self._reason)
+                self._wait_s = RETRY_WAIT_SECONDS if was_locked else database.BUSY_SECONDS
             self._write([*self._behind, *jobs])
         for queued in batch:
             if queued.job is None:
@@ -215,10 +234,12 @@ class Writer:
     def _put_off(self, waiting: list[_QueuedJob], jobs: list[_QueuedJob], error: Exception) -> None:
         """Keep `jobs` in memory for a later attempt, after those in `waiting`; end the futures of `jobs` with `error`.
 
-        If too many jobs wait (`MAX_BEHIND`), those are dropped whose data a later job writes again.
+        Upkeep is dropped, and if too many jobs wait (`MAX_BEHIND`), those whose data a later job writes again.
         """
         behind = list(waiting)
         for queued in jobs:
+            if queued.is_upkeep:
+                continue
             if len(behind) < MAX_BEHIND or not queued.is_repeated_later:
                 behind.append(queued)
         # Set before the futures end: their callbacks look at `is_behind`.
@@ -242,7 +263,7 @@ class Writer:
     def _transaction(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        self._begin(waits=self._waits)
+        self._begin(self._wait_s)
         try:
             for job in jobs:
                 job(self._connection)
@@ -252,13 +273,8 @@ class Writer:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _begin(self, *, waits: bool) -> None:
-        """Begin a transaction that may write.
-
-        `waits`: whether to wait up to `database.BUSY_SECONDS` for the end of another program's lock; if false, up to
-        `RETRY_WAIT_SECONDS`.
-        """
-        wait_s = database.BUSY_SECONDS if waits else RETRY_WAIT_SECONDS
+    def _begin(self, wait_s: float) -> None:
+        """Begin a transaction that may write, and wait up to `wait_s` seconds for the end of another program's lock."""
         self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
         # IMMEDIATE takes the write lock first: a later upgrade from a read lock could fail with SQLITE_BUSY.
         self._connection.execute("BEGIN IMMEDIATE")

@@ -34,6 +34,7 @@ class ConversationListPresenter(QObject):
         list_view: ConversationList,
         *,
         current_pane: Callable[[], ChatPane],
+        flush: Callable[[], None],
         window: QWidget,
     ) -> None:
         super().__init__(window)
@@ -48,7 +49,7 @@ class ConversationListPresenter(QObject):
         archive.changed.connect(self._on_changed)
         list_view.came_into_sight.connect(self._on_sight)
         controller.current_changed.connect(list_view.show_current)
-        controller.leaving.connect(self._on_leaving)
+        controller.leaving.connect(flush)
         controller.deleted.connect(list_view.offer_undo)
         controller.message_wanted.connect(self._on_message_wanted)
         list_view.new_requested.connect(controller.new)
@@ -84,9 +85,6 @@ class ConversationListPresenter(QObject):
 
     def _on_message_wanted(self, message: str) -> None:
         self._current_pane().message_list.show_message(message)
-
-    def _on_leaving(self) -> None:
-        self._current_pane().flush()
 
     def _on_opened(self, place: ChatPlace) -> None:
         self._controller.open(place.chat, place.message)

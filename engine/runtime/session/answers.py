@@ -95,9 +95,11 @@ def take_message(transition: Transition, message: AnyMessage) -> None:
         return
     match message:
         case Reading():
+            # While the prompt is tokenised the message is a sign of life alone: the prompt may still be refused.
+            if not message.prompt_tokens:
+                return
             # The child repeats this message as a sign of life, also in the middle of an answer.
-            # The number of tokens is 0 while the prompt is tokenised.
-            if run.state is RequestState.ASKED and message.prompt_tokens:
+            if run.state is RequestState.ASKED:
                 _put(transition, replace(run, state=RequestState.READING))
             transition.report(
                 events.Reading(

@@ -583,7 +583,7 @@ def test_what_the_command_line_began_is_listed_when_the_window_is_looked_at_agai
     qtbot.addWidget(window)
     list_view, pane = ConversationList(window), ChatPane(Typesetter(lambda work: work(), lambda work: work()), window)
     presenter = ConversationListPresenter(
-        archive, bench.desk.chat_controller, list_view, current_pane=lambda: pane, window=window
+        archive, bench.desk.chat_controller, list_view, current_pane=lambda: pane, flush=pane.flush, window=window
     )
     chat = bench.conversation.chat
     bench.conversation.change_chat(msgspec.structs.replace(chat, title="here"))

@@ -14,6 +14,7 @@ from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message
 from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree, add
+from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.chat.settings_panel import OTHER
 
@@ -89,3 +90,18 @@ def test_what_is_typed_is_kept_when_another_is_begun_and_when_the_window_closes(
     assert set(kept) == {"half a question", "and anoth"}
     assert kept["and anoth"].system == "Be brief."
     assert kept["and anoth"].template == "{{ messages }}"
+
+
+def test_what_is_typed_is_kept_if_another_model_came_to_the_front(
+    window: WindowParts, qtbot: QtBot, tmp_path: Path
+) -> None:
+    archive, pane = window.desk.archive, window.views.current.chat
+    with qtbot.waitSignal(archive.is_open_now):
+        archive.start()
+    for name in ("one", "two"):
+        with qtbot.waitSignal(window.desk.opener.model_changed):
+            window.desk.opener.open(write_tiny_llama(tmp_path / f"{name}.gguf"), beside=True)
+    pane.prompt_edit.setPlainText("half a question")
+    assert window.views.current.chat is not pane
+    window.desk.chat_controller.leaving.emit()
+    assert [chat.draft for chat in archive.chats] == ["half a question"]

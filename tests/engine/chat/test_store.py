@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -325,30 +327,72 @@ def test_only_the_first_and_the_last_attempt_wait_for_a_lock(tmp_path: Path, mon
             wait_until(lambda: len(waits) > 2)
             with pytest.raises(LockedError):
                 store.conversation("c")
-            store.close()
-        assert (waits[0], set(waits[1:-1]), waits[-1]) == (200, {100}, 200)
+            assert (waits[0], set(waits[1:])) == (200, {100})
+            monkeypatch.setattr(database, "BUSY_SECONDS", DEADLINE_S)
+            end = threading.Thread(target=store.close)
+            end.start()
+            wait_until(lambda: waits[-1] > 200)
+            other.execute("COMMIT")
+            end.join(DEADLINE_S)
+    with closing(ChatStore(store.path, makes_copies=False)) as again:
+        assert again.conversation("c") is not None
 
 
-def test_a_change_just_before_the_end_waits_for_a_lock_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("closes_during_attempt", "last_ms"), [(True, 100), (False, 200)])
+def test_who_closes_waits_for_a_lock_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes_during_attempt: bool, last_ms: int
+) -> None:
+    """A change whose first attempt had failed before the end was dropped after 0.1 s."""
+    now_s = [1000.0]
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     monkeypatch.setattr(writer, "RETRY_SECONDS", DEADLINE_S)
     with closing(ChatStore(tmp_path / "chats.sqlite", makes_copies=False)) as store:
-        waits = _waits(store)
+        end = threading.Thread(target=store._writer.close)
+
+        def close_and_wait() -> None:
+            if closes_during_attempt:
+                end.start()
+                wait_until(lambda: store._writer._closing_s > 0)
+                now_s[0] += 0.2
+
+        waits = _waits(store, close_and_wait)
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            store.save(Conversation(id="c"))
-            store.settled().result(DEADLINE_S)
-            store.close()
-        assert waits == [200, 100]
+            with pytest.raises(LockedError):
+                store.save(Conversation(id="c")).result(DEADLINE_S)
+            if not closes_during_attempt:
+                end.start()
+            end.join(DEADLINE_S)
+        assert waits == [200, last_ms]
 
 
-def _waits(store: ChatStore) -> list[int]:
-    """Return a list to which SQLite's time limit for locks is appended, in ms, before each attempt to write."""
+def test_upkeep_that_cannot_be_done_does_not_stop_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
+    with closing(ChatStore(tmp_path / "chats.sqlite", makes_copies=False)) as store:
+        begin(store, *talk())
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LockedError):
+                store.purge(0).result(DEADLINE_S)
+            assert not store.written_by_others()
+            assert not store.is_behind
+            assert len(store.tree("c").messages) == 2
+            other.execute("ROLLBACK")
+
+
+def _waits(store: ChatStore, then: Callable[[], None] = lambda: None) -> list[int]:
+    """Return a list to which SQLite's time limit for locks is appended, in ms, before each attempt to write.
+
+    `then`: called after the first one is appended.
+    """
     waits: list[int] = []
 
     def trace(statement: str) -> None:
         if statement.startswith("PRAGMA busy_timeout = "):
             waits.append(int(statement.removeprefix("PRAGMA busy_timeout = ")))
+            if len(waits) == 1:
+                then()
 
     store._writer._connection.set_trace_callback(trace)
     return waits

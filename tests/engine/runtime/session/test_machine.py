@@ -37,6 +37,7 @@ from engine.runtime.session.events import (
     OutOfMemory,
     Token,
 )
+from engine.runtime.session.events import Reading as ReadingEvent
 from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 from engine.runtime.session.machine import advance
 from engine.runtime.session.snapshot import Snapshot, snapshot_of
@@ -265,6 +266,17 @@ def test_requests_run_beside_each_other_and_end_one_by_one() -> None:
 TOKENISED = Reading(request=0, read_tokens=32, prompt_tokens=64)
 TOKENISING = Reading(request=0, read_tokens=0, prompt_tokens=0)
 BEGUN = Piece(request=0, text="the answer has begun")
+
+
+def test_a_prompt_that_is_being_tokenised_is_not_being_read() -> None:
+    """The API answered 200 for it, and then had to refuse the prompt."""
+    story = Story().loaded()
+    story.put(inputs.Ask(Generate(prompt="a")))
+    story.said(TOKENISING)
+    assert story.events == []
+    assert story.snapshot.requests[0].state is RequestState.ASKED
+    story.said(TOKENISED)
+    assert [type(each) for each in story.events] == [ReadingEvent]
 
 
 def test_a_stop_alone_never_costs_the_model() -> None:

@@ -26,7 +26,7 @@ from engine.machines.bench.runner import BenchProgress
 from engine.machines.bench.tables import csv_text, markdown_text, text_of
 from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import SpeedBook, change_speed_book, read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.layout.layout_file import LayoutFile, free_name, read_layout
 
@@ -121,7 +121,7 @@ def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
         return
     try:
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
-        write_speed_book(speeds_path(), read_speed_book(speeds_path()).with_changes(before, learnt))
+        change_speed_book(speeds_path(), lambda stored: stored.with_changes(before, learnt))
     except EngineError as error:
         say(f"layerdeck-cli: {error.summary()}")
 

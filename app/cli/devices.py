@@ -22,7 +22,7 @@ from engine.devices.rig_file import encode_rig
 from engine.machines.bench.thread_counts import with_threads
 from engine.machines.rigs.pack_installer import PackInstaller
 from engine.machines.rigs.speeds import measured_book, speed_lines
-from engine.planning.fit.speed_book import read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import change_speed_book, read_speed_book
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ()) -> Rig:
@@ -165,8 +165,12 @@ def run_devices(options: Namespace) -> int:
         book, problems = measured_book(rig, before)
         book, threads = with_threads(book, rig.host)
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
-        book = read_speed_book(speeds_path()).with_changes(before, book)
-        problem = error_of(lambda: write_speed_book(speeds_path(), book))
+        measured = book
+
+        def keep() -> None:
+            change_speed_book(speeds_path(), lambda stored: stored.with_changes(before, measured))
+
+        problem = error_of(keep)
         for line in (*speed_lines(rig, book), *problems, *threads):
             say(line)
     print_text(encode_rig(rig).decode())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -26,9 +25,9 @@ from engine.devices.rig_file import read_rig
 from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt, timed_answer
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.calibration import read_calibration, write_calibration
+from engine.planning.fit.calibration import change_calibration, read_calibration
 from engine.planning.fit.measured_batches import with_measured_batches
-from engine.planning.fit.speed_book import read_speed_book, write_speed_book
+from engine.planning.fit.speed_book import SpeedBook, change_speed_book, read_speed_book
 from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.fit.strategies.fastest import initial_layout
@@ -99,18 +98,15 @@ def learn_speed(plan: Plan, done: Done) -> None:
     `done`: last event of the answer, with the speed.
     """
     answer = timed_answer(done)
-    book = read_speed_book(speeds_path())
-    predicted = bare_speed(plan, book, answer)
-    if predicted is None:
-        return
+
+    def learn(book: SpeedBook) -> SpeedBook:
+        predicted = bare_speed(plan, book, answer)
+        return book if predicted is None else learnt(book, plan, predicted, answer)
+
     try:
-        write_speed_book(speeds_path(), learnt(book, plan, predicted, answer))
+        change_speed_book(speeds_path(), learn)
     except EngineError as error:
         _log.info("speeds: %s", error.summary())
-
-
-_learning = threading.Lock()
-"""Lock for updates of the file of memory overheads: `serve` has several sessions, each with its own thread."""
 
 
 def learn_need(need: ComputingNeed) -> None:
@@ -118,12 +114,10 @@ def learn_need(need: ComputingNeed) -> None:
 
     May be called in any thread.
     """
-    with _learning:
-        calibration = read_calibration(calibration_path())
-        try:
-            write_calibration(calibration_path(), calibration.with_need(need))
-        except EngineError as error:
-            _log.info("calibration: %s", error.summary())
+    try:
+        change_calibration(calibration_path(), lambda calibration: calibration.with_need(need))
+    except EngineError as error:
+        _log.info("calibration: %s", error.summary())
 
 
 # Seconds between two lines of progress.

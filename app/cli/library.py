@@ -49,15 +49,18 @@ def run_library(options: Namespace) -> int:
     return exit_codes.OK
 
 
-def scan_library(index: LibraryIndex, folders: Sequence[Path]) -> tuple[Census, dict[Path, Facts]]:
+def scan_library(
+    index: LibraryIndex, folders: Sequence[Path], *, retries: bool = True
+) -> tuple[Census, dict[Path, Facts]]:
     """Return the models of the library and of `folders`, and the data from the GGUF header of each file.
 
     `index`: the library's database, which stores the data of headers.
+    `retries`: whether headers that could not be read before are tried again.
     """
     added = dict.fromkeys((*index.folders(), *folders))
     stores = (*folder_stores(added), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
     census = scan(stores)
-    return census, _facts(index, census)
+    return census, _facts(index, census, retries=retries)
 
 
 def checked_folder(folder: Path) -> Path:
@@ -68,13 +71,13 @@ def checked_folder(folder: Path) -> Path:
         raise ArgumentError(error.summary()) from error
 
 
-def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
+def _facts(index: LibraryIndex, census: Census, *, retries: bool) -> dict[Path, Facts]:
     """Return the data from the GGUF headers of all files in `census`, the result of a scan.
 
     Headers whose data are not in `index` are read, and their data are saved in it.
     """
     facts = current_facts(census, index.facts())
-    read_missing(index, census, unread(census, facts), facts.__setitem__, CancelToken())
+    read_missing(index, census, unread(census, facts, retries=retries), facts.__setitem__, CancelToken())
     return facts
 
 

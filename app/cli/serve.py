@@ -173,7 +173,8 @@ class Catalogue:
 
     def _scan(self) -> tuple[ModelEntry, ...]:
         with closing(LibraryIndex(library_path())) as index:
-            census, facts = scan_library(index, self._folders)
+            # Once: a file that cannot be read must not cost a child process with each list of models.
+            census, facts = scan_library(index, self._folders, retries=self._scanned_s is None)
             models = list_models(census.files, facts, index.notes(), {})
             return entries_of_library(models, index)
 

@@ -161,15 +161,16 @@ class LibraryCatalogue:
         # Opened files come last: a file that is in another store as well belongs to that one.
         return (*folder_stores(index.folders()), *self.other_stores(), *opened_stores(index.opened()))
 
-    def read_headers(self, report: Callable[[int, int], None], token: CancelToken) -> None:
+    def read_headers(self, report: Callable[[int, int], None], token: CancelToken, *, retries: bool = True) -> None:
         """Read the GGUF headers that the index lacks.
 
         `report`: called with the number of headers read so far, and the number of headers to read in all.
+        `retries`: as for `unread`.
         """
         index = self.index
         with self._lock:
             census = self._census
-            wanted = unread(census, self._facts)
+            wanted = unread(census, self._facts, retries=retries)
         limit = ProgressLimit(len(census.files))
         n_read = 0
 

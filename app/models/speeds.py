@@ -30,7 +30,7 @@ from engine.machines.rigs.speeds import (
     speed_lines,
     timed_answer,
 )
-from engine.planning.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
+from engine.planning.fit.speed_book import SpeedBook, change_speed_book, read_speed_book, speed_key
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
@@ -217,7 +217,7 @@ class SpeedRepository(QObject):
         self._background.run(
             "Keeping speeds",
             # Read again: a command may have written to the file meanwhile.
-            lambda: write_speed_book(path, read_speed_book(path).with_changes(before, book)),
+            lambda: change_speed_book(path, lambda stored: stored.with_changes(before, book)),
             _nothing,
             _log_error,
             quiet=True,
@@ -229,5 +229,5 @@ def _log_error(error: EngineError) -> None:
     _log.info("speeds: %s", error.summary())
 
 
-def _nothing(_result: None) -> None:
+def _nothing(_result: object) -> None:
     """Callback without effect, called when the file is written."""

@@ -14,7 +14,7 @@ from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
 from engine.devices.device import CPU_ID, ComputingNeed, Rig
 from engine.devices.telemetry.sample import Sample
-from engine.planning.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
+from engine.planning.fit.calibration import NO_CALIBRATION, Calibration, change_calibration, read_calibration
 from engine.runtime.session.events import Loaded
 
 _log = logging.getLogger("layerdeck.calibration")
@@ -103,18 +103,13 @@ class Calibrator(QObject):
         self._use(change(self.calibration))
         path = self._path
 
-        def write() -> None:
-            # Read again: a command may have written to the file meanwhile.
-            stored = read_calibration(path)
-            if (changed := change(stored)) != stored:
-                write_calibration(path, changed)
-
         def fail(error: EngineError) -> None:
             _log.info("calibration: %s", error.summary())
 
         self._background.run(
             "Keeping the calibration",
-            write,
+            # Read again: a command may have written to the file meanwhile.
+            lambda: change_calibration(path, change),
             _nothing,
             fail,
             quiet=True,

@@ -21,6 +21,7 @@ from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
 from engine.base.errors import EngineError, RigError
+from engine.base.json_file import changing
 from engine.base.language import tr
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
@@ -28,6 +29,7 @@ from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.remote_machines import Machine, machine_of, with_offer
 from engine.machines.tunnel.calling import STRANGER, TunnelError
 from engine.machines.tunnel.offers import OfferedDevice
+from engine.machines.tunnel.pairings import PairingError
 
 WATCH_MS = 10_000
 """Milliseconds between two requests to a paired machine for the list of devices that it lends."""
@@ -168,9 +170,10 @@ class KnownMachines(QObject):
         unknown, doubted = tr("not paired"), tr("not paired, or not lent now")
 
         def words(device: Device) -> str:
-            if not isinstance(error, TunnelError):
+            if isinstance(error, PairingError):
                 return unknown
-            if error.status is not GreetingStatus.UNTRUSTED:
+            # A tunnel that does not open on this computer says nothing about the pairing.
+            if not isinstance(error, TunnelError) or error.status is not GreetingStatus.UNTRUSTED:
                 return tr("not reachable")
             # The other computer also closes the connection like this if its lending ends just then. If it does so at
             # the next request again, it is lending, and does not know this computer.
@@ -238,14 +241,14 @@ def _write(path: Path, before: Sequence[Device], rig: Rig) -> None:
     Raises:
         RigError: if the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        stored = _read(path)
-    except RigError:
-        stored = ()  # A damaged file begins anew.
-    known = {device.endpoint for device in (*before, *rig.devices)}
-    others = with_free_ids((device for device in stored if device.endpoint not in known), rig.ids)
-    write_rig(path, Rig((*rig.devices, *others), rig.host))
+    with changing(path, what="rig", fail=RigError):
+        try:
+            stored = _read(path)
+        except RigError:
+            stored = ()  # A damaged file begins anew.
+        known = {device.endpoint for device in (*before, *rig.devices)}
+        others = with_free_ids((device for device in stored if device.endpoint not in known), rig.ids)
+        write_rig(path, Rig((*rig.devices, *others), rig.host))
 
 
 def _stored_fields(devices: Sequence[Device]) -> list[object]:

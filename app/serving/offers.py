@@ -97,7 +97,8 @@ class Offers:
         catalogue = self._catalogue
         if not catalogue.contents().is_scanned or catalogue.is_stale():
             catalogue.scan()
-        catalogue.read_headers(lambda _done, _whole: None, self._token)
+        # A file that cannot be read must not cost a child process with each list of models.
+        catalogue.read_headers(lambda _done, _whole: None, self._token, retries=False)
         self._listed = entries_of_library(catalogue.contents().models, catalogue.index)
         try:
             self._preferences = read_preferences(serve_settings_path())

@@ -350,9 +350,13 @@ class ServedModels(QObject):
         if self._server is None:
             asked.deliver(ApiError(503, "The server is ending.", code="ending"))
             return
-        # The pool has given up an earlier load if it asks for another one.
+        # The pool has given up an earlier load if it asks for another one. If it is that of the same model, the load
+        # goes on for the new request.
+        begun = self._begun
         self._forget()
         self._wanted = asked
+        if begun is not None and begun is self._find(asked.entry):
+            self._begun = begun
         self._go_on()
 
     def _answer(self, reading: _Reading) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
 from engine.base.errors import EngineError
-from engine.base.files import read_at_most, write_whole
+from engine.base.files import locked, read_at_most, write_whole
 from engine.base.language import tr
 from engine.base.units import MAX_SIZE_BYTES, parse_size
 
@@ -323,6 +324,25 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
             source=path.name,
         ) from error
     write_file(path, msgspec.json.encode(document), what=what, fail=fail)
+
+
+@contextmanager
+def changing(path: Path, *, what: str, fail: Fail) -> Iterator[None]:
+    """Within a `with` block that reads and writes the file `path`, lock it against other processes and threads.
+
+    Missing folders are created. On Windows nothing is locked.
+
+    `what`, `fail`: as for `write_kept`; raised if the lock file cannot be opened.
+    """
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path))
+        except OSError as error:
+            reason = tr("the {kind} file cannot be written ({reason}); choose another place", kind=what,
+                        reason=error.strerror)  # fmt: skip
+            raise fail(reason, source=path.name) from error
+        yield
 
 
 def encode_document(document: dict[str, object]) -> bytes:

@@ -170,13 +170,10 @@ class LibraryIndex:
         """Return all notes. The keys are fingerprints of model files."""
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
-    def save_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
-        """Save `notes` for each of the fingerprints. Empty notes delete the saved ones."""
-        self.change_notes(fingerprints, lambda _notes: notes)
-
     def change_notes(self, fingerprints: Iterable[str], change: Callable[[Notes], Notes]) -> None:
         """Replace the notes of each of the fingerprints by what `change` makes of the saved ones.
 
+        Empty notes are deleted.
         Reading and saving are one transaction, so changes by other threads and processes are not lost.
         """
         with self._writing() as connection:

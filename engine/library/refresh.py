@@ -63,16 +63,17 @@ def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
     return found
 
 
-def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
+def unread(census: Census, facts: FactsOf, *, retries: bool = True) -> tuple[tuple[Path, ...], ...]:
     """Return the models and side files whose headers have to be read, each as the paths of its parts.
 
-    Headers that could not be read are tried again: permissions, the disk or this program may have changed meanwhile.
-    If reading a file crashed the child process, the file is tried again only in another version of this program.
-
     `facts`: header values by path of the first part.
+    `retries`: whether headers that could not be read are tried again: permissions, the disk or this program may have
+        changed meanwhile. If reading a file crashed the child process, the file is tried again only in another version
+        of this program.
     """
     copies = join_parts(file for file in census.files if not file.is_missing)
-    return tuple(copy.paths for copy in copies if not _is_read(facts.get(copy.path)))
+    wanted = (copy for copy in copies if not _is_read(facts.get(copy.path)))
+    return tuple(copy.paths for copy in wanted if retries or copy.path not in facts)
 
 
 def _is_read(facts: Facts | None) -> bool:

@@ -115,7 +115,7 @@ def _use_index(path: Path) -> None:
             index.hashes,
             lambda: index.fits("rig"),
             lambda: index.documents("mark"),
-            lambda: index.save_notes(("mark",), Notes(text="new")),
+            lambda: index.change_notes(("mark",), lambda _notes: Notes(text="new")),
         ]
         for call in calls:
             with suppress(LibraryError):
@@ -133,7 +133,7 @@ def _make_index(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
         index.save_folders([path.parent])
         index.save_facts({path: ((1, 2, 3), Facts(kind="model", n_layers=3))})
-        index.save_notes(("mark",), Notes(text="good"))
+        index.change_notes(("mark",), lambda _notes: Notes(text="good"))
 
 
 @pytest.mark.parametrize(("make", "use"), [(_make_chats, _use_chats), (_make_index, _use_index)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from engine.base.cancellation import CancelToken
@@ -11,7 +11,7 @@ from engine.devices.device import Device, Rig
 from engine.machines.doctor.report import Check, Figure
 from engine.machines.rigs.discovery import host_device, list_local_devices
 from engine.model.gguf.reader import read_model
-from engine.planning.fit.calibration import NO_CALIBRATION
+from engine.planning.fit.calibration import NO_CALIBRATION, Calibration
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
@@ -47,6 +47,8 @@ class LoadCheck:
         self._memory = ModelMemory(read_model(model))
         self._cancel = cancel
         self.calibration = NO_CALIBRATION
+        self.learn: Callable[[Calibration], Calibration] | None = None
+        """Adds what the last load showed to a calibration; None before the first load that showed something."""
 
     def on(self, device: Device) -> Iterable[Check]:
         """Load all layers of the model on `device`, and yield checks of its memory, an answer and the memory overhead.
@@ -114,7 +116,8 @@ class LoadCheck:
 
     def _overhead_check(self, device: Device, plan: Plan, rows: tuple[DeviceRow, ...], grown_bytes: int) -> Check:
         known = [row for row in rows if row.id == device.id]
-        self.calibration = self.calibration.with_load(self._rig, plan.forecast, known, {device.id: grown_bytes})
+        self.learn = lambda stored: stored.with_load(self._rig, plan.forecast, known, {device.id: grown_bytes})
+        self.calibration = self.learn(self.calibration)
         overhead_bytes = self.calibration.overhead_bytes(device)
         taken_bytes = sum(row.buffer_bytes for row in known)
         return Check(

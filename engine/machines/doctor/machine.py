@@ -43,8 +43,8 @@ from engine.machines.rigs.engine_checks import (
 )
 from engine.machines.rigs.self_test import keep_verdict, try_repeated
 from engine.machines.rigs.speeds import known_speeds, measured_book
-from engine.planning.fit.calibration import read_calibration, write_calibration
-from engine.planning.fit.speed_book import read_speed_book, write_speed_book
+from engine.planning.fit.calibration import change_calibration, read_calibration
+from engine.planning.fit.speed_book import change_speed_book, read_speed_book
 from engine.planning.speed.speeds import Link
 from engine.runtime.process.questions import raise_if_cancelled
 
@@ -250,18 +250,22 @@ class Machine:
             rig = read_check_results(self._files.checks).apply(self._rig, self._drivers)
             self._loads = LoadCheck(rig, self._files.demo, self._cancel)
         # Read again for each load: other loads may have been learnt from meanwhile.
-        self._loads.calibration = known = read_calibration(self._files.calibration)
+        self._loads.calibration, self._loads.learn = read_calibration(self._files.calibration), None
         yield from self._loads.on(device)
-        if self._loads.calibration != known:
-            write_calibration(self._files.calibration, self._loads.calibration)
+        if self._loads.learn is not None:
+            change_calibration(self._files.calibration, self._loads.learn)
 
     def _speeds(self) -> Iterator[Check]:
         before = read_speed_book(self._files.speeds)
         book, problems = measured_book(self._rig, before, self._held, self._cancel)
         raise_if_cancelled(self._cancel)
         # Read again: answers may have been learnt from during the measurement.
-        book = read_speed_book(self._files.speeds).with_changes(before, book)
-        unsaved = _unsaved("speed", None, lambda: write_speed_book(self._files.speeds, book))
+        measured = book
+        unsaved = _unsaved(
+            "speed",
+            None,
+            lambda: change_speed_book(self._files.speeds, lambda stored: stored.with_changes(before, measured)),
+        )
         speeds = known_speeds(self._rig, book)
         for device in self._devices:
             read, link = speeds.bandwidths.get(device.id), speeds.links.get(device.id)
@@ -272,7 +276,7 @@ class Machine:
         yield from unsaved
 
 
-def _unsaved(name: str, device_id: str | None, write: Callable[[], None]) -> list[Check]:
+def _unsaved(name: str, device_id: str | None, write: Callable[[], object]) -> list[Check]:
     """Call `write`, which saves results. Return a check with the error if it fails, else an empty list.
 
     Callers yield this check after the checks of the results, which are valid even if they could not be saved.

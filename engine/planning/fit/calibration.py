@@ -6,7 +6,7 @@ backend and its bus address or endpoint, because its id may change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_high
@@ -14,7 +14,7 @@ from statistics import median_high
 import msgspec
 
 from engine.base.errors import PlacedError
-from engine.base.json_file import read_kept, write_kept
+from engine.base.json_file import changing, read_kept, write_kept
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, ComputingNeed, Device, Rig, device_key
 from engine.planning.plan.plan import Plan
@@ -162,3 +162,18 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     """
     document = _Document(VERSION, dict(calibration.overheads), calibration.computing)
     write_kept(path, document, what="calibration", fail=PlacedError)
+
+
+def change_calibration(path: Path, change: Callable[[Calibration], Calibration]) -> None:
+    """Replace the calibration in `path` by what `change` makes of it.
+
+    The file is locked meanwhile: windows and commands change it at the same time.
+
+    Raises:
+        PlacedError: the file cannot be written.
+    """
+    with changing(path, what="calibration", fail=PlacedError):
+        before = read_calibration(path)
+        after = change(before)
+        if after != before:
+            write_calibration(path, after)

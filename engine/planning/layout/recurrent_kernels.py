@@ -93,7 +93,7 @@ def _scan_gap(model: ModelFile, family: str, tensors: dict[str, TensorInfo]) -> 
         return tr("SSM scan with a state size of {size} in recurrent layers", size=states)
     head = inner // heads if heads else None
     return (
-        tr("scan with heads of width {width} in recurrent layers", width=head)
+        tr("SSM scan with heads of width {width} in recurrent layers", width=head)
         if head is not None and head % _MAMBA2_HEAD
         else None
     )

@@ -103,7 +103,8 @@ def test_a_measured_speed_leads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     words = ("--folder", str(path.parent), "--fit", "--rig", str(rig))
     for layout, devices, is_same in (("CUDA0", "CUDA0", True), ("other", "CUDA0, CPU", False)):
         with closing(LibraryIndex(library_path())) as index:
-            index.save_notes((fingerprint(path),), Notes(measured=12.34, measured_on=devices, measured_layout=layout))
+            notes = Notes(measured=12.34, measured_on=devices, measured_layout=layout)
+            index.change_notes((fingerprint(path),), lambda _notes, notes=notes: notes)
         measured = document(capsys, *words)["models"][0]["quantisations"][0]["measured"]
         assert measured == {"tokens_per_second": 12.34, "devices": devices.split(", "), "same_layout": is_same}
         text = run_here(capsys, "library", *words).out

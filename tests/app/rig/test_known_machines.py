@@ -19,6 +19,7 @@ from app.rig.known_machines import KnownMachines
 from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from app.rig.peers import Found, Peers
+from engine.base.errors import EngineError
 from engine.base.units import MIB
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
@@ -158,6 +159,24 @@ def test_a_machine_is_remembered_greyed_and_back_by_itself(
         # What the user removes is not remembered.
         second.live.set_devices(second.live.devices.without("attic-CPU"))
         qtbot.waitUntil(lambda: read_rig(folder / "machines.json").devices == ())
+
+
+def test_a_tunnel_that_does_not_open_here_says_nothing_about_the_pairing(
+    qtbot: QtBot,
+    tmp_path: Path,
+    paired_window: PairedWindow,
+    worker: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with attic(tmp_path / "attic", worker) as served:
+        window = paired_window(served)
+
+        def reach(_rig: Rig) -> Rig:
+            raise EngineError("No tunnel can begin on this computer (Too many open files).")
+
+        monkeypatch.setattr(window.peers, "reach", reach)
+        window.machines.look()
+        qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not reachable"})
 
 
 def test_a_machine_that_was_set_up_anew_is_remembered_with_its_new_certificate(

@@ -10,6 +10,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pytestqt.qtbot import QtBot
 
+from app.serving.served_models import _Wanted
+from engine.api.wire.errors import ApiError
 from engine.runtime.session.status import Phase
 from tests.support.served_window import HELLO, Bench, served_window
 from tests.support.windows import WindowOpener
@@ -81,6 +83,26 @@ def test_a_load_that_has_begun_goes_on_without_its_client_and_the_next_ones_are_
         asked = [ask("ada"), ask("bob")]
         bench.wait(lambda: all(each.done() for each in asked))
     assert [each.result().model for each in asked] == ["ada", "bob"]
+
+
+def test_a_load_that_has_begun_is_that_of_the_next_request_for_its_model(bench: Bench) -> None:
+    """After a cancel in the window, the model was loaded again, since a client still waited."""
+    ada = bench.open(bench.file("ada"), bench.start_worker())
+    bench.start()
+    gone = bench.stream_of("ada")
+    bench.wait(lambda: ada.loading.is_busy)
+    parts = bench.desk.server._parts
+    assert parts is not None
+    served = parts.served
+    first = served._wanted
+    assert first is not None
+    errors: list[ApiError | None] = []
+    served._on_asked(_Wanted(first.entry, errors.append))
+    ada.loading.cancel()
+    gone.leave()
+    bench.wait(lambda: bool(errors))
+    assert [error and error.code for error in errors] == ["cancelled"]
+    assert served._wanted is None
 
 
 def test_a_load_that_waits_is_for_its_file_even_if_a_person_opens_another_in_its_place(bench: Bench) -> None:

@@ -47,8 +47,8 @@ def test_everything_is_there_again(path: Path, tmp_path: Path) -> None:
         index.save_folders([tmp_path, tmp_path / "b", tmp_path])
         index.save_facts(facts)
         index.save_hash(tmp_path / "a.gguf", (1, 2, 3), "ff")
-        index.save_notes(("mark", "other", ""), NOTES)
-        index.save_notes(("other",), NO_NOTES)
+        index.change_notes(("mark", "other", ""), lambda _notes: NOTES)
+        index.change_notes(("other",), lambda _notes: NO_NOTES)
         index.save_fits("rig", {"mark": FIT})
         index.save_document("mark", layout)
         index.save_document("mark", SavedDocument("layout", "gone", "{}"))
@@ -67,14 +67,14 @@ def test_everything_is_there_again(path: Path, tmp_path: Path) -> None:
 
 def test_two_programs_may_have_it_open(path: Path) -> None:
     with closing(LibraryIndex(path)) as window, closing(LibraryIndex(path)) as command:
-        window.save_notes(("a",), NOTES)
-        command.save_notes(("b",), NOTES)
+        window.change_notes(("a",), lambda _notes: NOTES)
+        command.change_notes(("b",), lambda _notes: NOTES)
         assert set(window.notes()) == {"a", "b"}
 
 
 def test_notes_are_read_and_changed_in_one_transaction(path: Path) -> None:
     with closing(LibraryIndex(path)) as window, closing(sqlite3.connect(path, timeout=0)) as command:
-        window.save_notes(("a",), NOTES)
+        window.change_notes(("a",), lambda _notes: NOTES)
         before: list[Notes] = []
 
         def change(notes: Notes) -> Notes:
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_kept_aside(path: Path) -> None:
 
 def test_a_newer_file_is_kept_aside(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.save_notes(("a",), NOTES)
+        index.change_notes(("a",), lambda _notes: NOTES)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with closing(LibraryIndex(path)) as index:
@@ -111,8 +111,8 @@ def test_a_newer_file_is_kept_aside(path: Path) -> None:
 
 def test_a_row_that_cannot_be_read_is_as_if_it_were_not_there(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.save_notes(("a",), NOTES)
-        index.save_notes(("b",), NOTES)
+        index.change_notes(("a",), lambda _notes: NOTES)
+        index.change_notes(("b",), lambda _notes: NOTES)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE notes SET notes = x'c1' WHERE fingerprint = 'a'")
         connection.execute("INSERT OR REPLACE INTO census VALUES (1, x'00')")
@@ -236,6 +236,21 @@ def test_headers_read_before_an_error_are_saved(path: Path, tmp_path: Path, monk
         assert index.facts()
 
 
+def test_a_file_that_cannot_be_read_is_tried_again_only_if_asked(path: Path, tmp_path: Path) -> None:
+    store = Store("folder", tmp_path / "models")
+    put(store.root / "pointer.gguf", b"version https://git-lfs.github.com/spec/v1")
+    sound = put(store.root / "sound.gguf", model_bytes())
+    with closing(LibraryIndex(path)) as index:
+        read_new(index, store)
+        later = put(store.root / "later.gguf", model_bytes("later"))
+        census, _ = rescan(index, [store])
+        facts = current_facts(census, index.facts())
+        assert unread(census, facts, retries=False) == ((later,),)
+        assert len(unread(census, facts)) == 2
+        assert unread(census, {}, retries=False)
+        assert (sound,) not in unread(census, facts)
+
+
 def read_new(index: LibraryIndex, store: Store) -> dict[Path, Facts]:
     """Scan, and return what is read because the index does not have it."""
     found: dict[Path, Facts] = {}
@@ -301,7 +316,7 @@ def test_what_was_opened_is_remembered_latest_first(path: Path) -> None:
 
 def test_an_index_of_the_first_version_learns_what_is_opened(path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
-        index.save_notes(["a"], Notes(text="kept"))
+        index.change_notes(["a"], lambda _notes: Notes(text="kept"))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DROP TABLE opened")
     with closing(LibraryIndex(path)) as index:

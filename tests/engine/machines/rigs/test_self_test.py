@@ -56,7 +56,7 @@ def test_other_logits_fail_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_device_without_room_is_an_error(tmp_path: Path) -> None:
     wide = write_tiny_llama(tmp_path / "wide.gguf", n_layers=4, n_embd=512, n_head=8, n_head_kv=8, n_ff=1536)
-    with LabRig([4 * MIB]) as lab, pytest.raises(EngineError, match="RPC0 has no room"):
+    with LabRig([4 * MIB]) as lab, pytest.raises(EngineError, match="RPC0 has too little free memory"):
         self_test.try_repeated(lab.rig, "RPC0", wide)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine.planning.fit.speed_book import (
     MAX_FILE_BYTES,
     KeptDevice,
     SpeedBook,
+    change_speed_book,
     read_speed_book,
     speed_key,
     write_speed_book,
@@ -34,6 +36,7 @@ from engine.planning.speed.prediction import DeviceTime, SpeedForecast
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only
+from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 
 FAST = KeptDevice(9e11, 1e-4, 1e9)
@@ -46,6 +49,23 @@ CONTEXT = ContextSettings(n_ctx=4096)
 def memory(tmp_path_factory: pytest.TempPathFactory) -> ModelMemory:
     path = tmp_path_factory.mktemp("models") / "eight.gguf"
     return ModelMemory(read_model(write_header_only(path, n_layers=32, n_embd=4096, n_head=32, n_ff=14336)))
+
+
+def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    """A window learns from answers while `devices --measure` saves its measurements."""
+    path, each = tmp_path / "speeds.json", 20
+
+    def learn(first: int) -> None:
+        for number in range(first, first + each):
+            kept = {f"device {number}": FAST}
+            change_speed_book(path, lambda book, kept=kept: replace(book, devices={**book.devices, **kept}))
+
+    threads = [threading.Thread(target=learn, args=(at * each,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert len(read_speed_book(path).devices) == 4 * each
 
 
 def test_devices_are_known_by_where_they_are(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from widgets.common.roles import plain_label, plain_tool_tip
 # Keep-alive times: seconds, the short text, and the text in the menu.
 KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
     # Seconds after the last answer; infinity needs no case of its own in comparisons.
-    (inf, tr("stays loaded"), tr("Until the model is unloaded")),
+    (inf, tr("stays"), tr("Until the model is unloaded")),
     (3600.0, "1 h", tr("1 hour after the last answer")),
     (1800.0, tr("30 min"), tr("30 minutes after the last answer")),
     (300.0, tr("5 min"), tr("5 minutes after the last answer")),
@@ -61,7 +61,7 @@ class LoadedEntry:
 
     @property
     def keep_word(self) -> str:
-        return next((word for seconds, word, _ in KEEP_ALIVES if seconds == self.keep_alive_s), tr("stays loaded"))
+        return next((word for seconds, word, _ in KEEP_ALIVES if seconds == self.keep_alive_s), tr("stays"))
 
 
 @dataclass(frozen=True, slots=True)

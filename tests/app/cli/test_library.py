@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,10 @@ def test_fits_count_the_projector_unless_only_text_is_wanted(
     assert document(capsys, *words, "--text-only")["models"][0]["quantisations"][0]["fit"]["projector"] is None
 
 
+def replace_notes(notes: Notes, _before: Notes) -> Notes:
+    return notes
+
+
 def test_a_measured_speed_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models").mkdir()
     path = tmp_path / "models/tiny.gguf"
@@ -103,8 +108,8 @@ def test_a_measured_speed_leads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     words = ("--folder", str(path.parent), "--fit", "--rig", str(rig))
     for layout, devices, is_same in (("CUDA0", "CUDA0", True), ("other", "CUDA0, CPU", False)):
         with closing(LibraryIndex(library_path())) as index:
-            notes = Notes(measured=12.34, measured_on=devices, measured_layout=layout)
-            index.change_notes((fingerprint(path),), lambda _notes, notes=notes: notes)
+            measured_notes = Notes(measured=12.34, measured_on=devices, measured_layout=layout)
+            index.change_notes((fingerprint(path),), partial(replace_notes, measured_notes))
         measured = document(capsys, *words)["models"][0]["quantisations"][0]["measured"]
         assert measured == {"tokens_per_second": 12.34, "devices": devices.split(", "), "same_layout": is_same}
         text = run_here(capsys, "library", *words).out

@@ -48,7 +48,7 @@ def test_a_row_says_what_it_holds_how_it_is_and_how_long_it_stays(loaded: Loaded
     first, second = loaded.rows()
     assert [row.isChecked() for row in (first, second)] == [True, False]
     assert first.accessibleName() == "ada, 230.0 MiB · RPC0, CPU, answering"
-    assert first.keep_button.text() == "stays loaded ▾"
+    assert first.keep_button.text() == "stays ▾"
     assert second.keep_button.text() == "5 min ▾"
     assert "RPC0: 230.0 MiB" in first.toolTip()
 

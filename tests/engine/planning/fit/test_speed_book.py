@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -55,10 +56,12 @@ def test_changes_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     """A window learns from answers while `devices --measure` saves its measurements."""
     path, each = tmp_path / "speeds.json", 20
 
+    def with_device(name: str, book: SpeedBook) -> SpeedBook:
+        return replace(book, devices={**book.devices, name: FAST})
+
     def learn(first: int) -> None:
         for number in range(first, first + each):
-            kept = {f"device {number}": FAST}
-            change_speed_book(path, lambda book, kept=kept: replace(book, devices={**book.devices, **kept}))
+            change_speed_book(path, partial(with_device, f"device {number}"))
 
     threads = [threading.Thread(target=learn, args=(at * each,)) for at in range(4)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The command palette of the window: a search in all menu commands, models and saved layouts."""
+"""The command palette of the window: a search in all menu commands, models, load settings and saved layouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from app.settings import Settings
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.library.notes import SavedDocument
+from engine.planning.settings.table import SETTINGS
 from widgets.common.command_palette import CommandPalette, PaletteEntry
+from widgets.controls.settings_dialog import FILE_ROWS
 
 _NATIVE = QKeySequence.SequenceFormat.NativeText
 
@@ -56,6 +58,7 @@ class PalettePresenter(QObject):
         palette.open()
         file = self._models.current.file
         if file is not None:
+            palette.add(self._setting_entries())
             path = file.paths[0].absolute()
 
             def add(documents: tuple[SavedDocument, ...]) -> None:
@@ -69,6 +72,12 @@ class PalettePresenter(QObject):
         return PaletteEntry(
             document.name, tr("Saved layouts"), partial(self._layouts.use, document.name, document.text)
         )
+
+    def _setting_entries(self) -> Iterator[PaletteEntry]:
+        """Yield an entry for each load setting, and for each kind of file that is loaded with the model."""
+        rows = {setting.key: setting.label for setting in SETTINGS} | dict(FILE_ROWS)
+        for key, label in rows.items():
+            yield PaletteEntry(label, tr("Load settings"), partial(self._main.settings_bar.setting_requested.emit, key))
 
     def _model_entries(self) -> Iterator[PaletteEntry]:
         """Yield an entry for each open model, then recent models, then models of the library; each file once."""

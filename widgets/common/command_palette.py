@@ -1,4 +1,4 @@
-"""The command palette: a search field over a list of commands, models and layouts; Enter runs the selected one."""
+"""The command palette: a search field over commands, models, load settings and layouts; Enter runs the selected one."""
 
 from __future__ import annotations
 

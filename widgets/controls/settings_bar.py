@@ -41,6 +41,8 @@ class SettingsBar(QFrame):
     unload_requested = Signal()
     model_menu_requested = Signal()
     all_settings_requested = Signal()
+    setting_requested = Signal(str)
+    """Asks for the dialog with all settings, at the row of a setting; carries its key (`SettingsDialog.show_row`)."""
     details_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:

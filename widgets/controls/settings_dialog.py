@@ -40,6 +40,10 @@ NO_REFUSALS: Mapping[str, Mapping[KvType, str]] = {}
 _TITLES: dict[Group, str] = {"Context": tr("Context"), "Batches": tr("Batches"), "Computing": tr("Computing")}
 
 
+FILE_ROWS: Mapping[str, str] = {"projector": tr("Projector"), "adapters": tr("LoRA adapters"), "draft": tr("Draft")}
+"""Labels of the rows for files that are loaded with the model, by the key of their decision."""
+
+
 class SettingsDialog(QDialog):
     """Dialog with a row for each setting of a load (each entry of `SETTINGS`), and the files that are loaded too.
 
@@ -78,7 +82,7 @@ class SettingsDialog(QDialog):
         column.addWidget(self.side_files)
         column.addWidget(self.loaded_label)
         column.addStretch(1)
-        area = QScrollArea()
+        self._area = area = QScrollArea()
         area.setAccessibleName(tr("All settings"))
         area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)
@@ -123,6 +127,16 @@ class SettingsDialog(QDialog):
             "adapters" and "draft".
         """
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
+
+    def show_row(self, key: str) -> None:
+        """Scroll to the row of a setting or file, and give its control the keyboard focus.
+
+        `key`: key of a setting, or one of `FILE_ROWS`.
+        """
+        found = self.controls[key].widgets if key in self.controls else (self.side_files.field(key),)
+        widget = next((each for each in found if each.focusPolicy() != Qt.FocusPolicy.NoFocus), found[0])
+        self._area.ensureWidgetVisible(widget)
+        widget.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def set_loaded(self, text: str) -> None:
         """Show a line with the settings of the loaded model; an empty text hides the line."""
@@ -183,9 +197,9 @@ class SideFileForm(QWidget):
         self.projector_line, self.adapters_line = (plain_label("", "dim", wrap=True) for _ in range(2))
         column = v_box(self, spacing=8)
         buttons = (self.device_box, self.remove_button, self.choose_button)
-        column.addLayout(_line(tr("Projector"), self.projector_label, *buttons))
+        column.addLayout(_line(FILE_ROWS["projector"], self.projector_label, *buttons))
         column.addWidget(self.projector_line)
-        column.addLayout(_line(tr("LoRA adapters"), self._none_label, self.add_button))
+        column.addLayout(_line(FILE_ROWS["adapters"], self._none_label, self.add_button))
         column.addLayout(self._adapters)
         column.addWidget(self.adapters_line)
         column.addWidget(self.draft)
@@ -227,6 +241,10 @@ class SideFileForm(QWidget):
         for row, adapter in zip(self.adapter_rows, names.adapters, strict=True):
             row.set_adapter(adapter)
         self._names = names
+
+    def field(self, key: str) -> QWidget:
+        """Return the control with which the file of a row is chosen. `key`: one of `FILE_ROWS`."""
+        return {"projector": self.choose_button, "adapters": self.add_button, "draft": self.draft.kind_box}[key]
 
     def _rebuild(self, count: int) -> None:
         for row in self.adapter_rows:

@@ -52,6 +52,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         self._window = window
         self._settings = settings
         bar.all_settings_requested.connect(self.show)
+        bar.setting_requested.connect(lambda key: self.open().show_row(key))
         bar.show_details(settings.shows_load_details)
         bar.details_toggled.connect(self._keep_details)
         document.preview_changed.connect(self._on_preview_changed)

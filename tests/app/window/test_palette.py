@@ -17,6 +17,7 @@ from engine.planning.layout.layout_file import LayoutFile, encode_layout
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.common.command_palette import CommandPalette
+from widgets.controls.settings_dialog import SettingsDialog
 from widgets.library.recent_models import RecentModel
 
 
@@ -56,6 +57,26 @@ def test_a_command_and_a_model_are_found_by_typing(window: WindowParts, qtbot: Q
     QTest.keyClicks(palette.search_edit, "a & b")
     with qtbot.waitSignal(window.desk.opener.model_changed):
         QTest.keyClick(palette.search_edit, Qt.Key.Key_Return)
+
+
+@pytest.mark.parametrize(("typed", "focused"), [("flash att", "flash_attn"), ("draft", "draft")])
+def test_a_load_setting_is_found_and_its_control_has_the_focus(
+    window: WindowParts, qtbot: QtBot, tmp_path: Path, typed: str, focused: str
+) -> None:
+    assert "Draft" not in palette_of(window).titles, "no model is open"
+    window.actions["command_palette"].trigger()
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(tmp_path / "a&b.gguf")
+    window.main.show()
+    palette = palette_of(window)
+    QTest.keyClicks(palette.search_edit, typed)
+    with qtbot.waitSignal(palette.destroyed):
+        QTest.keyClick(palette.search_edit, Qt.Key.Key_Return)
+    dialog = window.main.findChild(SettingsDialog)
+    assert dialog is not None
+    fields = dialog.side_files.field(focused) if focused == "draft" else dialog.controls[focused].widgets[0]
+    assert dialog.focusWidget() is fields
+    qtbot.waitUntil(lambda: not fields.visibleRegion().isEmpty())
 
 
 def test_a_saved_layout_of_the_model_is_used(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:

@@ -359,8 +359,8 @@ def check_finite(schema: Document, place: str) -> None:
                 shown = following[:200] if following != "#" else "itself"
                 raise DefinitionError(
                     tr(
-                        "{place} requires itself endlessly (through {shown}); make a property optional, or break the "
-                        "chain of references.",
+                        "{place} contains itself through required properties ({shown}), so no value is possible; make "
+                        "one of these properties optional, or remove a reference.",
                         place=place,
                         shown=shown,
                     ),

@@ -69,7 +69,7 @@ class Hiding:
 
     @property
     def sentence(self) -> str:
-        """A sentence on the devices that the variable can hide."""
+        """Sentence for the user: which devices this environment variable may be hiding."""
         backends = " ".join(self.variable.backends)
         if len(self.variable.backends) > 1:
             backends = tr("{names} and {last}", names=self.variable.backends[0], last=self.variable.backends[1])

@@ -1,4 +1,4 @@
-"""The JSON document of `layerdeck-cli library`, as defined in `docs/contract.md`, and the same list as text."""
+"""The list of models that `layerdeck-cli library` prints: as JSON (defined in `docs/contract.md`), and as text."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LimitsDialog(EntryDialog):
         super().__init__(tr("Limits of {id}", id=device.id), parent, once=True)
         self._device = device
         self.cap_edit = QLineEdit("" if device.cap_bytes is None else editable_size(device.cap_bytes))
-        self.cap_edit.setPlaceholderText(tr("no cap: up to {total}", total=format_bytes(device.total_bytes)))
+        self.cap_edit.setPlaceholderText(tr("no cap: all {total}", total=format_bytes(device.total_bytes)))
         self.margin_edit = QLineEdit(editable_size(device.margin_bytes))
         form = QFormLayout()
         form.addRow(tr("Maximum memory to use"), self.cap_edit)

@@ -1,4 +1,4 @@
-"""Two conversations side by side, each with its own model, in the arrangement that shows only the chat."""
+"""Two conversations side by side, each with its own model. Meanwhile the window shows nothing but the chats."""
 
 from __future__ import annotations
 

@@ -84,7 +84,10 @@ def propose(
 def propose_by_forecast(
     plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> tuple[Proposal, ...]:
-    """Return proposals for a plan that is forecast not to fit; the missing bytes are those of the forecast."""
+    """Return proposals of changes that make `plan` fit, which does not fit according to its forecast.
+
+    The forecast also says how many bytes are missing on each device.
+    """
     short = {row.id: row.shortfall_bytes for row in plan.forecast if row.is_short}
     return propose(plan, short, kinds, constraints)
 

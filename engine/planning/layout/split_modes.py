@@ -237,8 +237,8 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "An override moves {name} away from other weights of the same operation, which split mode tensor does "
-                "not allow.",
+                "An override moves {name} to another device than the weights with which it is computed, which split "
+                "mode tensor does not allow.",
                 name=name,
             ),
             tr("Override whole parts (ffn, experts), or choose split mode Layer."),

@@ -35,7 +35,7 @@ class LeftOpen:
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether `text`, which a user typed, stands for this state."""
+        """Return whether `text`, which a user typed, leaves the setting open."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 

@@ -34,7 +34,7 @@ def speed_words(speed: SpeedForecast) -> str:
             "(Devices > Measure Speeds, or layerdeck-cli devices --measure).",
             devices=unknown,
         )
-    learnt = tr(", corrected by earlier answers") if speed.is_learnt else ""
+    learnt = tr(", corrected by the speed of earlier answers") if speed.is_learnt else ""
     return tr(
         "Predicted: {rate} tokens/s with {fill_tokens} tokens in the context ({source}{learnt}).",
         rate=predicted_rate_text(speed.tokens_per_second),
@@ -48,7 +48,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
     """Return a sentence for the user on the predicted prompt speed; empty if the prediction is a guess."""
     if not prompt.is_known:
         return ""
-    learnt = tr(", corrected by earlier answers") if prompt.is_learnt else ""
+    learnt = tr(", corrected by the speed of earlier answers") if prompt.is_learnt else ""
     return tr(
         "Predicted for a prompt of {n_tokens} tokens: {rate} tokens/s ({source}{learnt}).",
         n_tokens=prompt.n_tokens,

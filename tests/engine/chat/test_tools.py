@@ -62,7 +62,7 @@ def tool(name: str, **parameters: object) -> str:
         ('{"a": 1}', "The tools are not a JSON list"),
         ('[{"type": "function"}]', r"tools\[0\] is not a function with a name of 1 to 128 characters"),
         (json.dumps([LOOK, LOOK]), "Two tools have the name look; rename one of them"),
-        (tool("f", **{"$ref": "#"}), "The schema of the tool f requires itself endlessly"),
+        (tool("f", **{"$ref": "#"}), "The schema of the tool f contains itself through required properties"),
         (tool("f", **{"$ref": "#/$defs/none"}), "which does not exist"),
         (" " * MAX_CHARACTERS + "[]", "at most 262144 are allowed"),
         (json.dumps([LOOK] * (MAX_TOOLS + 1)), "There are 257 tools"),

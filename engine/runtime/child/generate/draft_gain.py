@@ -64,8 +64,9 @@ class Rest:
             self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
 
     def count(self, tokens: int) -> bool:
-        """Subtract the number of newly generated tokens from what is left of the pause; return whether the pause ends
-        now.
+        """Count newly generated tokens, and return whether the pause of drafting ends with them.
+
+        The length of the pause is a number of generated tokens.
         """
         was_on, self._left = self.is_on, max(0, self._left - tokens)
         return was_on and not self.is_on

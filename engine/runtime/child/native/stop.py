@@ -155,7 +155,11 @@ class StopFlag:
 
     @staticmethod
     def native_callback(prototype: Any) -> Any:
-        """Return `sem_post` or `strlen` as an abort callback of the ctypes type `prototype` (`bool (*)(void *)`)."""
+        """Return a C function of libc that llama.cpp calls as abort callback with the flag's address, without Python.
+
+        It is `sem_post`, or `strlen` on systems without such semaphores (see the class): both return a value other than
+        0 once the flag is set. `prototype`: ctypes type of the callback, `bool (*)(void *)`.
+        """
         # 0 is: go on. strlen("\x01") is 1, and sem_post fails with -1: end the computation.
         library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         return ctypes.cast(library.sem_post if _counts() else library.strlen, prototype)

@@ -128,7 +128,7 @@ def _roped(ctx: GraphContext, source: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _TopK:
-    """Cells that the last layer with an indexer selected."""
+    """Cells of the KV cache that the most recent layer with an indexer selected; layers without one use them, too."""
 
     cells: Tensor
 

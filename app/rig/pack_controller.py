@@ -39,7 +39,7 @@ class Packs:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Names of the packs that child processes load."""
+        """Names of the engine packs whose backends child processes load."""
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 

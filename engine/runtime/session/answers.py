@@ -87,7 +87,7 @@ def kill(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Add to `transition` the event for a child's message about a request; messages about ended requests are ignored."""
+    """Add to `transition` the event for a child's message about a request. Ended requests have no more events."""
     number = message.request if isinstance(message, Answer | Failure | AllocationFailure) else None
     run = None if number is None else _find(transition.state, number)
     # A killed child ends all requests with one ending; what it sent before must not end one of them differently.

@@ -301,8 +301,10 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     editor = make_editor(replace(preview, speed=replace(preview.speed, prompt=prompt), answered_per_second=24.0))
     assert editor.speed_text == "24 tokens/s measured, prompt 250 tokens/s"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
-    told = "Predicted for a prompt of 2048 tokens: 250 tokens/s (from earlier answers, corrected by the speed of earlier answers)."
-    assert told in label.toolTip()
+    told = (
+        "Predicted for a prompt of 2048 tokens: 250 tokens/s (from earlier answers, corrected by the speed of earlier"
+    )
+    assert f"{told} answers)." in label.toolTip()
     guessed = replace(prompt, source="guess")
     editor.set_preview(replace(preview, speed=replace(preview.speed, prompt=guessed)))
     assert editor.speed_text == "about 25 tokens/s"

@@ -154,10 +154,10 @@ class MemberBuffers:
         return (*members, *(part for part in parts if part is not whole))
 
     def _agrees(self, whole: Part) -> bool:
-        """Return whether the counted bytes agree with `whole`, llama.cpp's figures for the Meta device.
+        """Return whether the bytes counted for each member (device of the split) agree with `whole`.
 
-        llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member (device of
-        the split) and the bytes of all members together.
+        `whole` has llama.cpp's figures for the Meta device. For each tensor they contain the largest slice only. So
+        they must lie between the bytes of the largest member and the bytes of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))

@@ -155,8 +155,8 @@ class Batch:
     `v_trans`: whether the V cache is transposed, as without flash attention.
     `offload_kqv`: whether KV caches and attention are on the devices of their layers, as in the settings.
     `unfused`: names of operations, besides flash attention, that are several nodes instead of one.
-    `n_positions`: number of used positions in the KV cache, rounded up to a multiple of 256, at least 256. It is not the
-    worst case: the cache is empty when llama.cpp reserves buffers, so it is 256 then.
+    `n_positions`: number of used positions in the KV cache, rounded up to a multiple of 256, at least 256. It is not
+    the worst case: the cache is empty when llama.cpp reserves buffers, so it is 256 then.
     """
 
     n_tokens: int

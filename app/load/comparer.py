@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.background import Background, Task
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedRepository
+from app.models.unloader import LOOK_MS, Unloader
 from app.notices import Notices
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
@@ -24,6 +25,7 @@ from engine.planning.layout.layout_file import read_layout
 from engine.planning.memory.side_files import NO_SIDE_FILES
 from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
+from engine.runtime.session.status import Phase
 
 _END_S = 12.0
 """Seconds that the closing window waits for the child of a comparison, which has 10 seconds to exit."""
@@ -51,12 +53,14 @@ class LayoutComparer(QObject):
         self,
         models: OpenModels,
         speeds: SpeedRepository,
+        unloader: Unloader,
         background: Background,
         notices: Notices,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._models = models
+        self._unloader = unloader
         self._speeds = speeds
         self._background = background
         self._notices = notices
@@ -74,6 +78,26 @@ class LayoutComparer(QObject):
                 "A loaded model takes memory and computing time. Unload the model first (Model > Unload), then compare."
             )
         return ""
+
+    @property
+    def can_park(self) -> bool:
+        """Whether models are loaded, and `park_all` may park them all: none of them loads, answers or is unloaded."""
+        held = [model for model in self._models.all if model.held is not None]
+        return bool(held) and all(model.loading.phase is Phase.READY for model in held)
+
+    def park_all(self, then: Callable[[], None]) -> None:
+        """Park all loaded models, and call `then` when their processes have ended."""
+        for model in self._models.all:
+            if model.held is not None:
+                self._unloader.park(model)
+        self._when_gone(then)
+
+    def _when_gone(self, then: Callable[[], None]) -> None:
+        # Polled: the children save KV states and end by themselves.
+        if any(model.loading.has_child for model in self._models.all):
+            QTimer.singleShot(LOOK_MS, self, lambda: self._when_gone(then))
+        else:
+            then()
 
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
         """Compare the speeds of the layouts in `edits`, for the model and rig of `plan`.

@@ -214,7 +214,7 @@ def make_desk(
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         library=library,
         examiner=examiner,
-        comparer=LayoutComparer(models, speeds, background, notices, parent),
+        comparer=LayoutComparer(models, speeds, unloader, background, notices, parent),
         finder=HubFinder(
             live=live,
             models=models,

@@ -34,7 +34,7 @@ from engine.machines.bench.tables import (
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label, set_role
+from widgets.common.roles import plain_label, plain_tool_tip, set_role
 from widgets.common.row_table import RowTable
 
 PRESET_WORDS = (
@@ -50,6 +50,7 @@ class CompareDialog(Dialog):
 
     compare_requested = Signal()
     cancel_requested = Signal()
+    unload_requested = Signal()
     add_requested = Signal()
     keep_requested = Signal()
     export_requested = Signal()
@@ -79,6 +80,9 @@ class CompareDialog(Dialog):
         self.progress_bar.setTextVisible(False)
         self.progress_bar.setAccessibleName(tr("Progress of the comparison"))
         self.status_label = plain_label("", wrap=True)
+        self.unload_button = QPushButton(tr("Unload and Compare"))
+        self.unload_button.setToolTip(plain_tool_tip(tr("The next question loads the model again.")))
+        self.unload_button.hide()
         self.measure_combo = ComboBox()
         self.measure_combo.setAccessibleDescription(tr("What the chart shows"))
         for measure, words in MEASURE_WORDS.items():
@@ -160,9 +164,17 @@ class CompareDialog(Dialog):
         self.cancel_button.setEnabled(False)
         self.say(tr("Cancelling…"))
 
-    def say(self, sentence: str, *, bad: bool = False) -> None:
-        """Show a sentence above the chart. `bad`: the sentence is an error."""
+    def say(self, sentence: str, *, bad: bool = False, can_unload: bool = False) -> None:
+        """Show a sentence above the chart.
+
+        `bad`: the sentence is an error.
+        `can_unload`: whether the button is shown that unloads the loaded models and then compares.
+        """
         self.status_label.setText(sentence)
+        had_focus = self.unload_button.hasFocus()
+        self.unload_button.setVisible(can_unload)
+        if had_focus and not can_unload:
+            self.start_button.setFocus()
         set_role(self.status_label, "error" if bad else "strong")
 
     def show_results(self, results: BenchResults | None) -> None:
@@ -216,6 +228,7 @@ class CompareDialog(Dialog):
         self.add_layout_button.clicked.connect(lambda _checked: self.add_requested.emit())
         self.start_button.clicked.connect(lambda _checked: self.compare_requested.emit())
         self.cancel_button.clicked.connect(lambda _checked: self.cancel_requested.emit())
+        self.unload_button.clicked.connect(lambda _checked: self.unload_requested.emit())
         self.layout_list.itemChanged.connect(lambda _item: self._refresh())
         self.automatic_box.toggled.connect(lambda _on: self._refresh())
         self.measure_combo.currentIndexChanged.connect(lambda _index: self._draw())
@@ -251,6 +264,9 @@ class CompareDialog(Dialog):
         starting.addStretch()
         starting.addWidget(QLabel(tr("Chart:")))
         starting.addWidget(self.measure_combo)
+        status = QHBoxLayout()
+        status.addWidget(self.status_label, 1)
+        status.addWidget(self.unload_button)
         shown = QSplitter(Qt.Orientation.Vertical)
         shown.setAccessibleName(tr("Chart, table and details"))
         shown.setChildrenCollapsible(False)
@@ -259,7 +275,7 @@ class CompareDialog(Dialog):
         shown.addWidget(self.notes)
         shown.setSizes([220, 140, 90])
         self.lay_out(
-            plain_label(INTRODUCTION, "dim", wrap=True), choice, starting, self.status_label, shown, self.machine_label,
+            plain_label(INTRODUCTION, "dim", wrap=True), choice, starting, status, shown, self.machine_label,
         )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.apply_palette(self._theme.palette)
         self._theme.palette_changed.connect(dialog.apply_palette)
         dialog.compare_requested.connect(self._start)
+        dialog.unload_requested.connect(self._unload)
         dialog.cancel_requested.connect(self._cancel)
         dialog.add_requested.connect(self._add_file)
         dialog.keep_requested.connect(self._keep_winner)
@@ -118,7 +119,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         if dialog is None or plan is None:
             return
         if obstacle := self._comparer.obstacle:
-            dialog.say(obstacle, bad=True)
+            dialog.say(obstacle, bad=True, can_unload=self._comparer.can_park)
             return
         edit = plan.edit
         named = [NamedEdit(CURRENT, edit)]
@@ -130,6 +131,16 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.show_running(True)
         dialog.show_progress(tr("Looking for layouts"), 0, 0)
         self._comparer.start(plan, chosen, dialog.preset, automatic=dialog.is_automatic)
+
+    def _unload(self) -> None:
+        """Park the loaded models, then start, unless the dialog was closed meanwhile."""
+        dialog = self.dialog
+        if dialog is not None and self._comparer.can_park:
+            dialog.say(tr("Waiting until the loaded models have been unloaded…"))
+            self._comparer.park_all(lambda: self._start() if dialog is self.dialog and dialog.isVisible() else None)
+        else:
+            # It has begun to answer meanwhile.
+            self._start()
 
     def _cancel(self) -> None:
         if self.dialog is not None:

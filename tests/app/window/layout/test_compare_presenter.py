@@ -18,6 +18,7 @@ from engine.machines.bench.results import Preset, read_results, write_results
 from engine.machines.bench.runner import BenchProgress
 from engine.planning.layout.layout_file import DraftEntry, LayoutFile, layout_document, write_layout
 from engine.planning.memory.drafts import Draft
+from engine.runtime.session.status import Phase
 from tests.support.bench import measured, results_of
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_MS
@@ -62,6 +63,53 @@ def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: Qt
     assert desk.document.edit is not None
     assert desk.document.edit == edit
     assert "current layout" in dialog.status_label.text()
+
+
+def test_a_loaded_model_is_unloaded_for_a_comparison_and_its_next_question_loads_it(
+    window: WindowParts, qtbot: QtBot
+) -> None:
+    desk = window.desk
+    model = desk.models.current
+    desk.loader.load()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY, timeout=DEADLINE_MS)
+    dialog = opened_dialog(window)
+    assert dialog.unload_button.isHidden()
+    dialog.start_button.click()
+    assert "Unload the model first" in dialog.status_label.text()
+    assert not dialog.unload_button.isHidden()
+    with qtbot.waitSignal(desk.comparer.finished, timeout=DEADLINE_MS):
+        dialog.unload_button.click()
+        assert dialog.unload_button.isHidden()
+    assert dialog.results is not None
+    assert dialog.results.winner == compare_presenter.CURRENT
+    assert model.is_parked
+
+
+def test_a_dialog_that_is_closed_while_the_model_is_unloaded_compares_nothing(
+    window: WindowParts, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = window.desk
+    ended: list[bool] = []
+    park_all = desk.comparer.park_all
+
+    def park_and_note(then: Callable[[], None]) -> None:
+        def then_and_note() -> None:
+            then()
+            ended.append(True)
+
+        park_all(then_and_note)
+
+    monkeypatch.setattr(desk.comparer, "park_all", park_and_note)
+    model = desk.models.current
+    desk.loader.load()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY, timeout=DEADLINE_MS)
+    dialog = opened_dialog(window)
+    dialog.start_button.click()
+    dialog.unload_button.click()
+    dialog.close()
+    qtbot.waitUntil(lambda: bool(ended), timeout=DEADLINE_MS)
+    assert not model.loading.has_child
+    assert not desk.comparer.is_running
 
 
 def test_the_winner_of_imported_results_is_one_undo_step(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def _layer_texts(content: LaneContent) -> tuple[str, ...]:
     if not content.device.present:
         return (tr("empty"),)
     if content.has_embedding:
-        return tr("token embedding only; drop layers here"), tr("token embedding only")
+        return tr("token embedding only; drop layers here"), tr("token embedding only"), tr("token embedding")
     return tr("empty; drop layers here"), tr("empty; drop here"), tr("empty")
 
 

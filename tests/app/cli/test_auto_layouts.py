@@ -254,7 +254,10 @@ def test_speeds_that_cannot_be_kept_are_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(devices, "speeds_path", lambda: tmp_path)
-    monkeypatch.setattr(devices, "measured_book", lambda _rig, book: (book, ("A card fell silent.",)))
+    measured = KeptDevice(1e11, 1e-4, 1e9)
+    monkeypatch.setattr(
+        devices, "measured_book", lambda rig, book: (book.with_device(rig.host, measured), ("A card fell silent.",))
+    )
     monkeypatch.setattr(devices, "with_threads", lambda book, _host: (book, ("threads: 4",)))
     answer = run_here(capsys, "devices", "--measure", "--json")
     assert answer.code == 2

@@ -356,7 +356,7 @@ def check_finite(schema: Document, place: str) -> None:
                 is_clear[current] = True
                 path.pop()
             elif following in is_clear:
-                shown = following[:200] if following != "#" else "itself"
+                shown = following[:200]
                 raise DefinitionError(
                     tr(
                         "{place} contains itself through required properties ({shown}), so no value is possible; make "

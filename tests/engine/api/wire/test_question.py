@@ -75,10 +75,10 @@ def test_a_reference_to_nothing_is_refused() -> None:
     ],
 )
 def test_a_schema_that_needs_itself_is_refused_in_a_sentence(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ApiError, match="The schema of the tool f requires itself") as caught:
+    with pytest.raises(ApiError, match="The schema of the tool f contains itself") as caught:
         forced_schema(question(tools=(tool("f", parameters),), choice="f"))
     assert caught.value.status == 400
-    with pytest.raises(ApiError, match="requires itself"):
+    with pytest.raises(ApiError, match="contains itself"):
         checked_schema(parameters, "response_format.json_schema.schema")
 
 

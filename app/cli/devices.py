@@ -165,12 +165,7 @@ def run_devices(options: Namespace) -> int:
         book, problems = measured_book(rig, before)
         book, threads = with_threads(book, rig.host)
         # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
-        measured = book
-
-        def keep() -> None:
-            change_speed_book(speeds_path(), lambda stored: stored.with_changes(before, measured))
-
-        problem = error_of(keep)
+        problem = error_of(lambda: change_speed_book(speeds_path(), lambda stored: stored.with_changes(before, book)))
         for line in (*speed_lines(rig, book), *problems, *threads):
             say(line)
     print_text(encode_rig(rig).decode())

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedRepository
-from app.models.unloader import LOOK_MS, Unloader
+from app.models.unloader import Unloader
 from app.notices import Notices
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
@@ -90,14 +90,7 @@ class LayoutComparer(QObject):
         for model in self._models.all:
             if model.held is not None:
                 self._unloader.park(model)
-        self._when_gone(then)
-
-    def _when_gone(self, then: Callable[[], None]) -> None:
-        # Polled: the children save KV states and end by themselves.
-        if any(model.loading.has_child for model in self._models.all):
-            QTimer.singleShot(LOOK_MS, self, lambda: self._when_gone(then))
-        else:
-            then()
+        self._unloader.when_gone(self._models.all, then)
 
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
         """Compare the speeds of the layouts in `edits`, for the model and rig of `plan`.

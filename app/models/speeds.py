@@ -229,5 +229,5 @@ def _log_error(error: EngineError) -> None:
     _log.info("speeds: %s", error.summary())
 
 
-def _nothing(_result: object) -> None:
+def _nothing(_result: None) -> None:
     """Callback without effect, called when the file is written."""

@@ -6,8 +6,9 @@ Parking a model unloads it until its next question, which loads it again, even a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 from PySide6.QtCore import QObject, QTimer
 
@@ -91,14 +92,18 @@ class Unloader(QObject):
             # A load that uses a worker is cancelled; a loaded model is unloaded. The other call does nothing.
             model.loading.cancel()
             self.unload(model)
-        self._stop_lab_after(going, time.monotonic() + MAX_WAIT_S)
+        self.when_gone(going, self._lab.stop, time.monotonic() + MAX_WAIT_S)
 
-    def _stop_lab_after(self, going: Sequence[OpenModel], end_s: float) -> None:
+    def when_gone(self, models: Sequence[OpenModel], then: Callable[[], None], end_s: float = inf) -> None:
+        """Call `then` when the child processes of `models` have ended.
+
+        `end_s`: time of `time.monotonic` at which it is called although some still exist.
+        """
         # Polled: the children save KV states and end by themselves.
-        if time.monotonic() < end_s and any(model.loading.has_child for model in going):
-            QTimer.singleShot(LOOK_MS, self, lambda: self._stop_lab_after(going, end_s))
+        if time.monotonic() < end_s and any(model.loading.has_child for model in models):
+            QTimer.singleShot(LOOK_MS, self, lambda: self.when_gone(models, then, end_s))
         else:
-            self._lab.stop()
+            then()
 
     def _follow(self, model: OpenModel) -> None:
         model.parked_changed.connect(partial(self._on_parked, model))

@@ -345,6 +345,26 @@ def changing(path: Path, *, what: str, fail: Fail) -> Iterator[None]:
         yield
 
 
+def change_kept(
+    path: Path,
+    read: Callable[[Path], T],
+    change: Callable[[T], T],
+    write: Callable[[Path, T], None],
+    *,
+    what: str,
+    fail: Fail,
+) -> None:
+    """Replace the value in the file `path` by what `change` makes of it; write nothing if it stays the same.
+
+    The file is locked meanwhile (`changing`): windows and commands change it at the same time.
+    """
+    with changing(path, what=what, fail=fail):
+        before = read(path)
+        after = change(before)
+        if after != before:
+            write(path, after)
+
+
 def encode_document(document: dict[str, object]) -> bytes:
     """Return a document as indented UTF-8 JSON that ends with a newline."""
     return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from engine.base.errors import ChatError, EngineError
-from engine.base.files import locked
 from engine.base.json_file import (
     MAX_FILE_BYTES,
     JsonObject,
+    changing,
     encode_document,
     parse_document,
     read_file,
@@ -108,17 +108,10 @@ def update_presets(path: Path, change: Callable[[dict[str, Preset]], object]) ->
     Raises:
         ChatError: the file cannot be read or written, or `read_presets` would refuse the new one; nothing has changed.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path):
-            presets = {preset.name: preset for preset in read_presets(path)}
-            change(presets)
-            write_presets(path, presets.values())
-    except OSError as error:
-        reason = tr(
-            "the {kind} file cannot be written ({reason}); choose another place", kind="preset", reason=error.strerror
-        )
-        raise _fault(reason, source=path.name) from error
+    with changing(path, what="preset", fail=_fault):
+        presets = {preset.name: preset for preset in read_presets(path)}
+        change(presets)
+        write_presets(path, presets.values())
     return tuple(presets.values())
 
 

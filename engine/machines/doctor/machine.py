@@ -260,11 +260,10 @@ class Machine:
         book, problems = measured_book(self._rig, before, self._held, self._cancel)
         raise_if_cancelled(self._cancel)
         # Read again: answers may have been learnt from during the measurement.
-        measured = book
         unsaved = _unsaved(
             "speed",
             None,
-            lambda: change_speed_book(self._files.speeds, lambda stored: stored.with_changes(before, measured)),
+            lambda: change_speed_book(self._files.speeds, lambda stored: stored.with_changes(before, book)),
         )
         speeds = known_speeds(self._rig, book)
         for device in self._devices:
@@ -276,7 +275,7 @@ class Machine:
         yield from unsaved
 
 
-def _unsaved(name: str, device_id: str | None, write: Callable[[], object]) -> list[Check]:
+def _unsaved(name: str, device_id: str | None, write: Callable[[], None]) -> list[Check]:
     """Call `write`, which saves results. Return a check with the error if it fails, else an empty list.
 
     Callers yield this check after the checks of the results, which are valid even if they could not be saved.

@@ -14,7 +14,7 @@ from statistics import median_high
 import msgspec
 
 from engine.base.errors import PlacedError
-from engine.base.json_file import changing, read_kept, write_kept
+from engine.base.json_file import change_kept, read_kept, write_kept
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, ComputingNeed, Device, Rig, device_key
 from engine.planning.plan.plan import Plan
@@ -165,15 +165,9 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def change_calibration(path: Path, change: Callable[[Calibration], Calibration]) -> None:
-    """Replace the calibration in `path` by what `change` makes of it.
-
-    The file is locked meanwhile: windows and commands change it at the same time.
+    """Replace the calibration in `path` by what `change` makes of it (`change_kept`).
 
     Raises:
         PlacedError: the file cannot be written.
     """
-    with changing(path, what="calibration", fail=PlacedError):
-        before = read_calibration(path)
-        after = change(before)
-        if after != before:
-            write_calibration(path, after)
+    change_kept(path, read_calibration, change, write_calibration, what="calibration", fail=PlacedError)

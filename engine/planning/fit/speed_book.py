@@ -16,7 +16,7 @@ import msgspec
 
 from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
-from engine.base.json_file import changing, read_kept, write_kept
+from engine.base.json_file import change_kept, read_kept, write_kept
 from engine.base.processor import own_processor, usable_processors
 from engine.devices.device import Device, MeasuredChoice, Rig, device_key, is_on_this_machine
 from engine.planning.plan.decisions.decision import BOUND_THREADS
@@ -273,20 +273,13 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
     write_kept(path, document, what="speeds", fail=PlacedError)
 
 
-def change_speed_book(path: Path, change: Callable[[SpeedBook], SpeedBook]) -> SpeedBook:
-    """Replace the speeds in `path` by what `change` makes of them, and return the result.
-
-    The file is locked meanwhile: windows and commands change it at the same time.
+def change_speed_book(path: Path, change: Callable[[SpeedBook], SpeedBook]) -> None:
+    """Replace the speeds in `path` by what `change` makes of them (`change_kept`).
 
     Raises:
         PlacedError: the file cannot be written.
     """
-    with changing(path, what="speeds", fail=PlacedError):
-        before = read_speed_book(path)
-        after = change(before)
-        if after != before:
-            write_speed_book(path, after)
-    return after
+    change_kept(path, read_speed_book, change, write_speed_book, what="speeds", fail=PlacedError)
 
 
 def machine_key(host: Device) -> str:

@@ -97,7 +97,7 @@ class Background(QObject):
         self._answer(None, call)
 
     def close(self) -> None:
-        """Drop all results that have not been delivered. Running threads are not waited for."""
+        """Deliver no more results and errors. Threads that still run are not waited for."""
         self._closed = True
 
     def _work(
@@ -212,7 +212,7 @@ class Latest:
         self._token = None
 
     def stop(self) -> None:
-        """Cancel the request that runs, if there is one. Its result, error and progress are still delivered."""
+        """Cancel the token of the running request, so that it ends early. Its result is still delivered."""
         if self._token is not None:
             self._token.cancel()
 

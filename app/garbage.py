@@ -19,10 +19,10 @@ _ROUNDS = 10
 
 
 class GarbageCollector(QObject):
-    """Turns automatic collections off, and after `begin` collects in the thread of this object.
+    """Runs Python's garbage collector in the thread of this object only; automatic collections are turned off.
 
-    Make it before the window. While the window is constructed, collections find nothing to delete, because its objects
-    live as long as the process. They took 8 % of the processor time until the first paint.
+    Construct it before the window. Collections start with `begin`: during the construction of the window they would
+    find nothing to delete, but took 8 % of the processor time until the first paint.
     """
 
     def __init__(self, parent: QObject) -> None:
@@ -33,7 +33,10 @@ class GarbageCollector(QObject):
         self._timer.timeout.connect(self.collect)
 
     def begin(self) -> None:
-        """Start to collect. Call it when the window is complete: collections never visit the objects that exist now."""
+        """Start the timer of the collections, and exempt all objects that exist now from them (`gc.freeze`).
+
+        Call it when the window is complete.
+        """
         gc.freeze()
         self._timer.start(INTERVAL_MS)
 

@@ -147,9 +147,10 @@ class ChatArchive(QObject, ChatStorage):
             self._copy_failed.emit(error)
 
     def _on_locked(self, error: EngineError) -> None:
-        """Warn that the database is locked, and call the callbacks of waiting changes, so that their text is shown.
+        """Warn that another program locks the database, and call the callbacks of the waiting changes.
 
-        The changes still wait to be stored. From now on `_do` calls the callback of a new change at once.
+        The callbacks show the text of answers, which would otherwise wait to be stored. The changes still wait. From
+        now on `_do` calls the callback of a new change at once.
         """
         self._warn(error)
         if self._waiting is not None:
@@ -207,7 +208,10 @@ class ChatArchive(QObject, ChatStorage):
         store = self._store
         if store is None:
             # Not later: the person may be reading or writing something else by then.
-            sentence = tr("This conversation cannot be shown, because the database of conversations is not open.")
+            sentence = tr(
+                "This conversation cannot be shown, because the database of conversations is not open. Try again in a "
+                "moment. If it stays closed, restart Layerdeck."
+            )
             self._notices.tell(ChatError(sentence))
             return
 
@@ -256,7 +260,7 @@ class ChatArchive(QObject, ChatStorage):
         self.changed.emit()
 
     def look_again(self) -> None:
-        """Add the conversations to the list that other programs, such as the command line, have stored meanwhile."""
+        """Look for conversations that other programs have stored, such as the command line; add them to the list."""
         store, before = self._store, dict(self._chats)
         if store is None:
             return

@@ -47,7 +47,7 @@ _log = logging.getLogger("layerdeck.images")
 class Attached:
     """A file to send with the next question.
 
-    `id`: id of the file in this list. `attachment`: what is sent; None while the file is being read.
+    `id`: id of this attachment. `attachment`: what is sent; None while the file is being read.
     `data`: bytes of the file; None if they are stored already.
     `tokens`: number of tokens of the file in the prompt; None if they were not counted.
     """

@@ -105,7 +105,7 @@ class KvStateRepository(QObject):
     def find(self, conversation: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
         """Call `then` with the file of a saved state, or with None if there is none or it cannot be read.
 
-        `conversation`: id. `key`: key of the states that fit the loaded model.
+        `conversation`: id. `key`: key of the states that the loaded model can restore.
         """
 
         def fail(error: EngineError) -> None:
@@ -120,7 +120,7 @@ class KvStateRepository(QObject):
         """Return the path for the file into which the child writes the state of a conversation.
 
         Return None if the conversation was deleted, or if the limit of the disk space is 0, which turns saving off.
-        `conversation`: id. `key`: key of the states that fit the loaded model.
+        `conversation`: id. `key`: key of the states that the loaded model can restore.
         """
         # A quota of 0 turns saving off.
         is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
@@ -163,7 +163,7 @@ class KvStateRepository(QObject):
         return self._states.quota_bytes
 
     def warn_of_size(self) -> None:
-        """Call `warn`, because the state of one conversation is larger than the limit for all states together."""
+        """Warn that the state of one conversation is larger than the limit for all states together."""
         self.warn(tr("The KV state of this conversation is larger than the limit for saved KV states."))
 
     def warn(self, sentence: str) -> None:
@@ -224,7 +224,7 @@ class _Unsaved:
 class _Restoring:
     """A KV state that is being restored.
 
-    `chat`: id of its conversation; empty after a load until the id is known.
+    `chat`: id of its conversation; empty while the key of usable states is computed after a load.
     `path`: the file that the model reads; None until the file is found.
     `then`: callbacks to call when the state was restored or could not be restored.
     `request`: number of the request to the model; None before the request is sent.
@@ -428,8 +428,8 @@ class ModelKvStates(QObject, StateStorage):
     def _sentence(self, lost: AnswerLost) -> str:
         """Return the reason, for people, why a saved KV state was not restored.
 
-        `lost`: the failed request that should restore the state. Its sentence names the state file, which people do not
-        know. That name is replaced by the title of the conversation.
+        `lost`: the failed request to restore the state. Its sentence names the state file, which people do not know.
+        That name is replaced by the title of the conversation.
         """
         restoring, chat = self._restoring, self._conversation.chat
         if restoring is None or restoring.path is None or restoring.chat != chat.id:

@@ -56,7 +56,10 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_off_argument(command: argparse.ArgumentParser) -> None:
-    """Add --off and --margin to a command that always searches for layouts itself."""
+    """Add --off (devices not to use) and --margin (memory to keep free) to the parser `command`.
+
+    They are for commands that always search for layouts.
+    """
     command.add_argument(
         "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="do not use these devices"
     )

@@ -171,7 +171,7 @@ class Follower:
         """Raise an error if the model was lost while no request was running, or after an interrupt.
 
         Raises:
-            Ended: with the event that names the reason.
+            Ended: with the event of the loss, such as a crash, or of the interrupt.
         """
         if self.interrupted:
             raise Ended(self.cancelled)
@@ -181,10 +181,11 @@ class Follower:
                 raise Ended(news)
 
     def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
-        """Start a load of another layout if an answer ran out of memory, so that the model was lost.
+        """Load another layout if an answer ran out of memory and no model is loaded any more.
 
-        Return whether a load was started; the caller then calls `load`. None is started if the order allows no retry.
-        `order`: the order of the load, with the plan that was loaded. `ending`: the last event of the answer.
+        Return whether the load was started; the caller then calls `load`. None is started after an interrupt, or if
+        `order` allows no retries.
+        `order`: the `LoadOrder` of the plan that was loaded. `ending`: the last event of the answer.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
         if not is_lost or not order.retry.retries or self.interrupted:
@@ -198,7 +199,7 @@ class Follower:
         """Send a request to the loaded model, and return the stream of its events.
 
         Raises:
-            Ended: if the model was just lost, with the event that names the reason; or after an interrupt.
+            Ended: if the model has just crashed or run out of memory, with that event; or after an interrupt.
         """
         try:
             return self.session.stream(request)
@@ -215,9 +216,10 @@ class Follower:
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 
     def events(self, stream: RequestStream, *, stop: Callable[[], None] | None) -> Iterator[RequestEvent]:
-        """Yield the events of a request up to its last one. `stream`: result of `ask`.
+        """Yield the events of a request, up to and including the last one. `stream`: result of `ask`.
 
-        `stop`: called at the first interrupt; a second interrupt closes the session. None: interrupts do nothing.
+        `stop`: function to call at the first interrupt; a second interrupt closes the session. If `stop` is None,
+        interrupts are ignored.
         """
         handled = 0
         while True:
@@ -257,7 +259,7 @@ class Follower:
         `on_long`: called once if the request takes longer than `LONG_S`. After that, an interrupt stops the request.
 
         Raises:
-            Ended: if the model was just lost, with the event that names the reason; or after an interrupt.
+            Ended: if the model has just crashed or run out of memory, with that event; or after an interrupt.
         """
         begun_s, stream = time.monotonic(), self.ask(request)
         told_at: int | None = None

@@ -126,12 +126,12 @@ def _counted(counts: tuple[tuple[str, int], ...], n_layers: int, rig: Rig) -> La
 
 
 def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin, ...]:
-    """Return a pin for each placement of --experts: the experts of a range of layers must be on a device.
+    """Return the pins that --experts asks for: each puts the experts of a range of layers on one device.
 
     `n_layers`: number of layers of the model.
 
     Raises:
-        ArgumentError: if the model lacks a layer, or the rig a device.
+        ArgumentError: if the model has no such layer, or the rig has no such device.
     """
     from engine.planning.layout.parts import PartPin
 

@@ -43,7 +43,7 @@ from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 
 
 def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
-    """Return the order of the load that `options` request.
+    """Return the `LoadOrder` (plan and rules for retries) that `options` request.
 
     `explain`: called with a text that says why an automatic layout was chosen.
 
@@ -57,7 +57,7 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
 
 
 def load_order(options: Namespace, plan: Plan) -> LoadOrder:
-    """Return the order to load `plan`, with the options for retries and the stall limit.
+    """Return the `LoadOrder` for `plan`: the plan with the options for retries and the stall limit.
 
     Raises:
         EngineError: if `plan` violates a rule, or if its constraints are impossible.
@@ -68,7 +68,9 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
 
 
 def load_plan(plan: Plan) -> Plan:
-    """Check that `plan` can be loaded, and return it. If its memory cannot be computed, it gets a probe's numbers.
+    """Return `plan` if it can be loaded.
+
+    If its memory cannot be computed, the returned plan has the numbers of a probe (load without memory).
 
     Raises:
         RuleViolationError: if `plan` violates a rule.
@@ -79,9 +81,9 @@ def load_plan(plan: Plan) -> Plan:
 
 
 def _probed(plan: Plan) -> Plan:
-    """Return the plan with the numbers of a probe, or unchanged if the probe fails.
+    """Return the plan with the memory numbers of a probe (load without memory); unchanged if the probe fails.
 
-    After a failed probe, the load itself reports the reason.
+    The failure is not reported here, because the load itself will fail for the same reason.
     """
     try:
         return probe(plan)
@@ -126,7 +128,7 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The plan that options request.
+    """The plan that options of the command line describe.
 
     `explanation`: a text that says why an automatic layout was chosen; None for other layouts.
     """

@@ -136,9 +136,9 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` as it is printed: with the index of the prompt as its request number.
+        """Return `event` for printing. Its request number is the index of the prompt.
 
-        The number is None if events are not numbered, because there is only one prompt.
+        With a single prompt, events are not numbered, and the number is None.
         """
         number = self._indices.get(event.request or 0) if self._numbered else None
         return msgspec.structs.replace(event, request=number)

@@ -61,7 +61,7 @@ def run_plan(options: Namespace) -> int:
 
 
 class _Forecast:
-    """The forecast of memory and speed for a plan, which `document` returns as JSON and `text` for people."""
+    """The forecast of memory and speed for a plan. `document` returns it as JSON, `text` as text for people."""
 
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation
@@ -82,8 +82,9 @@ class _Forecast:
 
 
 def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
-    """Print the forecast `here`, and how the forecast of the layout in `file` differs; return the exit code of `here`.
+    """Print the forecast `here`, and its differences from the forecast of the layout in `file`.
 
+    Return the exit code of `here`, which says whether its plan is valid and fits.
     The layout in `file` is planned with the settings and the draft of the file, but with the devices, projector and
     adapters of `here`.
     """
@@ -105,7 +106,7 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
 def compared(here: _Forecast, there: _Forecast) -> str:
     """Return a table for people that compares two forecasts, with a line for each figure.
 
-    `here`: forecast on the present devices. `there`: forecast with the added cards.
+    `here`: forecast on the present devices. `there`: forecast with the cards of --with added.
     """
     rows = [("", "here", "with the cards"), *zip(FIGURES, here.figures.words(), there.figures.words(), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -115,7 +116,7 @@ def compared(here: _Forecast, there: _Forecast) -> str:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return the plan with llama.cpp's numbers from a probe.
+    """Return the plan with llama.cpp's numbers from a probe (load without memory).
 
     If local devices of the plan are missing here, or a device is in use, the plan is returned unchanged.
     """

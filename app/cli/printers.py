@@ -36,7 +36,10 @@ class JsonPrinter:
         self._child_started = False
 
     def child_started(self) -> None:
-        """Print the events that were held back until now. Later failures are printed as events, too."""
+        """Print the events that were held back until the child process started. Later ones are printed at once.
+
+        They are held back because a load that fails before its child starts must print the error document alone.
+        """
         self._child_started = True
         for event in self._held:
             print_event(event)

@@ -150,8 +150,9 @@ def check_host(host: str) -> None:
 
 
 def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
-    """Return whether the system enforces every memory cap. Caps on graphics cards are only respected in planning.
+    """Return whether the operating system enforces all memory caps of `lendings`.
 
+    For a graphics card it cannot: planning respects the cap, but nothing enforces it.
     `lent`: the running workers, in the order of `lendings`.
     """
     return all(

@@ -152,9 +152,10 @@ class Catalogue:
             raise ArgumentError(f"{name} is not a file. {error.message}") from None
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Return all models that clients may request.
+        """Return the models that clients may request: those of the command line, then those of the library.
 
-        A file on the command line replaces the same file of the library.
+        With --only, those of the library are left out. A library model with the file or id of another one is left out,
+        too.
         """
         if self._options.only:
             return with_preferences(self._named, self._preferences)
@@ -185,7 +186,7 @@ class Catalogue:
         return with_margins(options.tunnels.reach(rig), options.margin)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order to load the model of `entry` on `rig`.
+        """Return the `LoadOrder` (plan and rules for retries) for the model of `entry` on `rig`.
 
         Its layout is the one that the options choose, or else the saved layout of the model. If there is neither, it is
         an automatic layout.

@@ -208,7 +208,10 @@ class Talk:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Restore the saved KV state of the conversation; delete the state if no load of the model can restore it."""
+        """Restore the saved KV state of the conversation, if there is one.
+
+        The state is deleted if the model can never restore it.
+        """
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return
@@ -317,7 +320,7 @@ class Talk:
     def _write_answer(self, run: AnswerRun) -> None:
         """Generate, print and store an answer.
 
-        If memory runs out and the order allows it, another layout is loaded, and the answer continues.
+        If memory runs out and the options allow retries, another layout is loaded, and the answer continues.
         """
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
@@ -416,7 +419,11 @@ class Talk:
                 self._request = stream.number
 
     def _events(self, run: AnswerRun, stream: RequestStream) -> Iterator[RequestEvent]:
-        """Yield the events of the answer `run`. If the command ends meanwhile, its text so far is stored."""
+        """Yield the events of the answer `run`. If `Ended` is raised meanwhile, the text so far is stored.
+
+        Raises:
+            Ended: at a third interrupt.
+        """
         try:
             yield from self._follower.events(stream, stop=stream.stop)
         except Ended:

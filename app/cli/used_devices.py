@@ -1,4 +1,4 @@
-"""Option `--when-used`: whether a command waits for lent devices that somebody else uses now, or leaves them out."""
+"""Option `--when-used`: whether a command waits for lent devices that another user occupies, or leaves them out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _ASK_AGAIN_S = 5.0
 
 
 def settle_used(options: Namespace, rig: Rig) -> Rig:
-    """Handle lent devices that are in use as the option `--when-used` says, and return the rig for the command.
+    """Apply the option `--when-used` to lent devices that others use now, and return the rig for the command.
 
     With `wait`, the call returns when nobody else uses the devices. With `skip`, it returns the rig without the devices
-    in use. Without the option it returns the rig unchanged; a load on a device in use then fails with the user's name.
+    in use. Without the option it returns the rig unchanged. A load on a device in use then fails with an error that
+    names the user.
 
     Raises:
         EngineError: if a machine does not answer.

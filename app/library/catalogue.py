@@ -95,7 +95,7 @@ class LibraryCatalogue:
         self._is_scanned = False
 
     def close(self) -> None:
-        """Close the index of the library. A step that is still running then fails."""
+        """Close the index of the library. A scan that is still running then fails."""
         with self._lock:
             self._closed = True
             if self._index is not None:
@@ -165,7 +165,7 @@ class LibraryCatalogue:
         """Read the GGUF headers that the index lacks.
 
         `report`: called with the number of headers read so far, and the number of headers to read in all.
-        `retries`: as for `unread`.
+        `retries`: whether headers that could not be read before are tried again.
         """
         index = self.index
         with self._lock:
@@ -239,14 +239,14 @@ class LibraryCatalogue:
         self.index.save_folders(folders)
 
     def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:
-        """Change what is noted of model files, such as favourite and tags, and store it.
+        """Change the notes of model files, such as favourite and tags, and store them.
 
         `marks`: fingerprints of the files. `change`: new values by the name of the field of `Notes`.
         """
         self.index.change_notes(marks, lambda notes: msgspec.structs.replace(notes, **change))
 
     def note_opened(self, path: Path, at_s: float) -> Notes:
-        """Save the time when a model was opened, and return what is noted of the model.
+        """Save the time when a model was opened, and return the notes (favourite, tags and others) of the model.
 
         `path`: the model's first file. `at_s`: the time in seconds since 1970.
         """
@@ -257,14 +257,14 @@ class LibraryCatalogue:
         return self.notes_of(path)
 
     def notes_of(self, path: Path) -> Notes:
-        """Return what is noted of the model file `path`, such as tags and the time of its last use.
+        """Return the notes of the model file `path`, such as tags and the time of its last use.
 
         The notes are empty if nothing is stored or the file cannot be read.
         """
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
-        """Change what is noted of the model file `path`, and store it.
+        """Change the notes (favourite, tags, last use and others) of the model file `path`, and store them.
 
         `change`: new values by the name of the field of `Notes`.
         """
@@ -298,7 +298,7 @@ class LibraryCatalogue:
         return found if found or not mark else self._left_behind(path, mark)
 
     def is_left_behind(self, path: Path) -> bool:
-        """Return whether `documents_of` returns layouts of an earlier file with this path, not of the present file."""
+        """Return whether `documents_of` returns layouts that were saved for an earlier file at `path`."""
         mark = fingerprint(path)
         return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
 
@@ -319,7 +319,8 @@ class LibraryCatalogue:
         if not mark:
             raise LibraryError(
                 tr(
-                    "The model file {name} can no longer be read, so {document} was not saved.",
+                    "The model file {name} can no longer be read, so {document} was not saved. Check that the file exists "
+                    "and that its disk is connected.",
                     name=path.name,
                     document=document.name,
                 )

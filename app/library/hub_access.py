@@ -60,7 +60,8 @@ class HubAccess:
     def remove_token(self) -> TokenLocation | None:
         """Delete the saved access token of the present hub. Return the location of the token that is used from now on.
 
-        "keyring" if the system's keyring has not deleted the token; None if there is no token any more. May block.
+        The result is "keyring" if the system's keyring has not deleted the token, and None if no token is left. May
+        block.
         """
         return self._tokens.forget(self.settings)
 

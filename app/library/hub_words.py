@@ -14,7 +14,7 @@ from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 
 _VERDICTS = {
-    FitVerdict.CARDS: (tr("fits on devices"), "good"),
+    FitVerdict.CARDS: (tr("fits without the CPU"), "good"),
     FitVerdict.PARTLY: (tr("partly on the CPU"), "experts"),
     FitVerdict.CPU: (tr("fits in memory"), "good"),
     FitVerdict.NOT: (tr("does not fit"), "bad"),

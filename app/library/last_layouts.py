@@ -49,7 +49,7 @@ class LastLayouts(QObject):
         opener.model_changed.connect(self._on_model_changed)
 
     def use(self) -> None:
-        """Replace the edited layout by the offered one, as one step of undo."""
+        """Replace the edited layout by the offered layout of the model's last use, as one step of undo."""
         if self._offered is not None and self._layouts.use(tr("last layout"), self._offered.text):
             self._offer(None)
 

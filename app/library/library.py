@@ -89,7 +89,7 @@ class LibraryTask:
         self._latest.cancel()
 
     def _show_step(self, text: str) -> None:
-        """Show `text`, a report of progress, and the models with all headers and forecasts that are known now."""
+        """Show the progress `text`, and list the models with the headers and forecasts that are known by now."""
         self._library.progress.emit(text)
 
         def show(contents: LibraryContents) -> None:
@@ -297,11 +297,11 @@ class Library(QObject):
         self.run(tr("Removing a folder"), remove, lambda _none: self.scan())
 
     def note(self, marks: Iterable[str], **change: object) -> None:
-        """Change what is noted of a model, such as tags. `change`: new values by the name of the field of `Notes`.
+        """Change the notes (favourite, tags and others) of a model.
 
-        `marks`: fingerprints of the model's files.
+        `change`: new values by the name of the field of `Notes`. `marks`: fingerprints of the model's files.
         """
-        self.change(tr("Saving notes"), lambda: self.catalogue.note(marks, change))
+        self.change(tr("Saving notes on the model"), lambda: self.catalogue.note(marks, change))
 
     def plan_removal(self, entry: Entry, quantisation: Quantisation, copy: Copy) -> None:
         """Find the files of `copy`, and emit `removal_planned` to ask before they are removed.

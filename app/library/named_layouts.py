@@ -91,7 +91,7 @@ class NamedLayouts(QObject):
         self._run(tr("Saving a layout"), change)
 
     def delete(self, document: SavedDocument) -> None:
-        """Delete a named layout. `restore` brings it back until the next one is deleted."""
+        """Delete a named layout. `restore` undoes it, until another layout is deleted."""
         self.deleted = document
         catalogue = self._library.catalogue
         self._run(tr("Removing a layout"), lambda path: catalogue.forget_document_of(path, document))

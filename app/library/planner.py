@@ -97,4 +97,4 @@ class ForecastPlanner(QObject):
             return catalogue.contents()
 
         words = tr("Checking which models fit: {done} of {total}")
-        self._task.run(tr("Planning the library"), words, plan, self._library.show)
+        self._task.run(tr("Checking which models fit"), words, plan, self._library.show)

@@ -1,1 +1,4 @@
-"""Loads beside other models: which models to unload first, the wait for their memory, and probes before a load."""
+"""Loading of models: which others to unload first, the wait for their memory, and probes of the edited layout.
+
+A probe is a load without memory, which gives llama.cpp's own numbers.
+"""

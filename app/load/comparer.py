@@ -81,12 +81,15 @@ class LayoutComparer(QObject):
 
     @property
     def can_park(self) -> bool:
-        """Whether models are loaded, and `park_all` may park them all: none of them loads, answers or is unloaded."""
+        """Whether there are loaded models, and all are idle, so that `park_all` may unload them."""
         held = [model for model in self._models.all if model.held is not None]
         return bool(held) and all(model.loading.phase is Phase.READY for model in held)
 
     def park_all(self, then: Callable[[], None]) -> None:
-        """Park all loaded models, and call `then` when their processes have ended."""
+        """Park all loaded models (unload them until their next question), then call `then`.
+
+        It is called when their processes have ended.
+        """
         for model in self._models.all:
             if model.held is not None:
                 self._unloader.park(model)

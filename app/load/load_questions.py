@@ -67,7 +67,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
 def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """Return the question whether to load the model `name` with a layout that will not fit according to the forecast.
 
-    `room`: has the missing memory; there are no models to unload.
+    `room`: the missing memory. It has no models to unload.
     `is_loaded`: whether the model is loaded with another layout, which stays loaded until the answer.
     """
     text = tr("{name} will probably not fit: it needs {short}.", name=_short_name(name), short=_short_text(room.short))
@@ -90,7 +90,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
         unload_tool_tip="",
         beside_text="",
         can_remember=False,
-        proposal_text=tr("Drop overrides and load"),
+        proposal_text=tr("Remove overrides and load"),
         proposal_tool_tip=proposal.text,
     )
 

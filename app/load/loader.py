@@ -1,4 +1,4 @@
-"""The loading of models: alone, beside others, or after models in the way have been unloaded.
+"""Loads models: alone, beside loaded ones, or after other models were unloaded to free memory.
 
 The user is asked before another model is unloaded, and before a layout is loaded that is forecast not to fit. With the
 setting `reload_lost`, a model whose child process died is loaded again without a question.
@@ -145,23 +145,25 @@ class Loader(QObject):
         return self._wanted(model, plan).room
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:
-        """Load `plan` for a client of the API server, without questions: models in the way are unloaded first.
+        """Load `plan` for a client of the API server, without questions.
 
-        The caller must make sure that no load runs or waits, and that no model in the way is answering.
+        Other models are unloaded first if the load needs their memory. The caller must make sure that no load runs or
+        waits, and that no model to unload is answering.
         """
         self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
 
     def load_beside(self, model: OpenModel, plan: Plan) -> None:
-        """Load `plan` without questions beside all loaded models. The caller must make sure that no load runs or waits.
+        """Load `plan` without questions, and keep all loaded models loaded.
 
-        If the forecast was wrong, the load tries other layouts or fails; nothing is unloaded for it.
+        The caller must make sure that no load runs or waits. If memory runs out against the forecast, the load tries
+        other layouts or fails.
         """
         self._go_on(self._wanted(model, plan), LoadAnswer.BESIDE)
 
     def reload(self, model: OpenModel) -> None:
         """Load `model` again with the layout and settings of its last load.
 
-        Lab workers that have stopped are restarted first.
+        Lab workers (RPC workers on this computer) that have stopped are restarted first.
         """
         if self._may_reload(model):
             # Asked again then: another load may have begun while the workers were started.
@@ -219,10 +221,10 @@ class Loader(QObject):
         model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
-        """Load `model` again if its child has died, and other layouts may be tried or the setting `reload_lost` is on.
+        """Load `model` again after its child has died, if other layouts may be tried or `reload_lost` is on.
 
-        With the setting, a model that crashes again before its first answer is not loaded a second time. So crashes do
-        not repeat forever.
+        With the setting `reload_lost`, a model that crashes again before its first answer is not loaded another time.
+        So crashes do not repeat forever.
         `lost`: True if the child has just died; False if the model can no longer be loaded again.
         """
         if lost and model.loading.steps_back:
@@ -251,10 +253,10 @@ class Loader(QObject):
         return _Wanted(model, plan, room)
 
     def _would_fail(self, wanted: _Wanted) -> bool:
-        """Return whether the forecast says that the load fails even after all models in its way are unloaded.
+        """Return whether the load is forecast to fail even after the models in `wanted.room` are unloaded.
 
-        False if the load may try other layouts (step back): the engine then unloads the loaded model only after it
-        has found a plan that fits.
+        False if the settings allow other layouts to be tried: the engine then keeps the loaded model until it has found
+        a plan that fits.
         """
         return bool(wanted.room.still_short) and not self._settings.steps_back
 
@@ -327,7 +329,8 @@ class Loader(QObject):
     def _obstacle(self, plan: Plan) -> str:
         """Return the reason why `plan` cannot be loaded, with a remedy; empty if a load can be tried.
 
-        Reasons are broken rules, stopped lab workers, and devices of a rig file that this machine lacks.
+        Reasons are broken rules of llama.cpp, stopped lab workers (RPC workers on this computer), and devices of a rig
+        file that this machine lacks.
         """
         if plan.violations:
             first = plan.violations[0]
@@ -354,7 +357,10 @@ class Loader(QObject):
         self._withdraw()
 
     def _on_models_changed(self) -> None:
-        """Update the question if a loaded model started to answer or was unloaded; remove it if the load now fits."""
+        """Update the question to the user about a load after a loaded model started to answer or was unloaded.
+
+        Remove the question if the load fits now.
+        """
         asked = self._asked
         # A question about overrides does not depend on memory.
         if asked is None or asked.plan.violations:
@@ -366,7 +372,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question if model, layout or settings have changed since the question was shown."""
+        """Remove the question to the user about a load if model, layout or settings have changed since."""
         if self._asked is None:
             return
         plan, document = self._asked.plan, self._document

@@ -100,4 +100,4 @@ class MemoryReturn(QObject):
         devices = {device for each in self._leaving if each.recovery is not None for device in each.recovery.devices}
         if devices:
             return tr("Waiting until the memory of {names} is free again", names=", ".join(sorted(devices)))
-        return tr("Waiting for {names} to exit", names=", ".join(each.model.name for each in self._leaving))
+        return tr("Waiting for {names} to be unloaded", names=", ".join(each.model.name for each in self._leaving))

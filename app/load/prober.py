@@ -25,9 +25,9 @@ PAUSE_MS = 500
 
 
 class Prober(QObject):
-    """Probes the edited layout in a child process, one at a time; a newer probe cancels the running one.
+    """Probes the edited layout: a child process loads it without memory, to get llama.cpp's own numbers.
 
-    `may_probe`: returns whether a probe may run now.
+    One probe runs at a time; a newer one cancels it. `may_probe`: returns whether a probe may run now.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Prober(QObject):
             self._pause.start()
 
     def cancel(self) -> None:
-        """Cancel the running probe; a later edit starts another one."""
+        """Cancel the running probe. The next edit starts another one."""
         self._probing.cancel()
 
     def close(self) -> None:
@@ -98,4 +98,4 @@ class Prober(QObject):
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing. Callback after the next probe's child process was started."""
+    """Do nothing. Callback that `Background.run` requires, for work without a result."""

@@ -74,9 +74,10 @@ class RoomOffers(QObject):
         loader.load_asked.connect(self._on_load_asked)
 
     def accept(self) -> bool:
-        """Park the models of the offer, and replace the edited layout by the offered one, without layers on the CPU.
+        """Accept the offer: unload its idle models until their next question, and use the offered layout.
 
-        Return False, and park nothing, if there is no offer or the offer is no longer valid.
+        That layout has no layers on the CPU, and replaces the edited one. Return False, and unload nothing, if there is
+        no offer or the offer is no longer valid.
         """
         # Before `_forget`, which clears the offer.
         found, edit, is_current = self._found, self._edit, self._is_current
@@ -102,7 +103,10 @@ class RoomOffers(QObject):
         return True
 
     def accept_and_load(self) -> None:
-        """Accept the offer, then load the current model; do nothing if the offer is no longer valid."""
+        """Accept the offer to unload idle models, then load the current model.
+
+        Do nothing if the offer is no longer valid.
+        """
         if self.accept():
             self._loader.load()
 
@@ -122,7 +126,10 @@ class RoomOffers(QObject):
 
     @property
     def _is_current(self) -> bool:
-        """Whether the offer is still valid: same edit and devices, and its models are still loaded and idle."""
+        """Whether the offer to unload idle models is still valid.
+
+        It is if layout, settings and devices are the same, and the models to unload are still loaded and idle.
+        """
         found, model = self._found, self._models.current
         if found is None or self._document.edit != self._edit or found.plan.rig.ids != self._live.rig.ids:
             return False
@@ -139,7 +146,10 @@ class RoomOffers(QObject):
             self.offer_changed.emit(None)
 
     def _others(self) -> list[HeldModel]:
-        """Return the loaded models that an offer may unload; empty if no offer can be made now."""
+        """Return the loaded models other than the current one: candidates for the offer to unload idle models.
+
+        Empty if no such offer can be made now, for example while the current model is loaded.
+        """
         current, plan, document = self._models.current, self._document.plan, self._document
         if plan is None or current.loading.phase is not Phase.STOPPED or self._models.loading is not None:
             return []

@@ -191,7 +191,7 @@ class SeveralModels(QObject):
         workers = self._loader.room_for(model, plan).workers
         if workers and not obstacle:
             obstacle = tr(
-                "{name} was not loaded, because another model uses {workers} now. Plan again.",
+                "{name} was not loaded, because another model uses {workers} now. Unload that model, or plan again.",
                 name=model.name,
                 workers=", ".join(workers),
             )

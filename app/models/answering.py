@@ -136,7 +136,7 @@ class Answering(QObject):
     # ------------------------------------------------------------------ what people do
 
     def begin(self, run: AnswerRun) -> None:
-        """Make `run` the present answer, and carry out the first actions that it wants, such as a request."""
+        """Make `run` the current answer, and carry out its first effects, such as sending a request."""
         self.answer, self.request, self._count = run, None, None
         self.begun.emit()
         self._do(run, run.begin())
@@ -203,7 +203,7 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Emit `piece`, text of the answer `run` that is stored now.
+        """Emit `piece`, a text of the answer `run`, because it has been stored.
 
         If the answer has ended meanwhile, nothing is emitted: the complete answer is shown then.
         """
@@ -260,9 +260,9 @@ class Answering(QObject):
             self._do(run, run.done(event))
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        """If the model was unloaded, end an answer whose request was not sent yet.
+        """Fail the answer if the model was unloaded before any request for it was sent.
 
-        A request that was sent ends with an event of its own.
+        Once a request has been sent, `Loading.answer_lost` reports its failure.
         """
         run = self.answer
         # An answer that waits for a restored state or a count of tokens has no event that would end it.

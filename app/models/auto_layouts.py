@@ -40,7 +40,7 @@ STRATEGY_WORDS = (
     StrategyWords("balanced", tr("&Balanced"), tr("Leave the same amount of memory free on every device")),
     StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers in proportion to its free memory")),
     StrategyWords(
-        "experts", tr("E&xperts Last"), tr("Place dense parts on devices first, then experts while there is room")
+        "experts", tr("E&xperts Last"), tr("Place dense weights on the devices first, then as many experts as fit")
     ),
     StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
     StrategyWords("fastest", tr("Fas&test"), tr("Find the layout with the highest predicted tokens/s")),
@@ -245,8 +245,8 @@ class AutoLayouts(QObject):
     def _obstacle(self, model: ModelFile, asked: Edit, rig: Rig) -> str:
         """Return why a layout that a search has found can no longer be used, as a text for people; empty if it can.
 
-        Layers that were moved and free memory that changed during the search do not matter. Changed settings, other
-        devices and another current model do.
+        Reasons are changed settings, other devices and another current model. Layers that were moved and free memory
+        that changed during the search are no reasons.
         `model`, `asked`, `rig`: the model, its edit and the devices when the search was started.
         """
         edit = self._document.edit
@@ -289,7 +289,7 @@ def _pins(kept: KeptPins, path: str) -> Pins:
 
 
 def _options(kept: AutoOptions) -> AutoOptions:
-    """Return `kept`. A strategy that does not exist in this version of the program is replaced by "fewest"."""
+    """Return the stored options; a strategy that this version of the program lacks is replaced by "fewest"."""
     names = {words.name for words in STRATEGY_WORDS}
     return kept if kept.strategy in names else msgspec.structs.replace(kept, strategy="fewest")
 
@@ -306,9 +306,10 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[Pin, ..
 
 
 def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PartPin, ...]:
-    """Pin `part` of the layers `first` to `last` to its devices in `layout`, and return all pins of layer parts.
+    """Pin a part (such as the experts) of the layers `first` to `last` where `layout` places it.
 
-    If the part is pinned to these devices in all these layers already, its pins are removed instead.
+    Return all pins of layer parts. If the part is pinned to these devices in all these layers already, its pins are
+    removed instead.
     """
     name = MOVABLE_PARTS[part][0]
     held = {

@@ -56,7 +56,10 @@ class CountedChat:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that are also counted alone, for their own parts of the meter: system prompt and attachments."""
+        """The system prompt and the texts of attachments, each of which is also counted separately.
+
+        The context meter shows the counts as separate parts.
+        """
         return tuple(text for text in (self.system, *self.files) if text)
 
 
@@ -131,10 +134,10 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """If a request of this counter has failed, drop it, and count the conversation that waits, if there is one.
+        """After a failed request of this counter, count the conversation that waits, if there is one.
 
-        The conversation of the failed request is not counted again, because that would fail again: it has images but
-        the model has no projector, or the model is being unloaded.
+        The conversation of the failed request is not counted again, because that would fail again: the model is being
+        unloaded, or it has no projector for the images.
         """
         if self._asked is not None and lost.request == self._asked[0]:
             (_, chat, _), self._asked = self._asked, None

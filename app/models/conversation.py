@@ -201,7 +201,7 @@ class Conversation(QObject):
         return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
-        """Return the prompt of the conversation, with the unsent text of the input as its next question."""
+        """Return the messages of the next prompt. The unsent text of the input field is the last question."""
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
@@ -241,9 +241,9 @@ class Conversation(QObject):
         )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
-        """Emit the signal `restored` if the KV state belongs to the shown conversation.
+        """Emit the signal `restored` if the conversation with the id `chat` is shown.
 
-        `chat`: id of the conversation whose state was restored, or could not be used.
+        `restored`: the result of restoring the saved KV state of this conversation.
         """
         if chat == self.chat.id:
             self.restored.emit(restored)

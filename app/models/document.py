@@ -72,8 +72,8 @@ class EditState:
 class LayoutDocument(QObject):
     """Owns the edit state of the current model, the drag in progress and the plan. Use it in the GUI thread only.
 
-    Forecasts need no child process: a plan is arithmetic, and numbers from `probes` replace estimated ones. If
-    `background` is None, each forecast is computed before the call returns.
+    Forecasts are computed in this process. Numbers in `probes`, which llama.cpp has reported, replace estimated ones.
+    If `background` is None, each forecast is computed before the call returns.
     """
 
     preview_changed = Signal(object)  # Preview | None
@@ -123,9 +123,10 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
+        """Layouts for going back to split mode `layer`: the last one in this mode, and the one that replaced it.
 
-        Both are None before the user has chosen another mode.
+        If the second one was not edited, choosing mode `layer` again restores the first. Both are None before the user
+        has chosen another mode.
         """
         return (None, None) if self._state is None else self._state.left
 
@@ -159,7 +160,7 @@ class LayoutDocument(QObject):
         return self._forecaster.is_behind
 
     def when_forecast(self, do: Callable[[], None]) -> None:
-        """Call `do` as soon as `plan` has the edited layout and settings: now, or after the running forecast."""
+        """Call `do` when the forecast of the edited layout and settings is ready: now, or after the running one."""
         if self.is_behind:
             self._then.append(do)
         else:
@@ -168,8 +169,8 @@ class LayoutDocument(QObject):
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
         """Replace the current edit state by a new one for a model, with `edit` and an empty undo stack.
 
-        `model`: the model, or its tables if a background thread has already made the first (slowest) preview with them.
-        `pace`: duration of that preview.
+        `model`: the model, or its preview tables (values that all its previews share) if they exist already.
+        `pace`: durations of earlier forecasts with these tables.
         """
         old = self.put_aside()
         if old is not None:
@@ -182,7 +183,7 @@ class LayoutDocument(QObject):
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
         """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current.
 
-        `tables`: the model's tables for previews. `pace`: durations of earlier forecasts with these tables.
+        `tables`: values that all previews of the model share. `pace`: durations of earlier forecasts with these tables.
         """
         stack = QUndoStack(self)
         # Before the first command: Qt ignores the limit for a stack that is not empty.
@@ -237,16 +238,16 @@ class LayoutDocument(QObject):
         return self._speeds
 
     def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], LastAnswer]) -> None:
-        """Predict tokens per second from `speeds` from now on.
+        """Set the speeds from which tokens per second are predicted, and compute the forecast again.
 
-        `answered`: speed of the last measured answer, by model and edit.
+        `answered`: speed of the last measured answer, by the model's path and its edit (layout and settings).
         """
         self._speeds, self._answered = speeds, answered
         if self._state is not None:
             self._recompute()
 
     def show_probed(self) -> None:
-        """Draw the forecast again if `probes` has new numbers for the current plan."""
+        """Draw the forecast again if a probe (load without memory) has new numbers for the current plan."""
         if self.plan is not None and self.probes.over(self.plan) is not self.plan:
             self._recompute()
 
@@ -356,10 +357,10 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
-        """Return the speed of the last answer of the model at `path` with layout and settings `edit`.
+        """Return the measured speed of the last answer of the model at `path` with layout and settings `edit`.
 
-        If there was no such answer, return the speed of the last answer of this model with the same draft but another
-        edit. Return None if there was none either.
+        Without such an answer, return the speed of the model's last answer with another edit but the same draft
+        (speculative decoding). Return None if there was none either.
         """
         same = self._answered.get((path, edit))
         if same is not None:
@@ -374,9 +375,12 @@ class LayoutDocument(QObject):
         return next(others, None)
 
     def _draw_meanwhile(self, state: EditState) -> None:
-        """Draw something until the forecast arrives: the edited layout with old numbers, or the model's last preview.
+        """Draw a provisional preview until the new forecast arrives.
 
-        `state`: the edit state that is current now. The last preview is drawn if another model was shown before.
+        If another model was shown before, this is the last preview of the present model. If only the layout has
+        changed, it is the edited layout with the memory and speed of the previous preview. In other cases nothing is
+        drawn.
+        `state`: the current edit state.
         """
         drawn = self.preview
         if state.forecast is not None and (self.plan is None or self.plan.memory is not state.tables.memory):
@@ -411,7 +415,7 @@ class LayoutDocument(QObject):
 
 
 def _differ_in_layout_only(drawn: Edit, edit: Edit) -> bool:
-    """Return whether the edits differ, but only in the layout, and both layouts have the same split mode.
+    """Return whether the layout is the only difference of two edits, and the split mode is the same.
 
     The new layout can then be drawn at once, with the numbers of the previous one.
     """

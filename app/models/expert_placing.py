@@ -41,7 +41,11 @@ class ExpertPlacing(QObject):
         self._placing = background.latest()
 
     def look(self) -> None:
-        """Compute memory and speed after the moves `TO_CPU` and `BACK`, and emit `outcomes_found`."""
+        """Predict memory and speed after each move of experts, and emit `outcomes_found`.
+
+        The moves are all experts to the CPU (`TO_CPU`), and as many as fit back to the devices of their layers
+        (`BACK`).
+        """
         self._document.when_forecast(self._look)
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
-"""Forecasts for drawing: computed in the GUI thread if such forecasts were quick recently, else in the background.
+"""Forecasts for the layout editor: computed in the GUI thread if they are quick, else in the background.
 
-Only one thread at a time may use the tables of a model (`PreviewTables`). While a background thread uses them, a new
-request waits, and a newer request replaces the waiting one.
+`PreviewTables` has values that all previews of a model share, and only one thread at a time may use them. While a
+background thread uses them, a new request waits, and a newer request replaces the waiting one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ForecastRequest:
     """A forecast to compute.
 
     `owner`: the `EditState` for which the forecast is computed.
-    `tables`, `pace`: the model's tables for previews, and durations of earlier forecasts with them.
+    `tables`: values that all previews of the model share. `pace`: durations of earlier forecasts with them.
     `answered`: the last answer, whose speed corrects the prediction; None if there is none.
     """
 
@@ -102,9 +102,9 @@ class ForecastRequest:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A computed forecast: the plan with numbers from probes if there are any, and its preview.
+    """A computed forecast: the plan with its memory and speed, and its preview.
 
-    `seconds`: processor time of the computation.
+    Numbers that llama.cpp reported in a probe replace estimated ones. `seconds`: processor time of the computation.
     """
 
     request: ForecastRequest
@@ -114,10 +114,11 @@ class Forecast:
 
 
 class Forecaster:
-    """Computes forecasts in the GUI thread or in the background; of waiting requests, only the newest is computed.
+    """Computes forecasts of memory and speed: quick ones in the GUI thread, slow ones in the background.
 
+    Of the requests that wait, only the newest is computed.
     `show`: called in the GUI thread with each forecast. If `is_behind` is true in this call, a newer one was requested.
-    `probes`: numbers of probes that replace estimated ones.
+    `probes`: memory numbers that llama.cpp has reported for plans; they replace estimated ones.
     `background`: if it is None, every forecast is computed before `request` returns.
     """
 
@@ -134,7 +135,10 @@ class Forecaster:
         return self._waiting is not None
 
     def request(self, request: ForecastRequest) -> None:
-        """Compute a forecast now, or as soon as no background thread uses the tables of its model."""
+        """Compute a forecast now, or when the one that runs in a background thread has ended.
+
+        A request that still waits is dropped.
+        """
         self._waiting = request
         self._go_on()
 
@@ -191,5 +195,5 @@ class Forecaster:
 
 
 def _unexpected(error: EngineError) -> None:
-    """Raise `error`. Never called, since `_try` returns errors as results."""
+    """Raise `error`. `Background.run` requires this callback, but `_try` returns errors as results."""
     raise error

@@ -1,4 +1,7 @@
-"""Device memory that open models hold: updates for the live rig and for the warnings about memory."""
+"""Passes the device memory of loaded models to the live rig, and to the monitor that warns of low memory.
+
+The live rig has the devices that the next load will find.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,10 @@ class HeldMemory(QObject):
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 
     def may_probe(self, document: LayoutDocument) -> bool:
-        """Return whether the edited layout may be probed.
+        """Return whether the edited layout may be probed (loaded in a child process without its memory).
 
-        It must not be probed while the model is loaded, or while other models use its RPC workers. It cannot be probed
-        if this computer lacks a device of an opened rig file.
+        False while the model is loaded, and while other models use RPC workers of the layout. False also if this
+        computer lacks a device of an opened rig file.
         """
         plan, edit = document.plan, document.edit
         if (

@@ -135,7 +135,10 @@ class Loading(QObject):
         bridge.need_found.connect(self._calibrator.learn_need)
 
     def prepare_close(self) -> None:
-        """Emit `leaving` if a model is loaded: KV states are saved. Called in the GUI thread before `close`."""
+        """Emit `leaving` if a model is loaded, so that its KV state is saved.
+
+        Called in the GUI thread before `close`.
+        """
         self._leave()
 
     def close(self) -> None:
@@ -151,7 +154,7 @@ class Loading(QObject):
 
     @property
     def fault(self) -> Fault:
-        """Why `reload` is needed: "crashed" if the engine crashed, else "lost". Empty if no model was lost."""
+        """How the model was lost: "crashed" if the engine crashed, else "lost"; empty if no model was lost."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
@@ -198,12 +201,15 @@ class Loading(QObject):
         self._show_now()
 
     def reload(self) -> None:
-        """Load the lost model again with the same order; do nothing if none was lost."""
+        """Load the model that was lost, for example by a crash, again with its last `LoadOrder`.
+
+        Do nothing if no model was lost.
+        """
         if self._lost is not None:
             self.load(self._lost, forecast_is_whole=False)
 
     def cancel(self) -> None:
-        """Cancel the load of this model that runs or waits."""
+        """Cancel this model's load, whether it runs or still waits."""
         if self.phase is Phase.LOADING:
             self.bridge.session.stop()
             self._show_now()
@@ -223,7 +229,7 @@ class Loading(QObject):
         return True
 
     def ask(self, request: AnyModelRequest) -> int:
-        """Send a request to the child and return the number of the request; the bridge emits the answer.
+        """Send a request to the child and return the request's number. `EngineBridge` emits its result as a signal.
 
         Raises:
             ArgumentError: the model cannot accept requests, for example because its child has just died.
@@ -236,7 +242,7 @@ class Loading(QObject):
     def generate(self, request: Generate) -> int:
         """Request an answer and return the number of the request.
 
-        The bridge emits the tokens. When the answer ends, `answered` or `answer_lost` is emitted.
+        `EngineBridge` emits the tokens as signals. When the answer ends, `answered` or `answer_lost` is emitted.
 
         Raises:
             ArgumentError: the model cannot accept requests, for example because its child has just died.
@@ -364,7 +370,10 @@ class Loading(QObject):
             self._set_lost(self._lost if asked is not None or self._asked is not None else held or self._lost)
 
     def forget_lost(self) -> None:
-        """Drop the model that `reload` would load again, because another file replaces it."""
+        """Forget the model that was lost, for example by a crash, so that `reload` does nothing.
+
+        Called when another file takes its place in the window.
+        """
         self._held, self._has_crashed, self.last_loaded = None, False, None
         self._set_lost(None)
 

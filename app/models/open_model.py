@@ -78,10 +78,11 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace this one.
+        """Whether another file may take the place of this model in the window.
 
-        True if the model is not loaded, no load of it waits, and it has no messages and no proposals (changes after
-        which a failed load should fit). Without a file, messages do not count: the opened file continues them.
+        True if the model is not loaded, no load of it waits, its conversation is empty, and it has no proposals
+        (changes after which a failed load should fit). If no file is open yet, there may be messages: they continue
+        with the opened file.
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
@@ -152,7 +153,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time, in seconds, that holds unless another one was set for this model with `keep_alive`."""
+        """Set the default idle time in seconds. A time that was set for this model with `keep_alive` has precedence."""
         # An idle time other than the former default was chosen for this model.
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s

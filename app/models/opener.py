@@ -74,8 +74,9 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPlan:
-    """The initial edit of a model, and the tables with which its first preview was computed.
+    """The initial edit (layout and settings) of a model, and values from the computation of its first preview.
 
+    `tables`: values that later previews of the model share.
     `pace`: duration of the first preview, for decisions about later ones.
     `rig`: the devices for which the layout was found; None if the layout was given.
     """
@@ -126,9 +127,9 @@ class ModelOpener(QObject):
     ) -> None:
         """Open the file `path` with an initial layout; if it is open already, show its model.
 
-        If another file is requested before this one is shown, neither callback is called.
         `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
         `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
+        If another file is requested before this one is shown, neither callback is called.
         """
         # The settings are read now: `read` is called in a background thread.
         read = partial(open_file, path, self._settings.side_files(path))
@@ -327,7 +328,7 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return layout and settings (the edit) with which a client of the API server loads the model `opened`.
+    """Return the edit (layout and settings) for loading the model `opened` on request of an API client.
 
     `layout`: content of a layout file. If it is empty, `find` searches for a layout for the devices of `rig`. The
     search takes time, so the call is not for the GUI thread.
@@ -344,7 +345,7 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
     """Compute the first preview of the model `opened` on `rig`.
 
-    Return the edit of this preview, and the model's tables, with which later previews are computed.
+    Return the edit of this preview, and the tables (values that all previews of the model share).
 
     `edit`: the edit to show; None to find an initial layout, for which `speeds` predicts tokens per second.
     The call takes time: not for the GUI thread. After the return, only the GUI thread may use the tables.

@@ -18,7 +18,7 @@ from engine.planning.memory.estimate import grade_words
 
 
 class OtherLayouts(QObject):
-    """Puts proposals, and layouts that were loaded instead of the requested one, into the editor.
+    """Puts layouts into the editor: proposals after a failed load, and layouts loaded instead of the requested one.
 
     Each replacement of the edited layout is one step of undo.
     """

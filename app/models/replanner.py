@@ -31,8 +31,9 @@ class Replanner(QObject):
     or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
     for a loaded model.
 
-    A parked model keeps a layout that does not fit now, because its next load may unload other models. With the
-    preference to plan around loaded models, it gets a new layout as well.
+    A parked model (unloaded until its next question) keeps its layout even if it does not fit now, because its next
+    load may unload other models. If the preference is to plan around loaded models, a new layout is searched for
+    instead.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class Replanner(QObject):
         opener.model_changed.connect(self._look)
 
     def _look(self) -> None:
-        """Start the timer if free memory has changed since the layout was found; else stop the timer."""
+        """Start the timer for a search if free memory has changed since the search that found the layout.
+
+        Otherwise stop the timer. A timer that runs already is not restarted.
+        """
         model, rig = self._models.current, self._live.rig
         planned = model.planned_rig
         if planned is None or self._document.model is None:
@@ -88,7 +92,8 @@ class Replanner(QObject):
     def _stays_parked(self) -> bool:
         """Whether the current model is parked and keeps its layout, although the layout does not fit now.
 
-        False with the preference to plan around loaded models, since no other model is then unloaded for its next load.
+        Its next load may then unload other models. False if the preference is to plan around loaded models: no model is
+        unloaded, so another layout is needed.
         """
         plan = self._document.plan
         is_around = self._settings.without_room is LoadAnswer.BESIDE

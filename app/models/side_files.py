@@ -98,16 +98,16 @@ class SideFileController(QObject):
     def draft_by_ngrams(self) -> None:
         """Use n-gram drafting for the next load: it proposes tokens that followed the same n-gram before."""
         draft = Draft("ngram", self._drafted_tokens)
-        self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
+        self._change(tr("choose the draft (speculative decoding)"), lambda files: _with_draft(files, draft))
 
     def draft_by_mtp(self) -> None:
         """Use the model's own MTP head as the draft of the next load."""
         draft = Draft("mtp", self._drafted_tokens)
-        self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
+        self._change(tr("choose the draft (speculative decoding)"), lambda files: _with_draft(files, draft))
 
     def remove_draft(self) -> None:
         """Use no draft for the next load."""
-        self._change(tr("remove the draft"), lambda files: replace(files, draft=None))
+        self._change(tr("remove the draft (speculative decoding)"), lambda files: replace(files, draft=None))
 
     def place_draft(self, device: str) -> None:
         """Set the device of the draft model. If `device` is empty, the load decides."""
@@ -152,9 +152,9 @@ class SideFileController(QObject):
             self._document.set_side_files(change(edit.side_files), text)
 
     def _on_edit_settled(self) -> None:
-        """Store the side files of the model in the settings if the user has changed them since the model was opened.
+        """Store the current model's side files in the settings if the user has changed them since it was opened.
 
-        Unchanged side files are not stored: a file that is missing now may be on a disk that is not mounted.
+        Otherwise the stored paths stay, even of files that are missing now, because their disk may only be unmounted.
         """
         state = self._document.state
         if state is not None and state.edit.side_files != state.kept_side_files:

@@ -1,4 +1,4 @@
-"""Measured speeds of devices and layouts: found by a measurement, and corrected by the speed of each answer."""
+"""Measured speeds of devices and layouts, which the speed of each later answer corrects."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ class SpeedRepository(QObject):
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def known_speeds(self, rig: Rig) -> Speeds:
-        """Return the known speeds of the devices of `rig`. Asks drivers, which takes time: not for the GUI thread."""
+        """Return the known speeds of the devices of `rig`.
+
+        The call queries device drivers, which takes time: not for the GUI thread.
+        """
         return known_speeds(rig, self.book)
 
     def answered_per_second(self, path: Path, edit: Edit) -> float | None:

@@ -1,6 +1,7 @@
-"""Unloads and parks models: on request, before the lab rig that they use is stopped, and after their idle time.
+"""Unloads and parks models: on request, before their lab rig is stopped, and after their idle time.
 
-Parking a model unloads it until its next question, which loads it again, even after a restart of the window.
+A lab rig consists of RPC workers on this computer. Parking a model unloads it until its next question, which loads it
+again, even after a restart of the window.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ class Unloader(QObject):
         self.when_gone(going, self._lab.stop, time.monotonic() + MAX_WAIT_S)
 
     def when_gone(self, models: Sequence[OpenModel], then: Callable[[], None], end_s: float = inf) -> None:
-        """Call `then` when the child processes of `models` have ended.
+        """Call `then` when the child processes of `models` have ended, or at the time `end_s`.
 
-        `end_s`: time of `time.monotonic` at which it is called although some still exist.
+        `end_s`: a time on the clock `time.monotonic`.
         """
         # Polled: the children save KV states and end by themselves.
         if time.monotonic() < end_s and any(model.loading.has_child for model in models):

@@ -44,11 +44,11 @@ class Calibrator(QObject):
         live.samples_arrived.connect(self._on_samples)
 
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
-        """Store how much memory is used on all devices before a load.
+        """Store how much memory all devices use just before a load, to measure overheads (use beyond the forecast).
 
-        `nothing_loaded`: whether no model was loaded before. If one was, the used memory does not grow by this load
-        alone, so no overhead of local devices is computed.
-        `forecast_is_whole`: whether the forecast covers all memory. If not, no overhead is computed.
+        `nothing_loaded`: whether no model was loaded before. If one was, the overheads of local devices are not
+        measured, because its unload changes their memory as well.
+        `forecast_is_whole`: whether the forecast covers all memory. If not, no overhead is measured.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
         self._learns = forecast_is_whole
@@ -62,11 +62,17 @@ class Calibrator(QObject):
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Compute no overhead from the last load, because its model was unloaded before the next samples."""
+        """Drop the result of the last load, so that no overhead is computed from it.
+
+        Called if its model is unloaded before the next memory samples.
+        """
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Use overheads that an examination of this computer has measured and stored in the file."""
+        """Use the overheads in `calibration` from now on.
+
+        An examination of this computer has measured them and written them to the file.
+        """
         self._use(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
@@ -99,7 +105,7 @@ class Calibrator(QObject):
         self._live.set_calibration(calibration)
 
     def _keep(self, change: Callable[[Calibration], Calibration]) -> None:
-        """Replace the known overheads by the result of `change`, and apply `change` to those in the file, too."""
+        """Apply `change` to the overheads in memory, and to those in the file, which a command may have changed."""
         self._use(change(self.calibration))
         path = self._path
 

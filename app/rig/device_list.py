@@ -36,10 +36,11 @@ class DeviceList:
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list in which the devices in `found` replace the local ones. Workers and limits stay.
+        """Return the list in which the devices in `found` replace the local ones.
 
-        `found`: the result of a search of this machine, with check results applied.
-        `limits`: stored caps and margins. `checks`: check results for the workers.
+        Workers stay in the list. Devices keep the user's memory limits.
+        `found`: devices that a search of this machine found, with the faults (broken features) from the engine checks.
+        `limits`: stored caps and margins. `checks`: results of the checks, for the workers.
         """
         known = {device.id: device for device in self.rig.devices}
         # Workers are not searched for: a busy one would not answer, and would seem to be gone.
@@ -53,8 +54,8 @@ class DeviceList:
 
         If a rig file describes the devices, they stay in the list. Otherwise the found devices replace the local ones.
 
-        `found`: the result of a search of this machine, with check results applied.
-        `limits`: stored caps and margins. `checks`: check results for the workers.
+        `found`: devices that a search of this machine found, with the faults from the checks.
+        `limits`: stored caps and margins. `checks`: results of the checks, for the workers.
         """
         if not self.from_file:
             return self.with_search(found, limits, checks)
@@ -112,7 +113,10 @@ class DeviceList:
 
 
 def list_of_file(rig: Rig, found: Rig) -> DeviceList:
-    """Return the list with the devices of the rig file `rig`. `found`: devices that a search of this computer found."""
+    """Return the device list of an opened rig file.
+
+    `rig`: the devices of the file. `found`: devices that a search of this computer found.
+    """
     return DeviceList(rig, from_file=True, here=_local_keys(found))
 
 

@@ -57,7 +57,7 @@ class DeviceSearch(QObject):
     def refresh(self) -> None:
         """Search for the devices of this computer. They replace the listed local devices, also those of a rig file.
 
-        Lab workers and remote workers stay listed.
+        Lab workers (RPC workers on this computer) and remote workers stay listed.
         """
         self._search(DeviceList.with_search)
 
@@ -69,9 +69,9 @@ class DeviceSearch(QObject):
         self._search(DeviceList.with_findings)
 
     def find(self) -> Rig:
-        """Return this machine's devices with check results applied. May be called in any thread.
+        """Return this machine's devices, with the faults (broken features) that engine checks have found.
 
-        The search takes time, so it is not for the GUI thread.
+        The search takes time, so it is not for the GUI thread. It may be called in any other thread.
 
         Raises:
             EngineError: if the engine cannot list its devices.
@@ -142,7 +142,8 @@ class DeviceSearch(QObject):
     def set_limits(self, limits: DeviceLimits) -> None:
         """Set the memory cap and margin of a device in the list, and store them.
 
-        The limits are stored for later runs, except limits of lab workers and of devices of a rig file.
+        They are stored for later runs, except for lab workers (RPC workers on this computer) and for devices of a rig
+        file.
         """
         self._live.set_devices(self._live.devices.with_limits(limits.device, limits.cap_bytes, limits.margin_bytes))
         devices = self._live.devices
@@ -156,7 +157,7 @@ class DeviceSearch(QObject):
         If it does, a layout can place two separate ranges of layers on one device, with another device between them.
 
         One device of each backend is tested; the result holds for all devices of that backend. The test runs in the
-        background. Then its results are stored and shown, and a search applies them.
+        background. Then its results are stored and shown, and devices are searched for again to use them.
         """
         rig, path = self._live.devices.rig, self._verdicts
         # The last of each backend stands for all of them.
@@ -164,7 +165,7 @@ class DeviceSearch(QObject):
         if not tested:
             self._notices.say(
                 tr(
-                    "There is no local GPU to test. The CPU and remote devices may always hold two separate ranges "
+                    "There is no local GPU to test. The CPU and remote devices can always hold two separate ranges "
                     "of layers."
                 )
             )
@@ -177,10 +178,10 @@ class DeviceSearch(QObject):
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
                 verdict = (
-                    tr("A {backend} device may hold two separate ranges of layers.", backend=device.backend)
+                    tr("{backend}: test passed. A device can hold two separate ranges of layers.", backend=device.backend)
                     if result.passed
                     else tr(
-                        "A {backend} device must hold all its layers in one range: the test with two ranges failed.",
+                        "{backend}: test failed. A device must hold all its layers in one unbroken range.",
                         backend=device.backend,
                     )
                 )

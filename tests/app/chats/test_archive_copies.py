@@ -125,7 +125,10 @@ def test_a_conversation_that_cannot_be_read_before_the_database_is_open_is_told(
     archive.read("a", lambda chat, _tree: read.append(chat.id))
     archive.close()
     background.close()
-    assert told == ["This conversation cannot be shown, because the database of conversations is not open."]
+    assert told == [
+        "This conversation cannot be shown, because the database of conversations is not open. "
+        "Try again in a moment. If it stays closed, restart Layerdeck."
+    ]
     assert not read
 
 

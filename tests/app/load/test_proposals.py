@@ -104,7 +104,7 @@ def test_overrides_that_tensor_mode_cannot_have_are_dropped_on_request(window: W
     desk.loader.load()
     assert bar.isVisible()
     assert "overrides to the CPU only" in bar.text
-    assert bar.proposal_button.text() == "Drop overrides and load"
+    assert bar.proposal_button.text() == "Remove overrides and load"
     bar.proposal_button.click()
     assert desk.document.edit is not None
     assert desk.document.edit.layout == replace(tensor, overrides=())

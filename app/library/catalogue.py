@@ -319,8 +319,8 @@ class LibraryCatalogue:
         if not mark:
             raise LibraryError(
                 tr(
-                    "The model file {name} can no longer be read, so {document} was not saved. Check that the file exists "
-                    "and that its disk is connected.",
+                    "The model file {name} can no longer be read, so {document} was not saved. Check that the file "
+                    "exists and that its disk is connected.",
                     name=path.name,
                     document=document.name,
                 )

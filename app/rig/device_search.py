@@ -178,7 +178,10 @@ class DeviceSearch(QObject):
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
                 verdict = (
-                    tr("{backend}: test passed. A device can hold two separate ranges of layers.", backend=device.backend)
+                    tr(
+                        "{backend}: test passed. A device can hold two separate ranges of layers.",
+                        backend=device.backend,
+                    )
                     if result.passed
                     else tr(
                         "{backend}: test failed. A device must hold all its layers in one unbroken range.",

@@ -70,7 +70,7 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
 def load_plan(plan: Plan) -> Plan:
     """Return `plan` if it can be loaded.
 
-    If its memory cannot be computed, the returned plan has the numbers of a probe (load without memory).
+    If its memory cannot be computed, the returned plan has the numbers of a probe (load without allocating memory).
 
     Raises:
         RuleViolationError: if `plan` violates a rule.
@@ -81,7 +81,7 @@ def load_plan(plan: Plan) -> Plan:
 
 
 def _probed(plan: Plan) -> Plan:
-    """Return the plan with the memory numbers of a probe (load without memory); unchanged if the probe fails.
+    """Return the plan with the numbers of a probe (load without allocating memory); unchanged if the probe fails.
 
     The failure is not reported here, because the load itself will fail for the same reason.
     """

@@ -116,7 +116,7 @@ def compared(here: _Forecast, there: _Forecast) -> str:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return the plan with llama.cpp's numbers from a probe (load without memory).
+    """Return the plan with llama.cpp's numbers from a probe (load without allocating memory).
 
     If local devices of the plan are missing here, or a device is in use, the plan is returned unchanged.
     """

@@ -155,8 +155,8 @@ class Loader(QObject):
     def load_beside(self, model: OpenModel, plan: Plan) -> None:
         """Load `plan` without questions, and keep all loaded models loaded.
 
-        The caller must make sure that no load runs or waits. If memory runs out against the forecast, the load tries
-        other layouts or fails.
+        The caller must make sure that no load runs or waits. If memory runs out although the forecast fits, the load
+        tries other layouts or fails.
         """
         self._go_on(self._wanted(model, plan), LoadAnswer.BESIDE)
 

@@ -25,7 +25,7 @@ PAUSE_MS = 500
 
 
 class Prober(QObject):
-    """Probes the edited layout: a child process loads it without memory, to get llama.cpp's own numbers.
+    """Probes the edited layout: a child process loads it without allocating memory, to get llama.cpp's own numbers.
 
     One probe runs at a time; a newer one cancels it. `may_probe`: returns whether a probe may run now.
     """

@@ -247,7 +247,7 @@ class LayoutDocument(QObject):
             self._recompute()
 
     def show_probed(self) -> None:
-        """Draw the forecast again if a probe (load without memory) has new numbers for the current plan."""
+        """Draw the forecast again if a probe (load without allocating memory) has new numbers for the current plan."""
         if self.plan is not None and self.probes.over(self.plan) is not self.plan:
             self._recompute()
 

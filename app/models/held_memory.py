@@ -41,7 +41,7 @@ class HeldMemory(QObject):
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 
     def may_probe(self, document: LayoutDocument) -> bool:
-        """Return whether the edited layout may be probed (loaded in a child process without its memory).
+        """Return whether the edited layout may be probed (loaded in a child process without allocating memory).
 
         False while the model is loaded, and while other models use RPC workers of the layout. False also if this
         computer lacks a device of an opened rig file.

@@ -55,7 +55,7 @@ class Replanner(QObject):
         opener.model_changed.connect(self._look)
 
     def _look(self) -> None:
-        """Start the timer for a search if free memory has changed since the search that found the layout.
+        """Start the timer for a new layout search if free memory has changed since the layout was found.
 
         Otherwise stop the timer. A timer that runs already is not restarted.
         """

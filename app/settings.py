@@ -72,7 +72,7 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
 
     `projector`: path of the projector's file; empty if there is none.
     `device`: device of the projector; None for automatic.
-    `draft`: JSON text that `encode_draft` returns for the draft; empty if there is no draft.
+    `draft`: the draft (speculative decoding) as JSON text from `encode_draft`; empty if there is none.
     """
 
     projector: str = ""
@@ -359,10 +359,10 @@ class Settings:
         self._write(key, document)
 
     def keep_changes(self, key: str, before: _Kept, after: _Kept) -> None:
-        """Store the fields of `after` that differ from `before`; the other fields under `key` stay as they are stored.
+        """Store the fields of `after` that differ from `before` in the JSON document under `key`.
 
-        So windows that read the document at the same time keep each other's changes. If none is stored under `key`, all
-        of `after` is stored.
+        Its other fields stay as they are. So if two windows have read the same document and change different fields,
+        both changes are stored. If no document is stored under `key`, all of `after` is stored.
         """
         self.sync()
         fields = msgspec.structs.asdict(after)

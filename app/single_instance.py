@@ -104,7 +104,7 @@ class OpenEvents(QObject):
 
 
 def _files(line: bytes) -> list[Path] | None:
-    """Return the paths in `line`, the message of a later start, or None if the message is malformed."""
+    """Return the paths in `line`, the message of a second start of the program; None if it is malformed."""
     try:
         words = _decoder.decode(line)
     except ValueError:

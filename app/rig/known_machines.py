@@ -267,7 +267,7 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing after the file was written."""
+    """Callback for a written file, which needs no further action."""
 
 
 def _name_of(device: Device) -> str:

@@ -24,7 +24,10 @@ _log = logging.getLogger("layerdeck.rig")
 
 
 class Lab(QObject):
-    """Starts, restarts and stops at most one lab rig. While it runs, its workers are in the device list."""
+    """Starts, restarts and stops at most one lab rig (RPC workers on this computer).
+
+    While it runs, its workers are in the device list.
+    """
 
     running_changed = Signal(bool)
     worker_lost = Signal(str)

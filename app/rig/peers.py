@@ -153,7 +153,7 @@ class Peers(QObject):
         self.found.emit(tuple(replace(row, answers=row in answering) for row in rows))
 
     def _ask(self, machine: Machine) -> None:
-        """Connect to a paired machine that is not announced, and store whether it answers."""
+        """Connect to a paired machine that does not announce itself on the local network; store whether it answers."""
         self._answers[machine] = False
 
         def show(_offer: object) -> None:
@@ -240,7 +240,7 @@ class Peers(QObject):
         def show(_removed: object) -> None:
             self.told.emit(
                 tr(
-                    "The pairing with {name} was deleted on this computer. Choose Forget on {name}, too.",
+                    "The pairing with {name} was deleted on this computer. Choose Forget on {name} to delete it there, too.",
                     name=machine.name,
                 ),
                 False,
@@ -320,4 +320,4 @@ def is_address(text: str) -> bool:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing when the search has started or ended."""
+    """Callback for a started or ended search, which needs no further action."""

@@ -46,7 +46,7 @@ class Offers:
         self._token.cancel()
 
     def set_open(self, entries: Sequence[ModelEntry]) -> None:
-        """Replace the entries of the models that are open in the window."""
+        """Replace the API's entries for the models that are open in the window."""
         self._open = tuple(entries)
 
     def listed(self, path: Path) -> ModelEntry | None:

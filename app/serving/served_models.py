@@ -274,7 +274,7 @@ class ServedModels(QObject):
 
     @property
     def contexts(self) -> dict[str, int]:
-        """Context size in tokens for one request, by the name of each lent model; the shown model comes first."""
+        """Context size in tokens for one request, by the name of each loaded model; the current model first."""
         shown = sorted(self._lent, key=lambda model: (model is not self._models.current, model.number))
         return {self._entries[model].id: model.loading.snapshot.context_size or 0 for model in shown}
 

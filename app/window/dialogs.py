@@ -44,10 +44,11 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
 
 
 def replace_question(parent: QWidget, chosen: Path, path: Path) -> QMessageBox | None:
-    """Return a question whether to replace the file `path`, which the caller shows; None if there is nothing to ask.
+    """Return a message box that asks whether to replace the file `path`; None if there is nothing to ask.
 
-    `chosen`: the path that the user chose; the file dialog has asked about it already. `path`: the same path, perhaps
-    with an added extension.
+    The caller shows the box.
+    `chosen`: the path that the user chose. The file dialog has already asked whether to replace that file.
+    `path`: the same path, perhaps with an added extension.
     """
     if path == chosen or not path.exists():
         return None

@@ -145,7 +145,11 @@ class ServePresenter(QObject):
         if number is None:
             pane.show_text(tr("Select a request to see its text."))
         elif text is None:
-            pane.show_text(tr("The text of this request was not saved."))
+            pane.show_text(
+                tr(
+                    "The text of this request was not stored. “Keep the texts of requests” stores the last requests that arrive while it is on."
+                )
+            )
         else:
             pane.show_text("\n\n".join(text))
 

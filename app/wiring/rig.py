@@ -1,4 +1,4 @@
-"""Construction and connection of the objects for devices."""
+"""Makes and connects the objects that find, measure, lend and simulate devices."""
 
 from __future__ import annotations
 

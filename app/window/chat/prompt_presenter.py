@@ -38,7 +38,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         self._window = window
 
     def follow(self, model: OpenModel, pane: ChatPane) -> None:
-        """Open the dialog when the user chooses Tokens on a message in `pane`, the chat of `model`."""
+        """Show token probabilities when the user chooses Tokens on a message in `pane`, the chat of `model`."""
         pane.acted.connect(self._shows(model))
 
     def _shows(self, model: OpenModel) -> Callable[[MessageAction], None]:

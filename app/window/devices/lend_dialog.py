@@ -225,7 +225,9 @@ def _code_words(state: LendState) -> str:
     if not state.place:
         return ""
     if not state.code:
-        return tr("No pairing code is valid now. Paired computers do not need one.")
+        return tr(
+            "No pairing code is valid now. Paired computers do not need one. To pair another computer, choose New Pairing Code."
+        )
     return tr(
         "Pairing code: {code}. Enter this code on the other computer within ten minutes. The code pairs one computer.",
         code=state.code,

@@ -91,7 +91,7 @@ class KeptWeightsPresenter(QObject):
         self._background, self._notices, self._window = background, notices, window
 
     def show(self) -> None:
-        """Show a message box with the size of the cached weights and a button that removes them."""
+        """Show a message box with the size of the weights that RPC workers have cached, and a button to remove them."""
         folder = kept_weights_path()
         self._background.run("Counting weights", lambda: kept_bytes(folder), self._ask, _log_error, quiet=True)
 

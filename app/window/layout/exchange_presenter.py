@@ -101,7 +101,8 @@ class _Read:
 
     `names`: names of the models if the text is a configuration of several models; else empty.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
-    `draft`: the draft that the text names. None if there is none, or if it cannot draft for the model.
+    `draft`: the draft (speculative decoding) that the text names; None if it names none, or one that does not suit the
+    model.
     """
 
     names: tuple[str, ...]

@@ -131,7 +131,10 @@ def count_request(question: Question, profile: Profile) -> CountTokens:
 
 
 def prompt_characters(request: CountTokens) -> int:
-    """Return the number of characters that a chat template may write into the prompt of `request`."""
+    """Return how many characters of `request` the chat template can copy into the prompt.
+
+    They are the characters of messages, tool calls, tool definitions and template variables.
+    """
     found = len(request.template_input.tools) + len(request.template_input.values)
     for message in request.messages:
         found += len(message.content) + len(message.reasoning) + len(message.call_id) + len(message.name)

@@ -147,7 +147,8 @@ class ServePresenter(QObject):
         elif text is None:
             pane.show_text(
                 tr(
-                    "The text of this request was not stored. “Keep the texts of requests” stores the last requests that arrive while it is on."
+                    "The text of this request was not stored. “Keep the texts of requests” stores the last requests "
+                    "that arrive while it is on."
                 )
             )
         else:

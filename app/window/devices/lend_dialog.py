@@ -226,7 +226,8 @@ def _code_words(state: LendState) -> str:
         return ""
     if not state.code:
         return tr(
-            "No pairing code is valid now. Paired computers do not need one. To pair another computer, choose New Pairing Code."
+            "No pairing code is valid now. Paired computers do not need one. To pair another computer, choose New "
+            "Pairing Code."
         )
     return tr(
         "Pairing code: {code}. Enter this code on the other computer within ten minutes. The code pairs one computer.",

@@ -108,10 +108,10 @@ class _MemoryStore:
 
 
 class _IniStore(QSettings):
-    """The INI file of the settings, which reports whether changes are stored.
+    """Stores the settings in the INI file, and calls `tell` if writing fails or succeeds again.
 
-    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps
-    changes that it could not write.
+    After a change, QSettings writes the whole file anew when the event loop is idle. Changes that it could not write
+    stay in memory for the next attempt.
     """
 
     def __init__(self, file: Path) -> None:

@@ -330,7 +330,7 @@ class LiveRig(QObject):
     def set_devices(self, devices: DeviceList) -> None:
         """Replace the device list, and emit `rig_changed` if the rig has changed.
 
-        `devices_changed` is emitted before it if devices were added, removed or replaced.
+        If devices were added, removed or replaced, `devices_changed` is emitted before `rig_changed`.
         """
         before, self.devices = self.devices, self._learnt(devices)
         if self.devices.has_other_devices(before):

@@ -95,9 +95,9 @@ class Peers(QObject):
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with local tunnel addresses for its paired machines. May be called in any thread.
+        """Return `rig` with local tunnel addresses for its paired machines. Thread-safe.
 
-        Tunnels are opened, which takes time: not for the GUI thread.
+        The call opens tunnels, which takes time, so it must not run in the GUI thread.
 
         Raises:
             EngineError: if a tunnel does not open.

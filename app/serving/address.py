@@ -1,4 +1,7 @@
-"""Addresses of an API server: which computers reach them, and why an address cannot be used. No Qt."""
+"""Addresses of an API server: which computers reach them, and why an address cannot be used.
+
+Does not import Qt.
+"""
 
 from __future__ import annotations
 

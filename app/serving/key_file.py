@@ -1,4 +1,7 @@
-"""Files of API keys, one key a line, readable for their owner only. No Qt: the command line reads them too."""
+"""Reads and writes files of API keys: one key a line, readable for the owner only.
+
+Does not import Qt, because the command line uses it too.
+"""
 
 from __future__ import annotations
 

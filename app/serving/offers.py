@@ -1,4 +1,4 @@
-"""The models that the window's API server offers: the open ones, and those of the library. No Qt."""
+"""The models that the window's API server offers: the open ones, and those of the library. Does not import Qt."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class AboutContents:
 def gather_contents(rig: Rig) -> AboutContents:
     """Return versions, folders and licences of this installation, with the devices of `rig`.
 
-    Many files are read: not for the GUI thread.
+    Reads many files, so it must not be called in the GUI thread.
     """
     return AboutContents(
         versions=(

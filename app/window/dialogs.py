@@ -1,4 +1,4 @@
-"""File dialogs, and a class that owns a dialog of which at most one exists."""
+"""File dialogs, and a base class for dialogs that can be open only once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def replace_question(parent: QWidget, chosen: Path, path: Path) -> QMessageBox |
 
 
 def write_chosen(path: Path, data: bytes) -> None:
-    """Write `data` to a file that the user has chosen. Accesses the disk: not for the GUI thread.
+    """Write `data` to a file that the user has chosen. Blocks, so it must not be called in the GUI thread.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -79,7 +79,7 @@ def write_chosen(path: Path, data: bytes) -> None:
 
 
 class OneDialog(QObject, Generic[_Dialog]):
-    """Owns a dialog of which at most one exists. The dialog is not modal, so the window stays usable.
+    """Owns a dialog that can be open only once. The dialog is not modal, so the window stays usable.
 
     `make`: returns the dialog. Called at first use, and again after Qt has deleted a closed dialog.
     `begin`: fills the dialog each time it is opened.

@@ -269,7 +269,7 @@ class ChatPresenter(QObject):
     def _answered_requests(self) -> list[int]:
         """Return the numbers of the requests whose answer has begun.
 
-        A `Reading` event of such a request says only that the engine still works, not how much of the prompt is read.
+        A `Reading` event of such a request has no progress of the prompt; it only shows that the engine still works.
         """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 

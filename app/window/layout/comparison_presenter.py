@@ -90,7 +90,7 @@ class _Base:
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
         """Return the plan of the layout in `file` for the model of `plan` on `rig`.
 
-        The draft model that the file names is read: not for the GUI thread.
+        Reads the draft model that the file names, so it must not be called in the GUI thread.
         `folder`: folder of the file, in which the draft model is looked for; None: the folder of the model.
         """
         model = self.plan.model

@@ -88,7 +88,7 @@ class Totals:
 
 
 class Record:
-    """Updates the journal's entry of one request until the request ends. For the server's thread."""
+    """Updates the journal's entry of one request until the request ends. Used in the server's thread only."""
 
     def __init__(self, journal: Journal, entry: RequestEntry) -> None:
         self._journal, self.entry, self._begun_s = journal, entry, time.monotonic()
@@ -202,30 +202,30 @@ class Journal:
                 self._texts.popitem(last=False)
 
     def text_of(self, number: int) -> RequestText | None:
-        """Return the kept text of request `number`; None if it was not kept. For any thread."""
+        """Return the stored texts of request `number` and of its answer; None if they were not stored. Thread-safe."""
         with self._lock:
             return self._texts.get(number)
 
     def forget_texts(self) -> None:
-        """Stop keeping texts, and delete those that were kept. For any thread."""
+        """Stop storing the texts of requests, and delete those that were stored. Thread-safe."""
         with self._lock:
             self.keeps_texts = False
             self._texts.clear()
 
     @property
     def under_way(self) -> tuple[RequestEntry, ...]:
-        """The requests that have not ended, oldest first. For any thread."""
+        """The requests that have not ended, oldest first. Thread-safe."""
         with self._lock:
             return tuple(self._under_way.values())
 
     @property
     def ended(self) -> tuple[RequestEntry, ...]:
-        """The last `MAX_ENTRIES` requests that have ended, oldest first. For any thread."""
+        """The last `MAX_ENTRIES` requests that have ended, oldest first. Thread-safe."""
         with self._lock:
             return tuple(self._ended)
 
     @property
     def totals(self) -> Totals:
-        """Numbers of requests and tokens, added up over all requests that have ended. For any thread."""
+        """Numbers of requests and tokens, added up over all requests that have ended. Thread-safe."""
         with self._lock:
             return self._totals

@@ -112,7 +112,9 @@ class LoadedModel:
 
 
 class ModelPool:
-    """The models of a server: loads them for requests, and unloads idle ones. For the server's event loop.
+    """The models of a server: loads them for requests, and unloads idle ones.
+
+    Its methods are called in the server's event loop only.
 
     `keep_alive_s`: idle time in seconds after which a model is unloaded; None: `default_keep_alive_s`.
     `pinned`: ids of models with another idle time, such as models that the command line names.

@@ -199,10 +199,10 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     """Return a tool's schema (`parameters`) with its `$ref`s renamed, so that schemas of several tools can be in one
     document.
 
-    The targets of the references are added to `definitions`, under names that begin with `prefix`. The names must be
-    unique, because llama-cpp-python's converter names a grammar rule after the last part of a reference's path only.
-    The converter also ignores `$defs` that are in the same object as a `$ref`. A part of the schema that belongs to
-    several targets is copied for each of them, so `budget` limits the size.
+    The targets of the references are added to `definitions`, under unique names that begin with `prefix`.
+    llama-cpp-python's converter from schemas to grammars names a rule after the last part of a reference's path only,
+    so equal names would clash. It also ignores `$defs` in the same object as a `$ref`.
+    If targets contain each other, their common part is copied for each of them, so `budget` limits the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.
@@ -255,8 +255,8 @@ def check_question(question: Question) -> Question:
     """Check a chat request and return it. In the result `choice` is `NONE` if the request uses no tools.
 
     Raises:
-        ApiError: there are no messages, or too many messages, answers, tools or bytes of images and sounds; or the
-            choice of tools is impossible.
+        ApiError: there are no messages, or too many messages, answers, tools or bytes of images and sounds; or
+            `choice` needs a tool that is missing, or does not go with `schema`.
     """
     if not question.messages:
         raise invalid("messages is empty; send at least one.", "messages")

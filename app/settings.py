@@ -329,11 +329,14 @@ class Settings:
             self._write("parked_models", [str(path) for path in wanted])
 
     def side_files(self, model: Path) -> KeptSideFiles:
-        """Return the projector, adapters and draft last chosen for the model file `model`. No file is read."""
+        """Return the projector, LoRA adapters and draft (speculative decoding) last chosen for the model file `model`.
+
+        Reads the settings only, not these files.
+        """
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Store the projector, adapters and draft that were chosen for the model file `model`."""
+        """Store the projector, LoRA adapters and draft (speculative decoding) chosen for the model file `model`."""
         self.sync()
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.

@@ -64,7 +64,7 @@ class LiveMemory:
         """Replace the loaded models. Return, by device id, by how many bytes the last samples understate used memory.
 
         Memory of a new model that the samples show already is not counted. After an unload the numbers are negative.
-        The host is left out: its samples show the memory of our own processes separately.
+        The host is left out: its samples show the memory of Layerdeck's processes separately.
         """
         before, self._models = self._models, tuple(models)
         if self._models != before:

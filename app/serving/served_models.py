@@ -97,7 +97,8 @@ class _Reading:
 class _Basis:
     """What the server needs from the window to load a model.
 
-    `kept`: projector, adapters and draft that the settings store for the model. `find`: function that finds a layout.
+    `kept`: projector, LoRA adapters and draft (speculative decoding) that the settings store for the model.
+    `find`: function that finds a layout.
     `file`, `edit`: if the model is open in the window, its file and its edit (layout and settings); else None.
     """
 

@@ -80,7 +80,7 @@ class PromptPresenter(OneDialog[PromptDialog]):
         """The messages of the prompt that was requested."""
 
     def show(self) -> None:
-        """Open the dialog, and request the rendered prompt from the model's child."""
+        """Open the dialog, and request the rendered prompt from the model's child process."""
         # The answer to an earlier request must not be shown as this prompt.
         self._forget()
         dialog = self.open()

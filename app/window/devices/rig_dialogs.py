@@ -111,7 +111,7 @@ def ask_remote_endpoint(
 ) -> None:
     """Ask for a remote worker's address, and call `then` with `host:port`.
 
-    `warn`: whether to warn first that RPC has no encryption. `on_warned`: called if the user goes on after the warning.
+    `warn`: whether to warn first that RPC has no encryption. `on_warned`: called if the user accepts the risk.
     """
 
     def ask() -> None:

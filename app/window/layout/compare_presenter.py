@@ -32,7 +32,7 @@ TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", 
 class ComparePresenter(OneDialog[CompareDialog]):
     """Fills the dialog for speed comparisons and carries out its commands.
 
-    All layouts are measured with the model and the devices of the edited layout.
+    If the edited layout is among the measured ones, the speeds of the others are compared with it.
     """
 
     def __init__(self, document: LayoutDocument, comparer: LayoutComparer, theme: Theme, window: QWidget) -> None:
@@ -171,7 +171,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         elif results.ended:
             dialog.say(results.ended)
         elif not results.winner:
-            dialog.say(tr("Nothing could be measured."))
+            dialog.say(tr("No layout could be measured. The notes below say why."))
         elif len(results.layouts) == 1:
             dialog.say(tr("One layout was measured. Add other layouts to compare."))
         else:
@@ -216,7 +216,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         found = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
         self._document.replace(found, tr("use layout {name}", name=winner.name))
-        dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
+        dialog.say(tr("The layout editor now has this layout: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:
         """Return `edit` (layout, settings and side files) with the draft (speculative decoding) of a layout file.

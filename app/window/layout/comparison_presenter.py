@@ -373,7 +373,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)
         self._document.replace(found.edit_with(now.side_files), tr("use layout {name}", name=found.title))
-        dialog.say(side, tr("The edited layout is now: {name}.", name=found.title))
+        dialog.say(side, tr("The layout editor now has this layout: {name}.", name=found.title))
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:

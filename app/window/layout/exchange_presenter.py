@@ -236,7 +236,7 @@ def _side_file_notes(found: Imported) -> tuple[str, ...]:
     if not paths:
         return ()
     names = ", ".join(Path(path).name for path in paths)
-    return (tr("Add these files in the load settings: {names}.", names=names),)
+    return (tr("The text also names these files. Add them in the load settings: {names}.", names=names),)
 
 
 def _text(path: Path) -> str:

@@ -178,4 +178,4 @@ def loaded_text(loaded: LoadedLayout | None) -> str:
         tr("op_offload {used}", used=value_text(bool(used.op_offload))),
         tr("pipeline parallelism") if used.pipeline == "on" else "",
     )
-    return tr("Loaded with {names}.", names=", ".join(filter(None, words)))
+    return tr("Settings of the loaded model: {names}.", names=", ".join(filter(None, words)))

@@ -142,7 +142,7 @@ def layout_menu(
             "compare_layouts",
             tr("Compare T&wo Layouts…"),
             show_layouts,
-            tip=tr("See two layouts of this model side by side: layers, memory, speed and costs"),
+            tip=tr("See two layouts of this model side by side: layers, memory, speed and data sent between devices"),
         ),
         Command(
             "compare_speed",

@@ -82,7 +82,7 @@ class PreferencesDialog(Dialog):
         self.idle_models_box = ComboBox()
         self.idle_models_box.setAccessibleName(_IDLE_MODELS)
         self.idle_models_box.setToolTip(
-            plain_tool_tip(tr("What happens to idle models if another model does not fit together with them"))
+            plain_tool_tip(tr("What happens to idle models if there is too little free memory for another model"))
         )
         for answer, words in _IDLE_CHOICES:
             self.idle_models_box.addItem(words, answer)

@@ -29,7 +29,8 @@ INTRODUCTION = tr(
     "without a window."
 )
 OF_FILE = tr(
-    "A rig file is open, and only its devices can be lent. Devices > Refresh returns to the devices of this computer."
+    "A rig file is open, so only devices in this file can be lent. Devices > Refresh returns to this computer's "
+    "devices."
 )
 _ALL = "0.0.0.0"
 

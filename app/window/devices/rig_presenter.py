@@ -97,13 +97,13 @@ class KeptWeightsPresenter(QObject):
 
     def _ask(self, size_bytes: int) -> None:
         text = tr(
-            "The workers of layerdeck-cli rig serve on this computer have cached {size} of weights in {cache_path}, "
-            "so that clients need to send these weights only once.",
+            "Workers that this computer runs for other computers have cached {size} of model weights in {cache_path}. "
+            "So the other computers do not need to send these weights again.",
             size=format_bytes(size_bytes),
             cache_path=kept_weights_path(),
         )
         if not size_bytes:
-            text = tr("The workers of layerdeck-cli rig serve on this computer have no cached weights.")
+            text = tr("No weights of other computers' models are cached on this computer.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size_bytes:
@@ -117,7 +117,7 @@ class KeptWeightsPresenter(QObject):
     def _say_removed(self, freed_bytes: int) -> None:
         self._notices.say(
             tr(
-                "Removed {freed} of cached weights. Clients will send the weights again.",
+                "Removed {freed} of cached weights. Other computers will send the weights again.",
                 freed=format_bytes(freed_bytes),
             )
         )

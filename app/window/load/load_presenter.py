@@ -121,8 +121,8 @@ class LoadPresenter(QObject):
         if self._power_text(model):
             tool_tip.append(
                 tr(
-                    "The power in watts is what the model's devices draw while the model is idle. Park frees the "
-                    "model's memory."
+                    "The model's devices draw this power (in watts) although the model is idle. To free its memory, "
+                    "choose Park."
                 )
             )
         if checkpoint_bytes:

@@ -215,7 +215,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
             dialog.say(error.summary(), bad=True)
             return
         found = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
-        self._document.replace(found, tr("use layout {name}", name=winner.name))
+        self._document.replace(found, tr("use fastest layout {name}", name=winner.name))
         dialog.say(tr("The layout editor now has this layout: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:

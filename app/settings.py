@@ -37,7 +37,7 @@ _Name = TypeVar("_Name", bound=str)
 
 
 def find_fault(file: Path) -> str:
-    """Return the reason why settings cannot be stored in `file`, for people; empty if they can.
+    """Return a message for the user if settings cannot be stored in `file`; empty if they can.
 
     A missing folder is made.
     """
@@ -216,7 +216,7 @@ def _port(kept: object) -> int:
 class Settings:
     """Typed access to the INI file. A stored value that cannot be read counts as absent.
 
-    `fault`: reason, for people, why settings last for this run only; empty if they are stored.
+    `fault`: message for the user if settings last for this run only; empty if they are stored.
     """
 
     theme = _choice("theme", THEME_NAMES, "system")

@@ -141,7 +141,7 @@ class Lab(QObject):
 
     @property
     def _description(self) -> str:
-        """A sentence that explains the new devices to people who see ids like RPC0 for the first time."""
+        """A sentence for users that explains the devices of the lab rig, whose ids (such as RPC0) say little."""
         endpoints = self.endpoints
         devices = [device for device in self._live.devices.rig.devices if device.endpoint in endpoints]
         names = [device.id for device in devices]

@@ -295,7 +295,7 @@ class LiveRig(QObject):
 
     @property
     def stopped_devices(self) -> tuple[str, ...]:
-        """Ids of the lab workers whose processes ended by themselves."""
+        """Ids of the RPC workers on this computer (the lab rig) whose processes ended by themselves."""
         return tuple(device.id for device in self.devices.rig.devices if device.endpoint in self._stopped)
 
     def rig_without(self, leaving: Sequence[HeldModel]) -> Rig:
@@ -343,7 +343,7 @@ class LiveRig(QObject):
         self.set_devices(devices)
 
     def set_stopped(self, endpoints: frozenset[str]) -> None:
-        """Set the endpoints (host:port) of the lab workers that have stopped."""
+        """Set the endpoints (host:port) of the RPC workers on this computer (the lab rig) that have stopped."""
         if endpoints != self._stopped:
             self._stopped = endpoints
             # Their processes are others now, which is what those who read the memory ask for.

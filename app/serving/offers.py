@@ -88,7 +88,7 @@ class Offers:
     def keep_alive_s(self, entry: ModelEntry, load_s: float = 0.0) -> float:
         """Return the idle time in seconds after which the model of `entry`, loaded for a request, is unloaded.
 
-        `load_s`: seconds that its load took, on which the default depends.
+        `load_s`: seconds that its load took; the default depends on them.
         """
         kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
         return next((seconds for seconds in kept if seconds is not None), default_keep_alive_s(load_s))

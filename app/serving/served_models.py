@@ -209,7 +209,7 @@ class ServedModels(QObject):
     # ------------------------------------------------------------------ in threads of the server, for forecasts
 
     def rig(self) -> Rig:
-        """Return the devices, with the free memory that they report while the lent models are loaded.
+        """Return the devices with the free memory that they report, which excludes the memory of loaded models.
 
         Raises:
             EngineError: the server or the window is closing.
@@ -217,10 +217,10 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the `LoadOrder` (plan and options) with which a request would load the model of `entry` on `rig`.
+        """Return the `LoadOrder` (plan and options) that a request would use to load the model of `entry` on `rig`.
 
         Nothing is loaded: the server makes forecasts from the plan. The call may read the file and search for a layout,
-        so it is not for the GUI thread.
+        so it must not run in the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -440,7 +440,7 @@ class ServedModels(QObject):
         )
 
     def _edit_of(self, model: OpenModel) -> Edit | None:
-        """Return the edit (layout and settings) with which a request loads an open model; None if it has none yet."""
+        """Return the edit (layout and settings) that a request uses to load an open model; None if it has none yet."""
         if model is self._models.current:
             return self._document.edit
         return None if model.edit_state is None else model.edit_state.edit

@@ -51,7 +51,7 @@ class AboutContents:
 
     @property
     def text(self) -> str:
-        """Versions and folders as text for the clipboard, a line each."""
+        """Versions and folders as text for the clipboard, one on each line."""
         return "\n".join(f"{name}: {value}" for name, value in (*self.versions, *self.folders))
 
 

@@ -29,7 +29,7 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
 
 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
-    """Ask for a file to write. Return its path, or None if the dialog was cancelled or an existing file is to stay.
+    """Ask for a file to write. Return its path; None if the user cancels, or does not want to replace the file.
 
     A name without extension gets the extension of `proposal`, the proposed file name. `file_filter`: Qt's name filter
     of the dialog.

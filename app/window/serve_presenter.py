@@ -48,7 +48,7 @@ class ServePresenter(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next update of the table still waits, because the last one was less than `UPDATE_MS` ago."""
+        """Whether an update of the table is pending. Updates are at least `UPDATE_MS` apart."""
         return self._timer.isActive()
 
     def show(self) -> None:

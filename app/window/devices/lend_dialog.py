@@ -1,4 +1,7 @@
-"""The dialog of Devices > Lend This Computer: which devices paired computers may use, and who uses them. Not modal."""
+"""The dialog of Devices > Lend This Computer: which devices paired computers may use, and who uses them.
+
+The dialog is not modal.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ class _DeviceRow:
     def cap_bytes(self) -> int | None:
         """Return the entered memory limit in bytes, None for no limit.
 
-        Raises `ValueError` with a sentence for people.
+        Raises:
+            ValueError: the text is no size. The message is a sentence for the user.
         """
         text = self.cap_line.text().strip()
         return parse_size(text) if text else None

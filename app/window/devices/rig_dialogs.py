@@ -66,7 +66,7 @@ def parse_caps(text: str) -> tuple[int, ...]:
     """Return the memory caps in bytes of a list such as `"256MiB, 1GiB"`.
 
     Raises:
-        ValueError: with a sentence for people about the first invalid size, or if there are too many.
+        ValueError: a size is invalid, or there are too many. The message is a sentence for the user.
     """
     caps = tuple(parse_size(part) for part in text.split(","))
     if any(cap == 0 for cap in caps):

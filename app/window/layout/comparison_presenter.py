@@ -91,7 +91,7 @@ class _Base:
         """Return the plan of the layout in `file` for the model of `plan` on `rig`.
 
         Reads the draft model that the file names, so it must not be called in the GUI thread.
-        `folder`: folder of the file, in which the draft model is looked for; None: the folder of the model.
+        `folder`: folder of the file, where the draft model is searched; None: the folder of the model.
         """
         model = self.plan.model
         edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
@@ -335,7 +335,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         """Return a function that looks up the measured tokens per second of `model` with an edit (layout and settings).
 
         The function looks at the last answer, then at the results of Compare Speed, then in the library's database. It
-        reads the disk, so it is not for the GUI thread.
+        reads the disk, so it must not run in the GUI thread.
         """
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed

@@ -100,7 +100,7 @@ class _Read:
     """The result of reading a text of another program, such as a command of llama-server.
 
     `names`: names of the models if the text is a configuration of several models; else empty.
-    `found`: the layout, or None if there is an error. `fault`: the error for people.
+    `found`: the layout, or None if there is an error. `fault`: the error as a message for the user.
     `draft`: the draft (speculative decoding) that the text names; None if it names none, or one that does not suit the
     model.
     """

@@ -539,7 +539,7 @@ class ModelPool:
 
     @property
     def parts(self) -> PoolParts:
-        """The functions with which the pool finds, plans and loads models."""
+        """The functions that the pool calls to find, plan and load models."""
         return self._parts
 
     @property

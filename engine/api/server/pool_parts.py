@@ -26,7 +26,7 @@ def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """The functions with which a pool finds, plans and loads models.
+    """The functions that a pool calls to find, plan and load models.
 
     They may block and are called in threads, except as noted.
     `entries`: returns the models that requests may name.

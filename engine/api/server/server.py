@@ -252,9 +252,9 @@ class _Protocol(H11Protocol):
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 
     def _watch_header(self) -> None:
-        """Limit the time in which the head of the next request must arrive, by a timer.
+        """Start or cancel the timer that closes the connection if the head of a request does not arrive in time.
 
-        The timer runs while the connection waits for a head, and is cancelled when the head has arrived.
+        The timer runs while the connection waits for the head of a request.
         """
         is_due = self.conn.their_state in (h11.IDLE, h11.ERROR)
         if not is_due and self._header_timer is not None:

@@ -80,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The file of the answering model, from which a request takes the chat template and default sampling settings."""
+    """The file of the answering model. It provides chat template and default sampling settings for a request."""
 
     file: ModelFile
 

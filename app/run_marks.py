@@ -67,7 +67,10 @@ class EndedRun:
 
     @property
     def report(self) -> str:
-        """A text that describes the crash, for a bug report. The home folder, model names and conversations do not appear in it."""
+        """A text that describes the crash, for a bug report.
+
+        The home folder, model names and conversations do not appear in it.
+        """
         seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.seen_s))
         count = len(self.mark.models)
         open_text = f"{count} {'model' if count == 1 else 'models'}"

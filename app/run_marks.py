@@ -67,7 +67,10 @@ class EndedRun:
 
     @property
     def report(self) -> str:
-        """A report of the crash for people. The home folder, model names and conversations do not appear in it."""
+        """A text that describes the crash, for a bug report.
+
+        The home folder, model names and conversations do not appear in it.
+        """
         seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.seen_s))
         count = len(self.mark.models)
         open_text = f"{count} {'model' if count == 1 else 'models'}"
@@ -97,7 +100,7 @@ class RunMarks:
         self._has_ended = False
 
     def begin(self) -> None:
-        """Write the mark of this process, and make faulthandler write crashes to a file next to the mark.
+        """Write the run mark (file) of this window, and make faulthandler write crashes to a second file next to it.
 
         Raises:
             OSError: the folder cannot be written.
@@ -109,14 +112,14 @@ class RunMarks:
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
-        """Write the open models into the mark. Nothing is written after `end`.
+        """Write the open models into the run mark (this window's file). Nothing is written after `end`.
 
         `restored`: whether this window opened the models of a crashed window again.
         """
         self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
 
     def end(self) -> None:
-        """Delete the mark and the faulthandler's file: the window closes properly."""
+        """Delete this window's run mark and the file of faulthandler, so that the next start sees no crash."""
         with self._lock:
             self._has_ended = True
             if self._fault_file is not None:
@@ -128,7 +131,7 @@ class RunMarks:
                     self._path.with_suffix(suffix).unlink(missing_ok=True)
 
     def take_ended(self) -> tuple[EndedRun, ...]:
-        """Return the windows that crashed or were killed, newest first, and delete their marks."""
+        """Return the windows that crashed or were killed, newest first, and delete the run marks (files) they left."""
         ended = []
         for path in self._folder.glob(f"*{_MARK}"):
             mark = read_kept(path, RunMark, MAX_FILE_BYTES)
@@ -146,7 +149,7 @@ class RunMarks:
         return tuple(sorted(ended, key=lambda run: -run.seen_s))
 
     def has_others(self) -> bool:
-        """Return whether the folder has the run mark of another window that still runs."""
+        """Return whether another window runs, by its run mark (the file that a running window writes)."""
         others = (path for path in self._folder.glob(f"*{_MARK}") if path != self._path)
         marks = (read_kept(path, RunMark, MAX_FILE_BYTES) for path in others)
         return any(mark is not None and is_alive(mark.process) for mark in marks)

@@ -37,7 +37,7 @@ _Name = TypeVar("_Name", bound=str)
 
 
 def find_fault(file: Path) -> str:
-    """Return the reason why settings cannot be stored in `file`, for people; empty if they can.
+    """Return a message for the user if settings cannot be stored in `file`; empty if they can.
 
     A missing folder is made.
     """
@@ -72,7 +72,7 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
 
     `projector`: path of the projector's file; empty if there is none.
     `device`: device of the projector; None for automatic.
-    `draft`: JSON text that `encode_draft` returns for the draft; empty if there is no draft.
+    `draft`: the draft (speculative decoding) as JSON text from `encode_draft`; empty if there is none.
     """
 
     projector: str = ""
@@ -108,10 +108,10 @@ class _MemoryStore:
 
 
 class _IniStore(QSettings):
-    """The INI file of the settings, which reports whether changes are stored.
+    """Stores the settings in the INI file, and calls `tell` if writing fails or succeeds again.
 
-    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps
-    changes that it could not write.
+    After a change, QSettings writes the whole file anew when the event loop is idle. Changes that it could not write
+    stay in memory for the next attempt.
     """
 
     def __init__(self, file: Path) -> None:
@@ -216,7 +216,7 @@ def _port(kept: object) -> int:
 class Settings:
     """Typed access to the INI file. A stored value that cannot be read counts as absent.
 
-    `fault`: reason, for people, why settings last for this run only; empty if they are stored.
+    `fault`: message for the user if settings last for this run only; empty if they are stored.
     """
 
     theme = _choice("theme", THEME_NAMES, "system")
@@ -329,11 +329,14 @@ class Settings:
             self._write("parked_models", [str(path) for path in wanted])
 
     def side_files(self, model: Path) -> KeptSideFiles:
-        """Return the projector, adapters and draft last chosen for the model file `model`. No file is read."""
+        """Return the projector, LoRA adapters and draft (speculative decoding) last chosen for the model file `model`.
+
+        Reads the settings only, not these files.
+        """
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Store the projector, adapters and draft that were chosen for the model file `model`."""
+        """Store the projector, LoRA adapters and draft (speculative decoding) chosen for the model file `model`."""
         self.sync()
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
@@ -359,10 +362,10 @@ class Settings:
         self._write(key, document)
 
     def keep_changes(self, key: str, before: _Kept, after: _Kept) -> None:
-        """Store the fields of `after` that differ from `before`; the other fields under `key` stay as they are stored.
+        """Store the fields of `after` that differ from `before` in the JSON document under `key`.
 
-        So windows that read the document at the same time keep each other's changes. If none is stored under `key`, all
-        of `after` is stored.
+        Its other fields stay as they are. So if two windows have read the same document and change different fields,
+        both changes are stored. If no document is stored under `key`, all of `after` is stored.
         """
         self.sync()
         fields = msgspec.structs.asdict(after)

@@ -1,4 +1,7 @@
-"""One window for each user: a later start passes its files to the open window through a local socket, and exits."""
+"""One window for each user: a second start of the program passes its files to the open window, and exits.
+
+The files pass through a local socket.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 CONNECT_MS = 1000
 ANSWER_MS = 10_000
-"""Milliseconds that a later start waits for the answer of a busy window, before it opens a window of its own."""
+"""Milliseconds that a second start waits for the answer of a busy window, before it opens a window of its own."""
 MAX_MESSAGE_BYTES = 1024 * 1024
 TAKEN = b"taken\n"
 
@@ -34,9 +37,9 @@ def hand_over(name: str, files: Sequence[Path]) -> bool:
 
 
 class FirstInstance(QObject):
-    """The local socket on which the first window of a user receives the files of later starts."""
+    """The local socket on which a user's first window receives the files of further starts of the program."""
 
-    asked = Signal(list)  # list[Path]: the files of a later start; empty: raise the window
+    asked = Signal(list)  # list[Path]: the files of a further start; empty: raise the window
 
     def __init__(self, name: str, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -104,7 +107,7 @@ class OpenEvents(QObject):
 
 
 def _files(line: bytes) -> list[Path] | None:
-    """Return the paths in `line`, the message of a later start, or None if the message is malformed."""
+    """Return the paths in `line`, the message of a second start of the program; None if it is malformed."""
     try:
         words = _decoder.decode(line)
     except ValueError:

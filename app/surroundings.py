@@ -27,7 +27,7 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
     A value is bad if it is not an absolute path or is too long.
 
     Returns:
-        A message for people about the bad values; empty if there were none.
+        A message for the user about the bad values; empty if there were none.
     """
     if os.name != "posix":
         return ""

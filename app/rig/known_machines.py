@@ -49,9 +49,9 @@ class _Seen:
 
 
 class KnownMachines(QObject):
-    """Asks paired machines which devices they lend, updates the device list, and stores these devices.
+    """Asks paired machines regularly which devices they lend, updates the device list, and stores these devices.
 
-    `close` ends the requests.
+    After `close` no machine is asked any more.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class KnownMachines(QObject):
             )
 
     def close(self) -> None:
-        """Stop the timer that asks machines for their devices."""
+        """Stop the timer by which machines are asked for their devices. A running request still ends."""
         self._timer.stop()
 
     def _devices_of(self, machine: Machine) -> tuple[Device, ...]:
@@ -267,7 +267,7 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing after the file was written."""
+    """Callback for a written file, which needs no further action."""
 
 
 def _name_of(device: Device) -> str:

@@ -24,7 +24,10 @@ _log = logging.getLogger("layerdeck.rig")
 
 
 class Lab(QObject):
-    """Starts, restarts and stops at most one lab rig. While it runs, its workers are in the device list."""
+    """Starts, restarts and stops at most one lab rig (RPC workers on this computer).
+
+    While it runs, its workers are in the device list.
+    """
 
     running_changed = Signal(bool)
     worker_lost = Signal(str)
@@ -138,7 +141,7 @@ class Lab(QObject):
 
     @property
     def _description(self) -> str:
-        """A sentence that explains the new devices to people who see ids like RPC0 for the first time."""
+        """A sentence for users that explains the devices of the lab rig, whose ids (such as RPC0) say little."""
         endpoints = self.endpoints
         devices = [device for device in self._live.devices.rig.devices if device.endpoint in endpoints]
         names = [device.id for device in devices]

@@ -56,7 +56,8 @@ class LendState:
     while nothing is lent.
     `code`: the valid pairing code; empty if there is none, for instance after it was used or has expired.
     `users`: pairs of a device id and the name of the client that uses the device.
-    `problem`: why the last attempt to lend failed; empty if it succeeded. `note`: a sentence about the running server.
+    `problem`: why the last attempt to lend failed; empty if it succeeded.
+    `note`: the server's last message for the user, such as a new pairing or a failed attempt to pair; may be empty.
     """
 
     is_starting: bool = False

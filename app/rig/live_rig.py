@@ -61,11 +61,10 @@ class LiveMemory:
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace the loaded models. Return, by device id, how many bytes more are used than the last samples show.
+        """Replace the loaded models. Return, by device id, by how many bytes the last samples understate used memory.
 
-        The samples may already show part of the memory of a model that was being loaded. After an unload the numbers
-        are negative.
-        The host is left out: its samples show the memory of our own processes separately.
+        Memory of a new model that the samples show already is not counted. After an unload the numbers are negative.
+        The host is left out: its samples show the memory of Layerdeck's processes separately.
         """
         before, self._models = self._models, tuple(models)
         if self._models != before:
@@ -82,7 +81,7 @@ class LiveMemory:
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
         """Return, by device id, how many bytes of used memory in the last samples belong to newly loaded models.
 
-        `before`: the loaded models before the present change.
+        `before`: the loaded models before the call of `set_models` that is in progress.
         """
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
@@ -98,8 +97,8 @@ class LiveMemory:
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
         """Store how much memory is free on each device when a load begins.
 
-        `before`: the loaded models before the present change.
-        `grown`: bytes by which the memory of models has grown, by device; negative after an unload.
+        `before`: the loaded models before the call of `set_models` that is in progress.
+        `grown`: by device id, how many more bytes the models use now than before; negative after an unload.
         """
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
@@ -108,14 +107,14 @@ class LiveMemory:
             self._before[key] = {device: free - grown.get(device, 0) for device, free in self._free.items()}
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Store the readings that a model's child has made, for devices that this process cannot read itself.
+        """Store readings of a model's child process, for devices whose memory this process cannot read itself.
 
         A CPU worker always reports all of its memory as free. Readings without used memory are therefore dropped.
         """
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Store the latest samples. Return them, with missing values filled in from readings of models' children."""
+        """Store the latest samples. Return them, with missing values from the readings of models' child processes."""
         filled = tuple(map(self._with_engine_reading, samples))
         self._read_s = max((sample.time_s for sample in filled), default=self._read_s)
         self._free = {
@@ -132,11 +131,11 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the free memory of the last samples, except for small or frequent changes.
+        """Return `rig` with the free memory of the last samples. Small changes are left out.
 
-        Changes of less than `FREE_STEP_BYTES`, or less than 1/64 of the memory of a small device, are ignored. A change
-        of less than 1/64 (`_LARGE_SHARE`) of the device's memory is ignored if the last update was less than `FOLLOW_S`
-        seconds ago. This second rule does not hold in the `FOLLOW_S` seconds after a load or unload.
+        A change is left out if it is smaller than `FREE_STEP_BYTES` and than 1/64 (`_LARGE_SHARE`) of the device's
+        memory. Within `FOLLOW_S` seconds of the device's last update, every change below 1/64 is left out. In the
+        `FOLLOW_S` seconds after a load or unload, this second rule is off.
         """
         is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
@@ -159,7 +158,8 @@ class LiveMemory:
     def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
         """Return `rig` with the free memory that a load finds after the models `leaving` were unloaded.
 
-        `from_file`: whether the free memory is from a rig file, which does not include our loaded models.
+        `from_file`: whether the free memory in `rig` is from a rig file. Then the loaded models are still to be
+        subtracted from it.
         """
         # Samples never update the memory of a rig file, so all of what stays loaded has to be subtracted here.
         if from_file:
@@ -169,10 +169,10 @@ class LiveMemory:
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
-        """Return `rig`, in which models in `leaving` that are still being loaded use no device memory.
+        """Return `rig` with the memory of unfinished loads of the models in `leaving` counted as free.
 
-        The samples show the memory that these loads have taken so far as used, but an unload frees it. So each device
-        has at least as much free memory in the result as before the loads began.
+        The samples show this memory as used, but cancelling the loads frees it. So each device has at least as much
+        free memory in the result as before these loads began.
         """
         begun = [self._before[model.key] for model in leaving if not model.held_bytes and model.key in self._before]
 
@@ -186,9 +186,10 @@ class LiveMemory:
         return Rig(tuple(map(before, rig.devices)), rig.host) if begun else rig
 
     def reported(self, rig: Rig, *, from_file: bool) -> Rig:
-        """Return `rig` with the free memory that devices report while our models are loaded.
+        """Return `rig` with the free memory that devices report, which excludes the memory of all loaded models.
 
-        `from_file`: whether the free memory in `rig` is from a rig file, which does not include our loaded models.
+        `from_file`: whether the free memory in `rig` is from a rig file. Then the loaded models are still to be
+        subtracted from it.
         """
         return with_less_free(rig, _with_shared(rig, _held_bytes(self._models))) if from_file else rig
 
@@ -246,7 +247,9 @@ _SAME_HOST_SHARE = 0.1
 
 
 class LiveRig(QObject):
-    """Combines device list, memory samples, loaded models and calibration into the rig for forecasts and loads.
+    """Computes the rig (all devices with their free memory) that forecasts and loads use.
+
+    It combines the device list, memory samples, the loaded models, and the calibration (measured memory overheads).
 
     Used in the GUI thread only. `DeviceSearch` sets the devices, `Sampling` the memory samples, and `HeldMemory` the
     loaded models. `rig_changed` carries the resulting rig.
@@ -292,7 +295,7 @@ class LiveRig(QObject):
 
     @property
     def stopped_devices(self) -> tuple[str, ...]:
-        """Ids of the lab workers whose processes ended by themselves."""
+        """Ids of the RPC workers on this computer (the lab rig) whose processes ended by themselves."""
         return tuple(device.id for device in self.devices.rig.devices if device.endpoint in self._stopped)
 
     def rig_without(self, leaving: Sequence[HeldModel]) -> Rig:
@@ -304,7 +307,7 @@ class LiveRig(QObject):
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     def reported(self) -> Rig:
-        """Return the rig with the free memory that devices report while all our models are loaded."""
+        """Return the rig with the free memory that devices report, which excludes the memory of all loaded models."""
         rig = self.memory.reported(self.devices.rig, from_file=self.devices.from_file)
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
@@ -327,7 +330,7 @@ class LiveRig(QObject):
     def set_devices(self, devices: DeviceList) -> None:
         """Replace the device list, and emit `rig_changed` if the rig has changed.
 
-        `devices_changed` is emitted before it if devices were added, removed or replaced.
+        If devices were added, removed or replaced, `devices_changed` is emitted before `rig_changed`.
         """
         before, self.devices = self.devices, self._learnt(devices)
         if self.devices.has_other_devices(before):
@@ -335,12 +338,12 @@ class LiveRig(QObject):
         self._show_rig()
 
     def set_file(self, devices: DeviceList) -> None:
-        """Replace the device list by one that a rig file or the user describes (see `set_devices`)."""
+        """Replace the device list by `devices`, which a rig file or the user describes (see `set_devices`)."""
         self.n_files += 1
         self.set_devices(devices)
 
     def set_stopped(self, endpoints: frozenset[str]) -> None:
-        """Set the endpoints (host:port) of the lab workers that have stopped."""
+        """Set the endpoints (host:port) of the RPC workers on this computer (the lab rig) that have stopped."""
         if endpoints != self._stopped:
             self._stopped = endpoints
             # Their processes are others now, which is what those who read the memory ask for.
@@ -387,9 +390,9 @@ class LiveRig(QObject):
         self._show_rig()
 
     def take_samples(self, samples: tuple[Sample, ...]) -> None:
-        """Store the latest samples and update the free memory of the rig.
+        """Store the latest samples, and update the free memory of the rig unless a rig file describes it.
 
-        `samples_arrived` is emitted with the samples; missing values come from readings of the models' children.
+        `samples_arrived` is emitted with the samples. Values that they lack are from the models' child processes.
         """
         samples = self.memory.take(samples)
         self.samples_arrived.emit(samples)
@@ -401,7 +404,8 @@ class LiveRig(QObject):
         """Return `sample` as the window shows it.
 
         While a rig file describes the devices, samples of devices that this computer lacks get the note "not on this
-        computer". So does the host's sample if the host of the file has clearly more or less memory.
+        computer". The host's sample gets this note if the file's host has clearly more or less memory than this
+        computer.
         """
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)
@@ -414,7 +418,10 @@ class LiveRig(QObject):
         return gap(sample.device, sample.time_s, NOT_HERE)
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Store the device readings of a loaded model's child. A slot, since the signal comes from other threads."""
+        """Store the memory readings of a loaded model's child process.
+
+        A Qt slot of this object, so that a signal from another thread runs it in the GUI thread.
+        """
         self.memory.take_engine_readings(readings)
 
     def _set_free(self, rig: Rig) -> None:

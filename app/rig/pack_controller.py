@@ -29,7 +29,7 @@ class Packs:
     """The installed engine packs (ggml backends as files), and the action on them that runs now.
 
     `listed`: the packs, each with its state.
-    `under_way`: description of the action for people; empty if none runs.
+    `under_way`: description of the action for the user; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
     """
 

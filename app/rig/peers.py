@@ -95,9 +95,9 @@ class Peers(QObject):
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with local tunnel addresses for its paired machines. May be called in any thread.
+        """Return `rig` with local tunnel addresses for its paired machines. Thread-safe.
 
-        Tunnels are opened, which takes time: not for the GUI thread.
+        The call opens tunnels, which takes time, so it must not run in the GUI thread.
 
         Raises:
             EngineError: if a tunnel does not open.
@@ -153,7 +153,7 @@ class Peers(QObject):
         self.found.emit(tuple(replace(row, answers=row in answering) for row in rows))
 
     def _ask(self, machine: Machine) -> None:
-        """Connect to a paired machine that is not announced, and store whether it answers."""
+        """Connect to a paired machine that does not announce itself on the local network; store whether it answers."""
         self._answers[machine] = False
 
         def show(_offer: object) -> None:
@@ -240,7 +240,8 @@ class Peers(QObject):
         def show(_removed: object) -> None:
             self.told.emit(
                 tr(
-                    "The pairing with {name} was deleted on this computer. Choose Forget on {name}, too.",
+                    "The pairing with {name} was deleted on this computer. Choose Forget on {name} to delete it "
+                    "there, too.",
                     name=machine.name,
                 ),
                 False,
@@ -320,4 +321,4 @@ def is_address(text: str) -> bool:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing when the search has started or ended."""
+    """Callback for a started or ended search, which needs no further action."""

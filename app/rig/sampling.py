@@ -19,7 +19,10 @@ STOP_S = 0.5
 
 
 class Sampling(QObject):
-    """Reads memory samples of the listed devices in a thread. Lab workers are read by their process ids."""
+    """Reads memory samples of the listed devices in a thread.
+
+    The memory of RPC workers on this computer (the lab rig) is that of their processes.
+    """
 
     _sampled = Signal(object)
 

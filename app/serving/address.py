@@ -1,4 +1,7 @@
-"""Addresses of an API server: which computers reach them, and why an address cannot be used. No Qt."""
+"""Addresses of an API server: which computers reach them, and why an address cannot be used.
+
+Does not import Qt.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def own_names(host: str) -> frozenset[str]:
 
 
 def address_fault(host: str, plain: bool, needs_key: bool) -> str:
-    """Return why a server must not listen on `host`, as a text for people with a remedy; empty if it may.
+    """Return a message for the user, with a remedy, if a server must not listen on `host`; empty if it may.
 
     `plain`: whether requests without TLS are allowed. `needs_key`: whether requests need an API key.
     """
@@ -48,7 +51,7 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
 
 
 def listen_fault(error: ArgumentError, host: str, port: int) -> str:
-    """Return why the server cannot listen on `host` and `port`, as a text with a remedy for users of the window.
+    """Return a message for users of the window: why the server cannot listen on `host` and `port`, and a remedy.
 
     `error`: the error of the attempt to listen.
     """
@@ -75,7 +78,7 @@ def listen_fault(error: ArgumentError, host: str, port: int) -> str:
 
 
 def reached_url(host: str, port: int) -> str:
-    """Return the URL with which programs on this computer reach a server that listens on `host` and `port`.
+    """Return the URL for programs on this computer that connect to a server on `host` and `port`.
 
     0.0.0.0 becomes 127.0.0.1, and :: becomes ::1.
     """

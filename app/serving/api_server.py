@@ -254,13 +254,13 @@ class WindowApiServer(QObject):
 
     @property
     def contexts(self) -> dict[str, int]:
-        """Context size in tokens for one request, by the name of each lent model; the shown model comes first."""
+        """Context size in tokens for one request, by the name of each loaded model; the current model first."""
         return {} if self._parts is None else self._parts.served.contexts
 
     def take_requests(self) -> tuple[RequestEntry, ...]:
         """Return the running requests and the last requests that have ended, newest first.
 
-        After this call `requests_changed` may be emitted again.
+        `requests_changed` is emitted at most once between two calls.
         """
         with self._lock:
             self._is_told = False
@@ -281,7 +281,10 @@ class WindowApiServer(QObject):
             self._parts.journal.forget_texts()
 
     def text_of(self, number: int) -> tuple[str, str] | None:
-        """Return the prompt and the answer of the request with this number, or None if its text was not stored."""
+        """Return the texts of a request's body and of its answer, or None if they were not stored.
+
+        `number`: number of the request in the list.
+        """
         text = None if self._parts is None else self._parts.journal.text_of(number)
         return None if text is None else (text.asked, text.answered)
 

@@ -1,4 +1,7 @@
-"""Files of API keys, one key a line, readable for their owner only. No Qt: the command line reads them too."""
+"""Reads and writes files of API keys: one key a line, readable for the owner only.
+
+Does not import Qt, because the command line uses it too.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class KeyFile:
 def read_keys(path: Path, what: str) -> KeyFile:
     """Return the keys of the file at `path`; a missing file is written with a new key.
 
-    `what`: description of the file with which each error message begins.
+    `what`: description of the file, put at the beginning of each error message.
 
     Raises:
         ArgumentError: the file cannot be read or written, or a line in it is not a key.
@@ -81,7 +84,7 @@ def read_keys(path: Path, what: str) -> KeyFile:
 def replace_keys(path: Path, what: str) -> KeyFile:
     """Replace all keys of the file by one new key.
 
-    `what`: description of the file with which each error message begins.
+    `what`: description of the file, put at the beginning of each error message.
 
     Raises:
         ArgumentError: if the file cannot be written; it then still has the old keys.
@@ -112,7 +115,7 @@ def _write_new(path: Path) -> str:
 def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
     """Return the error for a key file that cannot be read or written.
 
-    `what`: description of the file, with which the error message begins.
+    `what`: description of the file, put at the beginning of the error message.
     """
     reason = error.strerror or error
     return ArgumentError(tr("{file}: {path} cannot be used: {reason}.", file=what, path=path, reason=reason))

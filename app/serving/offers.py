@@ -1,4 +1,4 @@
-"""The models that the window's API server offers: the open ones, and those of the library. No Qt."""
+"""The models that the window's API server offers: the open ones, and those of the library. Does not import Qt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Offers:
         self._token.cancel()
 
     def set_open(self, entries: Sequence[ModelEntry]) -> None:
-        """Replace the entries of the models that are open in the window."""
+        """Replace the API's entries for the models that are open in the window."""
         self._open = tuple(entries)
 
     def listed(self, path: Path) -> ModelEntry | None:
@@ -88,7 +88,7 @@ class Offers:
     def keep_alive_s(self, entry: ModelEntry, load_s: float = 0.0) -> float:
         """Return the idle time in seconds after which the model of `entry`, loaded for a request, is unloaded.
 
-        `load_s`: seconds that its load took, on which the default depends.
+        `load_s`: seconds that its load took; the default depends on them.
         """
         kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
         return next((seconds for seconds in kept if seconds is not None), default_keep_alive_s(load_s))

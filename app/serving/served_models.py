@@ -97,7 +97,8 @@ class _Reading:
 class _Basis:
     """What the server needs from the window to load a model.
 
-    `kept`: projector, adapters and draft that the settings store for the model. `find`: function that finds a layout.
+    `kept`: projector, LoRA adapters and draft (speculative decoding) that the settings store for the model.
+    `find`: function that finds a layout.
     `file`, `edit`: if the model is open in the window, its file and its edit (layout and settings); else None.
     """
 
@@ -208,7 +209,7 @@ class ServedModels(QObject):
     # ------------------------------------------------------------------ in threads of the server, for forecasts
 
     def rig(self) -> Rig:
-        """Return the devices, with the free memory that they report while the lent models are loaded.
+        """Return the devices with the free memory that they report, which excludes the memory of loaded models.
 
         Raises:
             EngineError: the server or the window is closing.
@@ -216,10 +217,10 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the `LoadOrder` (plan and options) with which a request would load the model of `entry` on `rig`.
+        """Return the `LoadOrder` (plan and options) that a request would use to load the model of `entry` on `rig`.
 
         Nothing is loaded: the server makes forecasts from the plan. The call may read the file and search for a layout,
-        so it is not for the GUI thread.
+        so it must not run in the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -274,7 +275,7 @@ class ServedModels(QObject):
 
     @property
     def contexts(self) -> dict[str, int]:
-        """Context size in tokens for one request, by the name of each lent model; the shown model comes first."""
+        """Context size in tokens for one request, by the name of each loaded model; the current model first."""
         shown = sorted(self._lent, key=lambda model: (model is not self._models.current, model.number))
         return {self._entries[model].id: model.loading.snapshot.context_size or 0 for model in shown}
 
@@ -439,7 +440,7 @@ class ServedModels(QObject):
         )
 
     def _edit_of(self, model: OpenModel) -> Edit | None:
-        """Return the edit (layout and settings) with which a request loads an open model; None if it has none yet."""
+        """Return the edit (layout and settings) that a request uses to load an open model; None if it has none yet."""
         if model is self._models.current:
             return self._document.edit
         return None if model.edit_state is None else model.edit_state.edit

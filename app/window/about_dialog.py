@@ -51,14 +51,14 @@ class AboutContents:
 
     @property
     def text(self) -> str:
-        """Versions and folders as text for the clipboard, a line each."""
+        """Versions and folders as text for the clipboard, one on each line."""
         return "\n".join(f"{name}: {value}" for name, value in (*self.versions, *self.folders))
 
 
 def gather_contents(rig: Rig) -> AboutContents:
     """Return versions, folders and licences of this installation, with the devices of `rig`.
 
-    Many files are read: not for the GUI thread.
+    Reads many files, so it must not be called in the GUI thread.
     """
     return AboutContents(
         versions=(

@@ -13,7 +13,7 @@ from app.window.main_window import DOCK_STATE_VERSION, MainWindow
 
 
 class Arrangement(Enum):
-    """An arrangement of panels. `value`: its name in the settings file."""
+    """Which panels the window shows: layers only, chat only, or both. `value`: name in the settings file."""
 
     PLACE = "place"
     BOTH = "both"
@@ -86,7 +86,10 @@ class Arranger(QObject):
 
 @dataclass(frozen=True, slots=True)
 class FirstPicture:
-    """The main window with empty panels, and the arranger of the panels. They are made before all other objects."""
+    """The main window with empty panels, and the object that arranges them.
+
+    It is made before all other objects, so that the window can be shown early.
+    """
 
     main: MainWindow
     arranger: Arranger

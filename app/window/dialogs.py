@@ -1,4 +1,4 @@
-"""File dialogs, and a class that owns a dialog of which at most one exists."""
+"""File dialogs, and a base class for dialogs that can be open only once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None 
 
 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
-    """Ask for a file to write. Return its path, or None if the dialog was cancelled or an existing file is to stay.
+    """Ask for a file to write. Return its path; None if the user cancels, or does not want to replace the file.
 
     A name without extension gets the extension of `proposal`, the proposed file name. `file_filter`: Qt's name filter
     of the dialog.
@@ -44,10 +44,11 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
 
 
 def replace_question(parent: QWidget, chosen: Path, path: Path) -> QMessageBox | None:
-    """Return a question whether to replace the file `path`, which the caller shows; None if there is nothing to ask.
+    """Return a message box that asks whether to replace the file `path`; None if there is nothing to ask.
 
-    `chosen`: the path that the user chose; the file dialog has asked about it already. `path`: the same path, perhaps
-    with an added extension.
+    The caller shows the box.
+    `chosen`: the path that the user chose. The file dialog has already asked whether to replace that file.
+    `path`: the same path, perhaps with an added extension.
     """
     if path == chosen or not path.exists():
         return None
@@ -63,7 +64,7 @@ def replace_question(parent: QWidget, chosen: Path, path: Path) -> QMessageBox |
 
 
 def write_chosen(path: Path, data: bytes) -> None:
-    """Write `data` to a file that the user has chosen. Accesses the disk: not for the GUI thread.
+    """Write `data` to a file that the user has chosen. Blocks, so it must not be called in the GUI thread.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -78,7 +79,7 @@ def write_chosen(path: Path, data: bytes) -> None:
 
 
 class OneDialog(QObject, Generic[_Dialog]):
-    """Owns a dialog of which at most one exists. The dialog is not modal, so the window stays usable.
+    """Owns a dialog that can be open only once. The dialog is not modal, so the window stays usable.
 
     `make`: returns the dialog. Called at first use, and again after Qt has deleted a closed dialog.
     `begin`: fills the dialog each time it is opened.

@@ -307,9 +307,9 @@ class MainWindow(QMainWindow):
             widget.apply_palette(palette)
 
     def show_question(self, question: LoadQuestion | None) -> None:
-        """Show the question before a load; None removes it.
+        """Show the bar that asks before a load, for instance whether to unload other models; None removes it.
 
-        While it is shown, a low window hides the devices' graphs, so that the lanes of layers stay visible.
+        While the bar is shown, a low window hides the devices' graphs, so that the lanes of layers stay visible.
         """
         # Before the question is shown: the lanes that it is about stay in sight.
         self._has_question = question is not None
@@ -323,9 +323,9 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------------ events of Qt
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Show the load report again when the API server panel that hides it is closed.
+        """Show the load report again when the API server panel is closed, if opening the panel had hidden the report.
 
-        Other events that hide a dock, such as a change of the arrangement, are ignored.
+        The report does not return if the panel is hidden in another way, such as by a change of the arrangement.
         """
         if watched is self.serve_dock and event.type() is QEvent.Type.Close and self._report_gives_way:
             self._report_gives_way = False

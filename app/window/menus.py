@@ -142,7 +142,7 @@ def layout_menu(
             "compare_layouts",
             tr("Compare T&wo Layouts…"),
             show_layouts,
-            tip=tr("See two layouts of this model side by side: layers, memory, speed and costs"),
+            tip=tr("See two layouts of this model side by side: layers, memory, speed and data sent between devices"),
         ),
         Command(
             "compare_speed",
@@ -209,7 +209,7 @@ def devices_menu(
         ),
         Command("test_repeats", tr("&Test Devices Used Twice in a Layout"), search.test_repeats),
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
-        Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
+        Command("reset_calibration", tr("Reset &Calibration of Forecasts"), calibrator.reset),
         SEPARATOR,
         Command("kept_weights", tr("&Weights Cached by Workers…"), show_kept_weights),
         Command(
@@ -272,7 +272,7 @@ def model_menu(
         SEPARATOR,
         Command(
             "serve",
-            tr("Ser&ve…"),
+            tr("API Ser&ver…"),
             show_server,
             "Ctrl+Shift+S",
             tip=tr("Let other programs use the models of this window through the OpenAI and Anthropic APIs"),
@@ -295,7 +295,7 @@ def model_menu(
         ),
         Switch(
             "reload_lost",
-            tr("&Reload a Lost Model Automatically"),
+            tr("&Reload a Crashed Model Automatically"),
             settings.reload_lost,
             set_reload_lost,
         ),

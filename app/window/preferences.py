@@ -82,7 +82,7 @@ class PreferencesDialog(Dialog):
         self.idle_models_box = ComboBox()
         self.idle_models_box.setAccessibleName(_IDLE_MODELS)
         self.idle_models_box.setToolTip(
-            plain_tool_tip(tr("What happens to idle models if another model does not fit together with them"))
+            plain_tool_tip(tr("What happens to idle models if there is too little free memory for another model"))
         )
         for answer, words in _IDLE_CHOICES:
             self.idle_models_box.addItem(words, answer)
@@ -187,7 +187,7 @@ class PreferencesDialog(Dialog):
         self.idle_time_box.setCurrentIndex(times.index(idle_s) if idle_s in times else 0)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Update the fields before the dialog is shown: the question before a load may have stored a preference."""
+        """Update the choices for idle models, which "Do not ask again" before a load may have changed."""
         self._show_idle()
         super().showEvent(event)
 

@@ -89,7 +89,7 @@ class Questions(QObject):
             self._rig_files.save(path)
 
     def add_remote(self) -> None:
-        """Ask for the address of a remote worker and add its devices. The first time, a warning is shown before."""
+        """Ask for the address of a remote worker, and add its devices. The first time, show a warning before that."""
 
         def remember() -> None:
             self._settings.remote_warning_given = True

@@ -81,9 +81,9 @@ class Recovery(QObject):
         self.box: QMessageBox | None = None
 
     def begin(self, closed: Callable[[], None] | None = None) -> None:
-        """Write the run mark of this window, and look for a window that crashed.
+        """Write the run mark (a file that exists while this window runs), and look for a window that crashed.
 
-        `closed`: called if no window crashed and no other window runs.
+        `closed`: called if the last window was closed properly, and no other window runs.
         """
 
         def look() -> tuple[tuple[EndedRun, ...], bool]:
@@ -152,7 +152,8 @@ class Recovery(QObject):
     def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path], n_models: int) -> None:
         """Open the models of crashed windows, one after another, with their layouts. Unreadable files are skipped.
 
-        `reopened`: files that were opened already; a file that was open twice is then opened as a copy.
+        `reopened`: files that previous calls have opened. If `models` has such a file again, it is opened a second
+        time, with a layout of its own.
         `n_models`: number of models that the crashed windows had open.
         """
         if not models:

@@ -48,7 +48,7 @@ class ServePresenter(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next update of the table still waits, because the last one was less than `UPDATE_MS` ago."""
+        """Whether an update of the table is pending. Updates are at least `UPDATE_MS` apart."""
         return self._timer.isActive()
 
     def show(self) -> None:
@@ -145,7 +145,12 @@ class ServePresenter(QObject):
         if number is None:
             pane.show_text(tr("Select a request to see its text."))
         elif text is None:
-            pane.show_text(tr("The text of this request was not saved."))
+            pane.show_text(
+                tr(
+                    "The text of this request was not stored. “Keep the texts of requests” stores the last requests "
+                    "that arrive while it is on."
+                )
+            )
         else:
             pane.show_text("\n\n".join(text))
 

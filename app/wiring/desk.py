@@ -269,7 +269,7 @@ def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
 
 
 def _connect_notices(desk: Desk) -> None:
-    """Connect signals that report something to people, such as low memory, to the notices of the status line."""
+    """Connect signals with messages for the user, such as low memory, to the status line."""
     notices = desk.notices
     desk.loader.notice.connect(notices.given)
     desk.headroom_monitor.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))

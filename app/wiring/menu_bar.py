@@ -61,7 +61,7 @@ def make_actions(
 ) -> Actions:
     """Make all actions of the menu bar, and the presenters that carry them out. Return the actions.
 
-    `show_auto_layout`, `check_machine`: open the dialog of automatic layouts, and the examination of this computer.
+    `show_auto_layout`, `check_machine`: open the dialogs for automatic layouts and for Check This Computer.
     """
     models, notices = desk.models, desk.notices
 

@@ -1,4 +1,4 @@
-"""Construction and connection of the objects for devices."""
+"""Makes and connects the objects that find, measure, lend and simulate devices."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RigParts:
 
 
 def make_rig(background: Background, notices: Notices, settings: Settings, parent: QObject | None = None) -> RigParts:
-    """Return the objects for devices. The rig is empty until `start` is called."""
+    """Return the objects that find, measure, lend and simulate devices. No device is known until `start` is called."""
     live, book = LiveRig(parent), LimitStore(settings)
     lab = Lab(live, background, notices, parent)
     peers = Peers(live, book, background, notices, parent=parent)

@@ -78,11 +78,11 @@ class WindowParts:
         self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:
-        """Write the open models into this window's run mark, and open the models of a crashed window again."""
+        """Record the open models in a file while the window runs, and open the models of a crashed window again."""
         follow_run(self.main, self.desk, marks)
 
     def open_files(self, files: Sequence[Path]) -> None:
-        """Open the files that a later start has passed on, and bring the window to the front."""
+        """Open the files of a second start of the program, and bring this window to the front."""
         self.questions.open_dropped(*files)
         # `raise_` alone does not restore a minimised window.
         self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
@@ -91,7 +91,7 @@ class WindowParts:
 
 
 def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None = None) -> WindowParts:
-    """Return a window with its desk; closing the window closes the desk. The window is not shown yet.
+    """Return a window and its desk (all objects without widgets). The window is not shown yet.
 
     `picture`: the main window with its panels if the caller has made them, else None.
     """

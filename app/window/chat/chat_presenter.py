@@ -202,9 +202,9 @@ class ChatPresenter(QObject):
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
-        """Update the marks of messages that are left out of the prompt because the context is full.
+        """Mark the messages that are left out of the prompt because the context is full.
 
-        Nothing is done if the change of the answer `run` does not concern the marks; most changes only add text.
+        The messages are drawn again only if the answer `run` leaves out others than before; most changes only add text.
         """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
@@ -269,7 +269,7 @@ class ChatPresenter(QObject):
     def _answered_requests(self) -> list[int]:
         """Return the numbers of the requests whose answer has begun.
 
-        A `Reading` event of such a request says only that the engine still works, not how much of the prompt is read.
+        A `Reading` event of such a request has no progress of the prompt; it only shows that the engine still works.
         """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
@@ -282,7 +282,8 @@ class ChatPresenter(QObject):
     def _on_answer_ended(self) -> None:
         """Show that an answer has ended.
 
-        Other signals cannot show the end of every answer: a failed one may change neither messages nor status.
+        The signals for changed messages and for a changed status do not suffice: an answer that fails may cause
+        neither.
         """
         self._show_answering()
 
@@ -305,9 +306,9 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show how many tokens are in the context.
+        """Show how many tokens are in the context, and start to count the tokens of each part of the prompt.
 
-        Then count the tokens of each part of the prompt, such as the system prompt. They are shown after the count.
+        Parts are, for instance, the system prompt and the attachments. Their numbers are shown when they are known.
         """
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
@@ -384,7 +385,10 @@ class ChatPresenter(QObject):
             self._waiting_question = None
 
     def _forget_waiting(self) -> None:
-        """Cancel the question that waits until the model is loaded, if no load runs. Its text stays in the input."""
+        """Drop the question that waits until the model is loaded, unless a load still runs.
+
+        Called after a load has failed or was cancelled. The text of the question stays in the input field.
+        """
         if not self._model.status.is_loading:
             self._waiting_question = None
 
@@ -436,9 +440,10 @@ class ChatPresenter(QObject):
                 self._pane.offer_undo(before is not None)
 
     def _on_result(self, action: MessageAction) -> None:
-        """Carry out `action` on the results of tool calls.
+        """Carry out an action of the user on the results of tool calls, which the user types into the chat.
 
-        It stores a result that is being typed, sends a result, or makes the model answer with the results so far.
+        Depending on `action.kind`, store a half-typed result, give a result to the model, or let the model answer with
+        the results so far.
         """
         conversation = self._conversation
         match action.kind:
@@ -452,7 +457,7 @@ class ChatPresenter(QObject):
                 conversation.answer_results()
 
     def _tell_refusal(self) -> None:
-        """Show on the status line why the model cannot be asked now."""
+        """Show on the status line why the model cannot answer a question now."""
         if fault := self._conversation.tools_fault:
             sentence = tr("{fault} Edit the tools in the settings of this conversation.", fault=fault)
         elif self._conversation.is_answering:

@@ -38,7 +38,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         self._window = window
 
     def follow(self, model: OpenModel, pane: ChatPane) -> None:
-        """Open the dialog when the user chooses Tokens on a message in `pane`, the chat of `model`."""
+        """Show token probabilities when the user chooses Tokens on a message in `pane`, the chat of `model`."""
         pane.acted.connect(self._shows(model))
 
     def _shows(self, model: OpenModel) -> Callable[[MessageAction], None]:
@@ -80,7 +80,7 @@ class PromptPresenter(OneDialog[PromptDialog]):
         """The messages of the prompt that was requested."""
 
     def show(self) -> None:
-        """Open the dialog, and request the rendered prompt from the model's child."""
+        """Open the dialog, and request the rendered prompt from the model's child process."""
         # The answer to an earlier request must not be shown as this prompt.
         self._forget()
         dialog = self.open()

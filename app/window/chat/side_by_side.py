@@ -66,7 +66,7 @@ class SideBySide(QObject):
         self._show(next((model for model in others if model.held is not None), others[0]))
 
     def close(self) -> None:
-        """Show only the chat of the current model, in the arrangement from before the second chat was shown."""
+        """Close the second chat, and return to the arrangement of panels that was shown before it was opened."""
         self._show(None)
         former, self._former = self._former, None
         if former is not None and self._arranger.current is Arrangement.CHAT:

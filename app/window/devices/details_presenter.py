@@ -113,7 +113,7 @@ class DetailsPresenter(QObject):
         if details is None:
             return
         models = [
-            HolderLine(tr("{model} (loaded here)", model=held.name), held.held_bytes[device_id])
+            HolderLine(tr("{model} (loaded in this window)", model=held.name), held.held_bytes[device_id])
             for held in self._models.held
             if held.held_bytes.get(device_id)
         ]

@@ -23,7 +23,7 @@ _COLUMNS = (tr("Check"), tr("Device"), "", tr("Result"))
 
 
 class DoctorDialog(StatusDialog):
-    """Starts an examination of this machine when it opens; closing the dialog cancels it."""
+    """Tests this computer (engine, devices, forecasts, speeds) when it opens; closing the dialog cancels the tests."""
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
         super().__init__(tr("Check This Computer"), parent)
@@ -43,7 +43,7 @@ class DoctorDialog(StatusDialog):
         examiner.failed.connect(self._on_failed)
 
     def begin(self) -> None:
-        """Start a new examination of this machine."""
+        """Start the tests of this computer anew."""
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
@@ -53,7 +53,7 @@ class DoctorDialog(StatusDialog):
         self._examiner.start()
 
     def done(self, result: int) -> None:
-        """Close the dialog, and cancel a running examination."""
+        """Close the dialog, and cancel running tests."""
         # Accept, reject and the close button of the window all end in `done`.
         self._examiner.cancel()
         super().done(result)
@@ -107,7 +107,7 @@ class DoctorDialog(StatusDialog):
 
 
 class DoctorPresenter(OneDialog[DoctorDialog]):
-    """Opens the dialog that examines this machine, and starts the examination."""
+    """Opens the dialog Check This Computer, and starts its tests."""
 
     def __init__(self, examiner: Examiner, window: QWidget) -> None:
         super().__init__(lambda: DoctorDialog(window, examiner), DoctorDialog.begin, window)

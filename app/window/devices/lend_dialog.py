@@ -1,4 +1,7 @@
-"""The dialog of Devices > Lend This Computer: which devices paired computers may use, and who uses them. Not modal."""
+"""The dialog of Devices > Lend This Computer: which devices paired computers may use, and who uses them.
+
+The dialog is not modal.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ INTRODUCTION = tr(
     "without a window."
 )
 OF_FILE = tr(
-    "A rig file is open, and only its devices can be lent. Devices > Refresh returns to the devices of this computer."
+    "A rig file is open, so only devices in this file can be lent. Devices > Refresh returns to this computer's "
+    "devices."
 )
 _ALL = "0.0.0.0"
 
@@ -61,7 +65,8 @@ class _DeviceRow:
     def cap_bytes(self) -> int | None:
         """Return the entered memory limit in bytes, None for no limit.
 
-        Raises `ValueError` with a sentence for people.
+        Raises:
+            ValueError: the text is no size. The message is a sentence for the user.
         """
         text = self.cap_line.text().strip()
         return parse_size(text) if text else None
@@ -225,7 +230,10 @@ def _code_words(state: LendState) -> str:
     if not state.place:
         return ""
     if not state.code:
-        return tr("No pairing code is valid now. Paired computers do not need one.")
+        return tr(
+            "No pairing code is valid now. Paired computers do not need one. To pair another computer, choose New "
+            "Pairing Code."
+        )
     return tr(
         "Pairing code: {code}. Enter this code on the other computer within ten minutes. The code pairs one computer.",
         code=state.code,

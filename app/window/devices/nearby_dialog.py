@@ -1,6 +1,6 @@
 """The dialog of Devices > Find Computers Nearby: lists machines, pairs them by a code, and adds their devices.
 
-Not modal.
+The dialog is not modal.
 """
 
 from __future__ import annotations

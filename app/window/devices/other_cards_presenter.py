@@ -96,7 +96,7 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
     def _figures(self, plan: Plan, rig: Rig) -> Figures:
         """Find a fast layout for the model of `plan` on `rig`, and return its figures (memory, speed).
 
-        The search takes time: not for the GUI thread.
+        The search takes time, so it must not run in the GUI thread.
         """
         own, edit, speeds = plan.with_own_tables(), plan.edit, self._speeds.known_speeds(rig)
         layout = initial_layout(own.memory, rig, edit.context, edit.side_files, speeds)

@@ -127,7 +127,7 @@ class PacksDialog(StatusDialog):
 
 
 class PacksPresenter(OneDialog[PacksDialog]):
-    """Opens the dialog of engine packs with an updated list. `check_machine`: opens the examination of this machine."""
+    """Opens the dialog of engine packs with an updated list. `check_machine`: opens Check This Computer."""
 
     def __init__(self, controller: PackController, window: QWidget, check_machine: Callable[[], None]) -> None:
         def make() -> PacksDialog:

@@ -52,7 +52,11 @@ class LineDialog(EntryDialog):
         self.line.selectAll()
 
     def entry(self) -> str:
-        """Return the text, without spaces at its ends, if it is valid."""
+        """Return the entered text without spaces at its ends.
+
+        Raises:
+            EngineError, ValueError: from `check`, if the text is invalid.
+        """
         text = self.line.text().strip()
         self._check(text)
         return text
@@ -62,11 +66,11 @@ def parse_caps(text: str) -> tuple[int, ...]:
     """Return the memory caps in bytes of a list such as `"256MiB, 1GiB"`.
 
     Raises:
-        ValueError: with a sentence for people about the first invalid size, or if there are too many.
+        ValueError: a size is invalid, or there are too many. The message is a sentence for the user.
     """
     caps = tuple(parse_size(part) for part in text.split(","))
     if any(cap == 0 for cap in caps):
-        raise ValueError(tr("A worker needs a size above 0, such as 512MiB."))
+        raise ValueError(tr("Each worker needs a memory limit above 0, such as 512MiB."))
     if len(caps) > MAX_LAB_WORKERS:
         raise ValueError(
             tr("At most {count} workers are possible: llama.cpp supports no more devices.", count=MAX_LAB_WORKERS)
@@ -75,7 +79,7 @@ def parse_caps(text: str) -> tuple[int, ...]:
 
 
 def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
-    """Ask for the memory caps of a lab rig's workers, and call `then` with them, in bytes."""
+    """Ask for the memory caps of a lab rig (RPC workers on this computer), and call `then` with them, in bytes."""
     dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
     dialog.entered.connect(lambda text: then(parse_caps(text)))
     dialog.open()
@@ -107,7 +111,7 @@ def ask_remote_endpoint(
 ) -> None:
     """Ask for a remote worker's address, and call `then` with `host:port`.
 
-    `warn`: whether to warn first that RPC has no encryption. `on_warned`: called if the user goes on after the warning.
+    `warn`: whether to warn first that RPC has no encryption. `on_warned`: called if the user accepts the risk.
     """
 
     def ask() -> None:

@@ -91,19 +91,19 @@ class KeptWeightsPresenter(QObject):
         self._background, self._notices, self._window = background, notices, window
 
     def show(self) -> None:
-        """Show a message box with the size of the cached weights and a button that removes them."""
+        """Show a message box with the size of the weights that RPC workers have cached, and a button to remove them."""
         folder = kept_weights_path()
         self._background.run("Counting weights", lambda: kept_bytes(folder), self._ask, _log_error, quiet=True)
 
     def _ask(self, size_bytes: int) -> None:
         text = tr(
-            "The workers of layerdeck-cli rig serve on this computer have cached {size} of weights in {cache_path}, "
-            "so that clients need to send these weights only once.",
+            "Workers that this computer runs for other computers have cached {size} of model weights in {cache_path}. "
+            "So the other computers do not need to send these weights again.",
             size=format_bytes(size_bytes),
             cache_path=kept_weights_path(),
         )
         if not size_bytes:
-            text = tr("The workers of layerdeck-cli rig serve on this computer have no cached weights.")
+            text = tr("No weights of other computers' models are cached on this computer.")
         box = QMessageBox(QMessageBox.Icon.NoIcon, _TITLE, text, QMessageBox.StandardButton.Close, self._window)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         if size_bytes:
@@ -117,7 +117,7 @@ class KeptWeightsPresenter(QObject):
     def _say_removed(self, freed_bytes: int) -> None:
         self._notices.say(
             tr(
-                "Removed {freed} of cached weights. Clients will send the weights again.",
+                "Removed {freed} of cached weights. Other computers will send the weights again.",
                 freed=format_bytes(freed_bytes),
             )
         )

@@ -71,7 +71,9 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
             self.dialog.set_pins_text(_pins_text(pins))
 
     def _on_why(self, words: str) -> None:
-        """Show a message box that says who has placed layers: a strategy, the first proposal, or the user.
+        """Show a message box that says why layers are on their device.
+
+        The layout may be an automatic one, the one proposed when the model was opened, or the user's own.
 
         `words`: description of the layers, such as their numbers and their device.
         """

@@ -32,7 +32,7 @@ TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", 
 class ComparePresenter(OneDialog[CompareDialog]):
     """Fills the dialog for speed comparisons and carries out its commands.
 
-    The edited layout is the base of a comparison.
+    If the edited layout is among the measured ones, the speeds of the others are compared with it.
     """
 
     def __init__(self, document: LayoutDocument, comparer: LayoutComparer, theme: Theme, window: QWidget) -> None:
@@ -133,7 +133,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._comparer.start(plan, chosen, dialog.preset, automatic=dialog.is_automatic)
 
     def _unload(self) -> None:
-        """Park the loaded models, then start, unless the dialog was closed meanwhile."""
+        """Unload the models and save their KV states, then start the comparison, unless the dialog was closed."""
         dialog = self.dialog
         if dialog is not None and self._comparer.can_park:
             dialog.say(tr("Waiting until the loaded models have been unloaded…"))
@@ -171,7 +171,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         elif results.ended:
             dialog.say(results.ended)
         elif not results.winner:
-            dialog.say(tr("Nothing could be measured."))
+            dialog.say(tr("No layout could be measured. The notes below say why."))
         elif len(results.layouts) == 1:
             dialog.say(tr("One layout was measured. Add other layouts to compare."))
         else:
@@ -203,7 +203,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._show_layouts()
 
     def _keep_winner(self) -> None:
-        """Replace the edited layout by the fastest one, as one step of undo."""
+        """Replace the edited layout by the fastest layout of the comparison, as one step of undo."""
         dialog, model = self.dialog, self._document.model
         results = None if dialog is None else dialog.results
         winner, edit = None if results is None else results.layout(results.winner), self._document.edit
@@ -215,11 +215,11 @@ class ComparePresenter(OneDialog[CompareDialog]):
             dialog.say(error.summary(), bad=True)
             return
         found = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
-        self._document.replace(found, tr("keep {name}", name=winner.name))
-        dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
+        self._document.replace(found, tr("use fastest layout {name}", name=winner.name))
+        dialog.say(tr("The layout editor now has this layout: {name}.", name=winner.name))
 
     def _with_draft_of(self, name: str, edit: Edit) -> Edit:
-        """Return `edit` (layout, settings and side files) with the draft that a layout file names.
+        """Return `edit` (layout, settings and side files) with the draft (speculative decoding) of a layout file.
 
         `name`: name of the layout file in the dialog. If no file has this name, `edit` is returned unchanged.
         """
@@ -242,7 +242,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
 def _with_side_files(edit: Edit, current: SideFiles) -> Edit:
     """Return `edit` (layout, settings and side files) with the projector and adapters of `current`.
 
-    `edit`: from a layout file, which names a draft, but no projector and no adapters.
+    `edit` is from a layout file. Such a file may name a draft (speculative decoding), but no projector and no adapters.
     """
     return replace(edit, side_files=replace(current, draft=edit.side_files.draft))
 

@@ -64,8 +64,8 @@ class _Found:
     def edit_with(self, files: SideFiles) -> Edit:
         """Return layout and settings for the editor, with `files`, the side files that the editor has now.
 
-        If the layout is from a layout file, the draft is the one that the file names. The layout of the last load comes
-        with all side files of that load.
+        If the layout is from a layout file, the draft (speculative decoding) of that file is used. The layout of the
+        last load comes with all side files of that load.
         """
         edit = self.plan.edit
         if self.kind in ("named", "file"):
@@ -90,8 +90,8 @@ class _Base:
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
         """Return the plan of the layout in `file` for the model of `plan` on `rig`.
 
-        The draft model that the file names is read: not for the GUI thread.
-        `folder`: folder of the file, in which the draft model is looked for; None: the folder of the model.
+        Reads the draft model that the file names, so it must not be called in the GUI thread.
+        `folder`: folder of the file, where the draft model is searched; None: the folder of the model.
         """
         model = self.plan.model
         edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
@@ -169,7 +169,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         options += [SideOption(f"auto:{name}", title) for name, title in TITLES.items()]
         options += [SideOption(key, path.stem) for key, path in self._chosen_files]
         options.append(SideOption(_FILE, tr("Layout file…")))
-        options.append(SideOption(_RIG, tr("Another rig…")))
+        options.append(SideOption(_RIG, tr("Devices of a rig file…")))
         return options
 
     def _show_options(self) -> None:
@@ -198,7 +198,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if dialog is None:
             return
         is_rig = key == _RIG
-        title = tr("Compare with another rig") if is_rig else tr("Compare with a layout")
+        title = tr("Compare with the devices of a rig file") if is_rig else tr("Compare with a layout")
         path = dialogs.ask_open(dialog, title, dialogs.RIG_FILTER if is_rig else dialogs.LAYOUT_FILTER)
         if path is None:
             self._show_options()
@@ -335,7 +335,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         """Return a function that looks up the measured tokens per second of `model` with an edit (layout and settings).
 
         The function looks at the last answer, then at the results of Compare Speed, then in the library's database. It
-        reads the disk, so it is not for the GUI thread.
+        reads the disk, so it must not run in the GUI thread.
         """
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed
@@ -372,15 +372,15 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             return
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)
-        self._document.replace(found.edit_with(now.side_files), tr("use {name}", name=found.title))
-        dialog.say(side, tr("The edited layout is now: {name}.", name=found.title))
+        self._document.replace(found.edit_with(now.side_files), tr("use layout {name}", name=found.title))
+        dialog.say(side, tr("The layout editor now has this layout: {name}.", name=found.title))
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:
     """Return the plan of an automatic layout for the model of `base` on the devices of the rig file `path`."""
     rig, edit = read_rig(path), base.plan.edit
     if not rig.ids:
-        raise LayoutError(tr("{name} has no devices.", name=path.name))
+        raise LayoutError(tr("The rig file {name} lists no devices. Choose another rig file.", name=path.name))
     layout = initial_layout(base.plan.memory, rig, edit.context, edit.side_files, base.speeds_of(rig))
     return Plan(base.plan.memory, rig, replace(edit, layout=layout))
 

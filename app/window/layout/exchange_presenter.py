@@ -100,8 +100,9 @@ class _Read:
     """The result of reading a text of another program, such as a command of llama-server.
 
     `names`: names of the models if the text is a configuration of several models; else empty.
-    `found`: the layout, or None if there is an error. `fault`: the error for people.
-    `draft`: the draft that the text names. None if there is none, or if it cannot draft for the model.
+    `found`: the layout, or None if there is an error. `fault`: the error as a message for the user.
+    `draft`: the draft (speculative decoding) that the text names; None if it names none, or one that does not suit the
+    model.
     """
 
     names: tuple[str, ...]
@@ -235,7 +236,7 @@ def _side_file_notes(found: Imported) -> tuple[str, ...]:
     if not paths:
         return ()
     names = ", ".join(Path(path).name for path in paths)
-    return (tr("Add these files in the load settings: {names}.", names=names),)
+    return (tr("The text also names these files. Add them in the load settings: {names}.", names=names),)
 
 
 def _text(path: Path) -> str:

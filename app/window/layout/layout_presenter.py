@@ -52,9 +52,9 @@ def outcome_text(found: ExpertOutcome) -> str:
 
 
 class LayoutPresenter(QObject):
-    """Connects layout editor, share editor and settings bar with the document.
+    """Connects layout editor, share editor and settings bar with the `LayoutDocument`, which holds the edited layout.
 
-    The document also keeps the state of a drag, so that moves of one drag are one undo step.
+    All moves of one drag are one undo step.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class LayoutPresenter(QObject):
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
 
     def _take_line(self, text: str) -> None:
-        """Replace the edited layout by the one in `text`, a typed or pasted line, as one step of undo.
+        """Change the edited layout and its settings by a typed or pasted line, as one step of undo.
 
-        The line has shares or options of llama.cpp. The text below it then shows the new layout, and the options that
-        were ignored.
+        `text`: the line, with a share for each device such as `3,1,2`, or with options of llama.cpp. A label below the
+        input field then shows the new layout, the options that were ignored, or the error.
         """
         from engine.planning.exchange.typed_line import take_line
 
@@ -152,9 +152,9 @@ class LayoutPresenter(QObject):
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
         """Return the layout of `plan`, converted to split mode `mode`.
 
-        While the user tries other modes, the last layout in mode `layer` is stored. When the user returns to `layer`,
-        that layout is restored, unless the layout was edited in another mode. If only tensor overrides were added
-        there, the stored layout is restored with these overrides.
+        The last layout in mode `layer` is stored while another mode is chosen, and restored when the user returns to
+        `layer`. It is not restored if the user has meanwhile edited the layout, except for tensor overrides: if only
+        overrides were added, the stored layout is restored with these overrides.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode

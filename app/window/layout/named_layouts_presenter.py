@@ -29,7 +29,7 @@ def file_name_of(name: str) -> str:
 
 
 class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
-    """Fills the dialog of named layouts and carries out its commands. It follows the current model."""
+    """Fills the dialog with the named layouts of the current model, and carries out its commands."""
 
     def __init__(self, named: NamedLayouts, document: LayoutDocument, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: named.refresh(), window)

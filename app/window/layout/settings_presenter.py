@@ -1,4 +1,7 @@
-"""The presenter of the settings dialog: settings of the next load, and the values chosen for automatic ones."""
+"""The presenter of the load settings dialog.
+
+It shows the settings of the next load, and for each setting on "auto" the value that the program has chosen.
+"""
 
 from __future__ import annotations
 
@@ -163,14 +166,16 @@ def loaded_text(loaded: LoadedLayout | None) -> str:
         return ""
     used, flash = loaded.used, loaded.flash_attention
     words = (
-        tr("{n_ctx} tokens", n_ctx=value_text(used.n_ctx)),
-        tr("cache {type_k} and {type_v}", type_k=used.type_k, type_v=used.type_v)
+        tr("{n_ctx} tokens of context", n_ctx=value_text(used.n_ctx)),
+        tr("K cache {type_k} and V cache {type_v}", type_k=used.type_k, type_v=used.type_v)
         if used.type_k != used.type_v
-        else tr("cache {type_k}", type_k=used.type_k),
+        else tr("KV cache {type_k}", type_k=used.type_k),
         "" if flash is None else tr("flash attention {flash}", flash=value_text(flash)),
         tr("load mode {load_mode}", load_mode=used.load_mode),
-        tr("{threads} threads, {threads_batch} for prompts", threads=used.threads, threads_batch=used.threads_batch),
+        tr(
+            "{threads} CPU threads, {threads_batch} for prompts", threads=used.threads, threads_batch=used.threads_batch
+        ),
         tr("op_offload {used}", used=value_text(bool(used.op_offload))),
         tr("pipeline parallelism") if used.pipeline == "on" else "",
     )
-    return tr("Loaded with {names}.", names=", ".join(filter(None, words)))
+    return tr("Settings of the loaded model: {names}.", names=", ".join(filter(None, words)))

@@ -17,7 +17,10 @@ from widgets.library.together_dialog import ModelToChoose, TogetherDialog
 
 
 class TogetherPresenter(OneDialog[TogetherDialog]):
-    """Offers open models, recent models and models of the library; shows layouts of the chosen ones, and loads them."""
+    """Fills the dialog that plans several models at the same time, and loads them with the layouts found.
+
+    It offers open models, recent models and models of the library.
+    """
 
     def __init__(
         self, several: SeveralModels, models: OpenModels, library: Library, settings: Settings, window: QWidget

@@ -22,7 +22,7 @@ from widgets.library.welcome_panel import WelcomePanel
 
 
 def machine_lines(rig: Rig) -> list[str]:
-    """Return lines for people about this computer: its processor and memory, and each of its GPUs."""
+    """Return lines of text that describe this computer: its processor and memory, and each of its GPUs."""
     lines = [
         tr("This computer: {name}, {total} of memory.", name=rig.host.name, total=format_bytes(rig.host.total_bytes))
     ]
@@ -34,7 +34,7 @@ def machine_lines(rig: Rig) -> list[str]:
 
 
 def places_text(home: Path) -> str:
-    """Return a text for people about the folders in which models and conversations are stored. `home`: home folder."""
+    """Return a text for the user: in which folders models and conversations are stored. `home`: home folder."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
     return tr(
         "Models stay where they are. Downloads go to the Hugging Face cache or to a folder of your choice. "

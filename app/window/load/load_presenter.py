@@ -1,4 +1,4 @@
-"""Presenters of loads: load buttons, the question before a load, the list of loaded models, and load reports."""
+"""Presenters of loads: load buttons, the question which models to unload first, loaded models, and load reports."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class LoadPresenter(QObject):
         if self._power_text(model):
             tool_tip.append(
                 tr(
-                    "The power in watts is what the model's devices draw while the model is idle. Park frees the "
-                    "model's memory."
+                    "The model's devices draw this power (in watts) although the model is idle. To free its memory, "
+                    "choose Park."
                 )
             )
         if checkpoint_bytes:
@@ -229,7 +229,10 @@ class LoadReportPresenter(QObject):
             self._set_busy("")
 
     def _show_wait(self) -> None:
-        """Show why the load waits. The kernel takes minutes to free the memory of a large model."""
+        """Show on the status line why the load has not begun, if it waits.
+
+        For instance, the operating system may take minutes to free the memory of a large model that was unloaded.
+        """
         pending = self._model.loading.snapshot.pending
         if pending is not None and pending.waits and not pending.cancelled:
             self._set_busy(tr("Waiting: {reason}", reason=pending.waits))
@@ -298,7 +301,7 @@ class LoadReportPresenter(QObject):
         dock = self._main.docks["report"]
         points_there = dock.isVisible() and self._is_current
         text = (
-            tr("{short}. Details under {panel}.", short=short, panel=dock.windowTitle())
+            tr("{short}. Details are under {panel}.", short=short, panel=dock.windowTitle())
             if points_there
             else self._named(whole)
         )

@@ -28,7 +28,7 @@ GONE = 499
 
 
 class Exchange:
-    """One HTTP request with its answer: the argument of each endpoint's handler. For the event loop only.
+    """One HTTP request with its answer: the argument of each endpoint's handler. Used in the event loop only.
 
     A handler answers with one `respond`, or with `begin_stream`, several `send` and `end_stream`.
     `body`: the whole body of the request.

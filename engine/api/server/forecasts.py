@@ -101,7 +101,7 @@ class Forecasts:
         }
 
     async def close(self) -> None:
-        """Cancel the planning in the background."""
+        """Cancel the background task that plans loads, and wait for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,7 +1,8 @@
 """Checks every request before a handler gets it: `Host` and `Origin` headers, API key, size.
 
-A web page in a browser may send requests to this computer, but cannot forge its `Origin` header. If the page's owner
-points a domain name to this computer (DNS rebinding), the `Host` header contains that name.
+The header checks stop web pages of others. A page in a browser on this computer can send requests to the server, but
+cannot forge its `Origin` header. If the page's owner points a domain name to this computer's address (DNS rebinding),
+that name is in the `Host` header.
 """
 
 from __future__ import annotations

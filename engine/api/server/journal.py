@@ -88,7 +88,7 @@ class Totals:
 
 
 class Record:
-    """Updates the journal's entry of one request until the request ends. For the server's thread."""
+    """Updates the journal's entry of one request until the request ends. Used in the server's thread only."""
 
     def __init__(self, journal: Journal, entry: RequestEntry) -> None:
         self._journal, self.entry, self._begun_s = journal, entry, time.monotonic()
@@ -123,12 +123,12 @@ class Record:
         self.entry = replace(self.entry, prompt_tokens=tokens)
 
     def note_asked(self, body: bytes) -> None:
-        """Keep the request's body up to `MAX_TEXT` characters, if the journal keeps texts."""
+        """Store the first `MAX_TEXT` characters of the request's body, if the user has enabled that."""
         # A character has up to 4 bytes in UTF-8.
         self._journal.keep_text(self.entry.number, asked=body[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT])
 
     def note_answered(self, text: str) -> None:
-        """Keep a piece of an answer, if the journal keeps texts."""
+        """Append `text`, a piece of an answer, to the stored text of the request, if the user has enabled that."""
         self._journal.keep_text(self.entry.number, answered=text)
 
     def end(self, status: int, code: str = "") -> None:
@@ -140,10 +140,11 @@ class Record:
 
 
 class Journal:
-    """All requests of a server: those that are being answered, and those that have ended.
+    """The requests of a server: those that are being answered, and the last `MAX_ENTRIES` that have ended.
 
     `changed`: called with each new state of an entry, in the server's thread.
-    `keeps_texts`: whether to keep the texts of requests that begin from now on, in memory only. For any thread.
+    `keeps_texts`: whether to store the texts of requests that begin from now on. They are stored in memory only. May be
+    set in any thread.
     """
 
     def __init__(self, changed: Callable[[RequestEntry], None] | None = None) -> None:
@@ -182,11 +183,11 @@ class Journal:
             self._changed(entry)
 
     def keep_text(self, number: int, *, asked: str = "", answered: str = "") -> None:
-        """Append to the kept text of request `number`, up to `MAX_TEXT`.
+        """Append to the stored text of request `number`; do nothing if `keeps_texts` is off.
 
         Only the last `MAX_TEXTS` requests keep their text.
 
-        `asked`, `answered`: more text of the request, and of its answer.
+        `asked`: more text of the request. `answered`: more text of its answer, which is cut at `MAX_TEXT` characters.
         """
         with self._lock:
             before = self._texts.get(number)
@@ -201,30 +202,30 @@ class Journal:
                 self._texts.popitem(last=False)
 
     def text_of(self, number: int) -> RequestText | None:
-        """Return the kept text of request `number`; None if it was not kept. For any thread."""
+        """Return the stored texts of request `number` and of its answer; None if they were not stored. Thread-safe."""
         with self._lock:
             return self._texts.get(number)
 
     def forget_texts(self) -> None:
-        """Stop keeping texts, and delete those that were kept. For any thread."""
+        """Stop storing the texts of requests, and delete those that were stored. Thread-safe."""
         with self._lock:
             self.keeps_texts = False
             self._texts.clear()
 
     @property
     def under_way(self) -> tuple[RequestEntry, ...]:
-        """The requests that have not ended, oldest first. For any thread."""
+        """The requests that have not ended, oldest first. Thread-safe."""
         with self._lock:
             return tuple(self._under_way.values())
 
     @property
     def ended(self) -> tuple[RequestEntry, ...]:
-        """The last `MAX_ENTRIES` requests that have ended, oldest first. For any thread."""
+        """The last `MAX_ENTRIES` requests that have ended, oldest first. Thread-safe."""
         with self._lock:
             return tuple(self._ended)
 
     @property
     def totals(self) -> Totals:
-        """Numbers of requests and tokens, added up over all requests that have ended. For any thread."""
+        """Numbers of requests and tokens, added up over all requests that have ended. Thread-safe."""
         with self._lock:
             return self._totals

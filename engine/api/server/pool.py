@@ -59,7 +59,7 @@ _END_POLL_S = 0.1
 def default_keep_alive_s(load_s: float) -> float:
     """Return the idle time in seconds after which a model is unloaded, if nobody has chosen one.
 
-    A model that took longer to load stays at least as long. `load_s`: seconds that its load took.
+    It is at least as long as the load took. `load_s`: duration of the load in seconds.
     """
     return max(_DEFAULT_KEEP_ALIVE_S, load_s)
 
@@ -112,10 +112,13 @@ class LoadedModel:
 
 
 class ModelPool:
-    """The models of a server: loads them for requests, and unloads idle ones. For the server's event loop.
+    """The models of a server: loads them for requests, and unloads idle ones.
+
+    Its methods are called in the server's event loop only.
 
     `keep_alive_s`: idle time in seconds after which a model is unloaded; None: `default_keep_alive_s`.
-    `pinned_s`: idle time in seconds of the models whose ids are in `pinned`.
+    `pinned`: ids of models with another idle time, such as models that the command line names.
+    `pinned_s`: their idle time in seconds; by default they stay loaded while idle.
     """
 
     def __init__(
@@ -506,7 +509,10 @@ class ModelPool:
         return order, find_room(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
-        """Handle an ended load, a lost model, or a measured computing need. Called in the session's thread."""
+        """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).
+
+        Called in the session's thread.
+        """
         if isinstance(update, ComputingNeed):
             self._parts.learn(update)
             return
@@ -533,7 +539,7 @@ class ModelPool:
 
     @property
     def parts(self) -> PoolParts:
-        """The functions with which the pool finds, plans and loads models."""
+        """The functions that the pool calls to find, plan and load models."""
         return self._parts
 
     @property
@@ -544,8 +550,8 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If the program loads the models (`PoolParts.load`), models that were passed to `lend` are in `Holdings.own` too:
-        the program unloads idle ones if another load needs their memory.
+        Models that were passed to `lend` are in `Holdings.lent`. With `PoolParts.load` they are in `Holdings.own`
+        instead, because the program that loads them also unloads idle ones if another load needs their memory.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

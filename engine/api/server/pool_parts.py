@@ -17,7 +17,7 @@ def _no_rig() -> Rig:
 
 
 def _learn_nothing(_need: ComputingNeed) -> None:
-    """Do nothing with a model's measured computing memory; default of `PoolParts.learn`."""
+    """Ignore the memory that a model needs while it computes; default of `PoolParts.learn`."""
 
 
 def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
@@ -26,14 +26,15 @@ def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """The functions with which a pool finds, plans and loads models.
+    """The functions that a pool calls to find, plan and load models.
 
     They may block and are called in threads, except as noted.
     `entries`: returns the models that requests may name.
     `rig`: returns the devices in their present state.
     `plan`: plans the load of a model on these devices; raises `EngineError`.
     `holders`: returns the processes that hold memory of a device.
-    `learn`: saves a model's measured computing memory, so that `rig` includes it. Called in the session's thread.
+    `learn`: saves how much memory a model needs besides llama.cpp's buffers while it computes, so that `rig` includes
+    it. Called in the session's thread after a model ran out of memory.
     `load`: loads a model outside the pool and passes it to `ModelPool.lend`. Called in the event loop. Raises
     `ApiError`. Cancelled if no request waits for the model any more. None: the pool loads models itself. With `load`,
     the functions `rig` and `plan` are used only for forecasts.

@@ -76,7 +76,7 @@ def _seconds(document: JsonObject, key: str) -> float:
 
 
 def check_alias(name: str) -> str:
-    """Return a user's name for a model, without white space around it.
+    """Check a name that the user gives to a model; return it without white space around it.
 
     Raises:
         ArgumentError: the name is empty or too long, or has control characters.

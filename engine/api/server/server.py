@@ -147,14 +147,14 @@ class ApiServer:
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests with a model that the caller has loaded. Only the caller unloads this model. For any thread.
+        """Answer requests with a model that the caller has loaded. Only the caller unloads this model. Thread-safe.
 
         `held`: the memory that the model holds.
         """
         self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
 
     def take_back(self, id: str) -> None:
-        """Undo `lend`: no new request uses the caller's session. For any thread."""
+        """Undo `lend`: no new request uses the caller's session. Thread-safe."""
         self.loop.call_soon_threadsafe(self.pool.take_back, id)
 
     @property
@@ -200,7 +200,8 @@ class ApiServer:
 class _Protocol(H11Protocol):
     """uvicorn's HTTP/1 protocol of one connection, with time limits for clients that have no key or read too slowly.
 
-    `is_trusted`: whether the guard has admitted a request of this connection to a path that is not public.
+    `is_trusted`: whether `Guard` has accepted a request of this connection. Requests to public paths, which need no
+    key, do not count.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -251,9 +252,9 @@ class _Protocol(H11Protocol):
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 
     def _watch_header(self) -> None:
-        """Limit the time in which the head of the next request must arrive, by a timer.
+        """Start or cancel the timer that closes the connection if the head of a request does not arrive in time.
 
-        The timer runs while the connection waits for a head, and is cancelled when the head has arrived.
+        The timer runs while the connection waits for the head of a request.
         """
         is_due = self.conn.their_state in (h11.IDLE, h11.ERROR)
         if not is_due and self._header_timer is not None:

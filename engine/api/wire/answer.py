@@ -193,9 +193,10 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
 
 
 def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
-    """Return the field `warnings` of a document: notes on a replaced chat template and on endless repetitions.
+    """Return the field `warnings` of a JSON answer.
 
-    The result is empty if there are no notes.
+    It says that a chat template was replaced, or that an answer was stopped because it repeated itself without end.
+    The result is empty if there is no warning.
     """
     told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
     told += [REPEATED] if any(done.stop_reason == "repetition" for done in answers) else []

@@ -280,7 +280,7 @@ def _usage(known: Done | Reading | None) -> dict[str, int]:
 
 
 class MessageWriter:
-    """The `AnswerWriter` of `/v1/messages`: makes documents and events. A request has one answer."""
+    """The `AnswerWriter` of `/v1/messages`: makes JSON documents and server-sent events. A request has one answer."""
 
     def __init__(self, id: str, model: str) -> None:
         self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}

@@ -142,7 +142,7 @@ def counting_requests(asked: Sequence[Generate]) -> list[Tokenise]:
 
 
 class CompletionWriter:
-    """The `AnswerWriter` of `/v1/completions`: makes documents and events."""
+    """The `AnswerWriter` of `/v1/completions`: makes JSON documents and server-sent events."""
 
     def __init__(self, id: str, model: str, created: int, request: CompletionRequest, texts: Sequence[str]) -> None:
         self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}

@@ -21,7 +21,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An error answer of the API with the HTTP status `status`.
+    """An error response of the API with the HTTP status `status`.
 
     `type`: OpenAI's error type; by default the usual type of the status.
     `code`: error code for programs; None: no code.

@@ -366,7 +366,7 @@ def _sound(sound: InputAudio, place: str) -> SoundFile:
 
 
 class ChatWriter:
-    """The `AnswerWriter` of `/v1/chat/completions`: makes documents and events.
+    """The `AnswerWriter` of `/v1/chat/completions`: makes JSON documents and server-sent events.
 
     `id`, `created` (seconds since 1970): values in each document of the answer.
     """

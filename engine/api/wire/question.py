@@ -80,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The file of the answering model, from which a request takes the chat template and default sampling settings."""
+    """The file of the answering model. It provides chat template and default sampling settings for a request."""
 
     file: ModelFile
 
@@ -131,7 +131,10 @@ def count_request(question: Question, profile: Profile) -> CountTokens:
 
 
 def prompt_characters(request: CountTokens) -> int:
-    """Return the number of characters that a chat template may write into the prompt of `request`."""
+    """Return how many characters of `request` the chat template can copy into the prompt.
+
+    They are the characters of messages, tool calls, tool definitions and template variables.
+    """
     found = len(request.template_input.tools) + len(request.template_input.values)
     for message in request.messages:
         found += len(message.content) + len(message.reasoning) + len(message.call_id) + len(message.name)
@@ -196,10 +199,10 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     """Return a tool's schema (`parameters`) with its `$ref`s renamed, so that schemas of several tools can be in one
     document.
 
-    The targets of the references are added to `definitions`, under names that begin with `prefix`. The names must be
-    unique, because llama-cpp-python's converter names a grammar rule after the last part of a reference's path only.
-    The converter also ignores `$defs` that are in the same object as a `$ref`. A part of the schema that belongs to
-    several targets is copied for each of them, so `budget` limits the size.
+    The targets of the references are added to `definitions`, under unique names that begin with `prefix`.
+    llama-cpp-python's converter from schemas to grammars names a rule after the last part of a reference's path only,
+    so equal names would clash. It also ignores `$defs` in the same object as a `$ref`.
+    If targets contain each other, their common part is copied for each of them, so `budget` limits the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.
@@ -252,8 +255,8 @@ def check_question(question: Question) -> Question:
     """Check a chat request and return it. In the result `choice` is `NONE` if the request uses no tools.
 
     Raises:
-        ApiError: there are no messages, or too many messages, answers, tools or bytes of images and sounds; or the
-            choice of tools is impossible.
+        ApiError: there are no messages, or too many messages, answers, tools or bytes of images and sounds; or
+            `choice` needs a tool that is missing, or does not go with `schema`.
     """
     if not question.messages:
         raise invalid("messages is empty; send at least one.", "messages")

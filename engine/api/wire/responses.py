@@ -124,7 +124,7 @@ def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dic
 
 
 def _qualified(namespace: object, name: object) -> object:
-    """Return the qualified name by which the model knows a function, made from namespace and name.
+    """Return the name of a function in the prompt, made from its namespace and name.
 
     If the namespace or the name is not a text, `name` is returned unchanged; `check_tool` refuses a wrong name.
     """
@@ -228,7 +228,7 @@ def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
 
 
 class ResponseWriter:
-    """The `AnswerWriter` of `/v1/responses`: makes documents and events. A request has one answer."""
+    """The `AnswerWriter` of `/v1/responses`: makes JSON documents and server-sent events. A request has one answer."""
 
     def __init__(self, id: str, model: str, created: int, question: Question, request: ResponsesRequest) -> None:
         self._id, self._model, self._created = id, model, created

@@ -70,7 +70,7 @@ def test_a_worker_that_stopped_is_restarted_where_its_loss_is_told(
     window.desk.notices.given.connect(lambda notice: told.append(notice.text))
     sentence = lose_worker(window, qtbot)
     report, desk = window.views.current.report, window.desk
-    assert "The model stopped. Details under Last load." in told, "the load had not failed"
+    assert "The model stopped. Details are under Last load." in told, "the load had not failed"
     assert sentence == "RPC1 stopped during the answer. Restart the worker, then load again."
     assert report.sentence == sentence
     assert offered(report) == ["Restart Worker", "Plan Without Worker"]

@@ -99,7 +99,7 @@ def test_every_source_is_offered(window: WindowParts, qtbot: QtBot) -> None:
         "Auto Layout: Longest Context",
         "Auto Layout: Fastest",
     ]
-    assert found[-2:] == ["Layout file…", "Another rig…"]
+    assert found[-2:] == ["Layout file…", "Devices of a rig file…"]
 
 
 def test_a_layout_file_is_compared_and_taken_as_one_step(
@@ -161,7 +161,7 @@ def test_another_rig_has_a_layout_of_its_own_and_is_shown_when_it_is_taken(
     (tmp_path / "big.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA5", 80, name="H100"))))
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: tmp_path / "big.json")
     dialog = opened_dialog(window, qtbot)
-    choose(dialog, 1, "Another rig…")
+    choose(dialog, 1, "Devices of a rig file…")
     qtbot.waitUntil(lambda: dialog.state_labels[1].text() == "Forecast for the devices of the rig file.")
     assert {lane.id for lane in dialog.lanes.lanes} == {"CUDA0", "CUDA1", "CPU", "CUDA5"}
     dialog.take_buttons[1].click()
@@ -186,7 +186,7 @@ def test_what_cannot_be_read_is_one_sentence_and_the_other_side_stays(
     assert not dialog.take_buttons[1].isEnabled()
     assert edit_of(window) == before
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: None)
-    choose(dialog, 1, "Another rig…")
+    choose(dialog, 1, "Devices of a rig file…")
     assert dialog.boxes[1].currentText() == "nine", "a cancelled choice changes nothing"
 
 

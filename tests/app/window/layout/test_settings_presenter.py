@@ -89,8 +89,8 @@ def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
     assert loaded_text(None) == ""
     assert loaded_text(LoadedLayout(edit, (), ())) == ""
     assert loaded_text(LoadedLayout(edit, (), (), used=used, flash_attention=True)) == (
-        "Loaded with 16\u202f384 tokens, cache f16 and q8_0, flash attention on, load mode mmap, "
-        "6 threads, 8 for prompts, op_offload on."
+        "Settings of the loaded model: 16\u202f384 tokens of context, K cache f16 and V cache q8_0, "
+        "flash attention on, load mode mmap, 6 CPU threads, 8 for prompts, op_offload on."
     )
 
 

@@ -424,9 +424,10 @@ def packs_beside_program() -> tuple[Path, ...]:
 
 
 def _restore(replaced: Path, user: Path) -> None:
-    """Move the packs in `replaced`, which an installation was replacing, back to the folder `user`.
+    """Move packs back to the folder `user` after an installation that failed or was interrupted.
 
-    A pack is not moved if a new pack of the same name is there.
+    `replaced`: folder into which the installation moved the old packs. A pack stays there if `user` has a new pack of
+    the same name.
     """
     for pack in replaced.iterdir() if replaced.is_dir() else ():
         if not os.path.lexists(user / pack.name):

@@ -307,11 +307,11 @@ class ChatStore:
         return purged
 
     def _merge_index(self, n_pages: int) -> None:
-        """Merge parts of the text index, so that it loses the trigrams of deleted messages.
+        """Merge parts of the full-text index, so that it loses the trigrams of deleted messages.
 
         Each step is a job of its own: FTS5's "optimize" takes 12 s for 50 MB of text, in one transaction.
 
-        `n_pages`: pages of one step, as the "merge" command of FTS5 takes it.
+        `n_pages`: number of pages of one step (argument of FTS5's command "merge"); negative in the first step.
         """
         changes: list[int] = []
 

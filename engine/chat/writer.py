@@ -117,9 +117,10 @@ class Writer:
 
     @contextmanager
     def with_all(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection for reading, in a transaction that contains all waiting jobs.
+        """Provide the connection for reading, in a transaction that contains the waiting jobs.
 
-        The transaction is rolled back afterwards.
+        Jobs that fail, for example because the disk cannot be written, are left out. The transaction is rolled back
+        afterwards.
 
         Raises:
             LockedError: another program is writing to the database, so the jobs cannot run.

@@ -1,4 +1,7 @@
-"""Devices, the host and rigs as plain values. A device is hardware to which layers of a model can be assigned."""
+"""Devices, the host and rigs (all devices of a computer or plan) as plain values.
+
+A device is hardware to which layers of a model can be assigned.
+"""
 
 from __future__ import annotations
 

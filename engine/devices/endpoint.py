@@ -515,7 +515,7 @@ class _Talk:
 def make_notice(status: GreetingStatus, words: str) -> bytes:
     """Return the message that a tunnel sends to its client if it cannot reach the server at the other end.
 
-    `status`: result that the client's handshake then has.
+    `status`: the status that the client's handshake ends with.
     `words`: the reason; it completes a sentence that begins with the endpoint.
     """
     return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]

@@ -182,7 +182,7 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """State and remarks of one engine pack, as a list for people shows them.
+    """State and remarks of one engine pack, to be shown in a list.
 
     `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
     `reason`: why the pack is not used, or a remark; may be empty.
@@ -435,7 +435,7 @@ def _restore(replaced: Path, user: Path) -> None:
 
 
 def _remove_unfinished(user: Path) -> None:
-    """Remove the folders of installations that were killed, after moving back the packs that they were replacing."""
+    """Remove the temporary folders of interrupted installations, after moving the old packs in them back."""
     if os.name == "nt":
         # Nothing is locked there, so an installation may still run.
         return

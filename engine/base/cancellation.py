@@ -1,4 +1,4 @@
-"""A cancellation token, with which one thread ends the wait or the work of another thread."""
+"""A cancellation token: one thread cancels it to end the wait or the work of another thread."""
 
 from __future__ import annotations
 

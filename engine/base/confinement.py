@@ -181,11 +181,12 @@ def confine(
     *,
     resolves_names: bool = False,
 ) -> bool:
-    """Restrict this process to the rights of its kind; return whether the system enforces all of these rights.
+    """Restrict this process to `rights`; return whether the system enforces all of these rights.
 
-    The restriction cannot be undone, and also binds later threads and children. Call this while the process has a
-    single thread: before version 8 Landlock does not bind other existing threads. Open files and connections stay
-    usable.
+    The restriction cannot be undone, and also applies to threads and children that start later. Call this while the
+    process has a single thread: before version 8, Landlock does not restrict other existing threads. Files and
+    connections that are open already stay usable.
+    `rights`: the access rights of the process's kind of child.
     `readable`, `writable`: files and folders that the child reads and writes for its request.
     `ports`: TCP ports of the endpoints that the process connects to.
     `resolves_names`: whether some endpoints are host names instead of IP addresses.
@@ -221,9 +222,9 @@ def confine(
 
 
 def early_threads() -> tuple[str, ...]:
-    """Return the names of this process's other threads that Landlock does not bind. Call it right after `confine`.
+    """Return the names of this process's other threads that Landlock does not restrict. Call it right after `confine`.
 
-    Libraries and drivers start such threads while they are loaded. Seccomp binds them.
+    Libraries and drivers start such threads while they are loaded. The seccomp filter applies to them too.
     """
     if not landlock_version() or landlock_version() >= THREADS_SINCE:
         return ()

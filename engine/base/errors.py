@@ -39,7 +39,7 @@ class EngineError(Exception):
         return show(str(self))
 
     def fields(self) -> dict[str, str | int | None]:
-        """Return the additional fields of the error document, next to `kind` and `message`."""
+        """Return the fields that this class of error adds to `kind` and `message` in the JSON error document."""
         return {}
 
 

@@ -59,14 +59,14 @@ class JsonObject:
         return f"{self._place}.{key}" if self._place else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
-        """Raise the document's error with `reason` and the path of `key` in the document.
+        """Raise the error for this kind of document, such as `LayoutError`, with `reason` and the path of `key`.
 
         `key`: key of this object; None: the error has the path of the object itself.
         """
         raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
 
     def allow(self, *keys: str) -> None:
-        """Raise the document's error if the object has a key that is not in `keys`."""
+        """Raise the error for this kind of document, such as `LayoutError`, if a key is not one of `keys`."""
         for key in self._value:
             if key not in keys:
                 self.refuse(
@@ -120,7 +120,7 @@ class JsonObject:
             self.refuse(tr("the value must be text in quotes, not {shown}", shown=_shown(value)), key)
         # JSON can write half of a surrogate pair as an escape. Python takes it, and UTF-8 cannot encode it.
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            self.refuse(tr("the text contains a lone surrogate, which is not a character"), key)
+            self.refuse(tr("the text contains a lone surrogate, which is half of a character; remove it"), key)
         return value
 
     def is_text(self, key: str, text: str) -> bool:
@@ -320,7 +320,11 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise fail(
-            tr("the folder of the {kind} cannot be created ({reason})", kind=what, reason=error.strerror),
+            tr(
+                "the folder of the {kind} file cannot be created ({reason}); check the permissions and the free space",
+                kind=what,
+                reason=error.strerror,
+            ),
             source=path.name,
         ) from error
     write_file(path, msgspec.json.encode(document), what=what, fail=fail)
@@ -354,9 +358,12 @@ def change_kept(
     what: str,
     fail: Fail,
 ) -> None:
-    """Replace the value in the file `path` by what `change` makes of it; write nothing if it stays the same.
+    """Read the value in the file `path`, change it, and write it back if it has changed.
 
-    The file is locked meanwhile (`changing`): windows and commands change it at the same time.
+    The file is locked from reading to writing (`changing`), because several windows and commands may change it.
+
+    `change`: returns the changed value.
+    `what`, `fail`: as for `changing`.
     """
     with changing(path, what=what, fail=fail):
         before = read(path)

@@ -85,7 +85,7 @@ class WeightKeeper:
 
     Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.
     `reserve_bytes`: free space to leave on the disk.
-    `clock`: returns the present time in seconds since 1970, in which the times of files are given too.
+    `clock`: returns the present time in seconds since 1970, the unit of file times.
     """
 
     folder: Path
@@ -177,10 +177,10 @@ class WeightKeeper:
         return removed
 
     def _removal_order(self, file: KeptFile) -> tuple[bool, float]:
-        """Return the key by which files are sorted for removal: the least recently used file comes first.
+        """Return the sort key of a cached tensor's file for removal; the file with the smallest key is removed first.
 
-        Files that the present client has used or stored come last. Among them the newest is first, so that the oldest
-        ones stay: a later load asks for them first.
+        Files that the present client has not used come first, the least recently used one at the front. The client's
+        own files follow, the newest at the front, because the next load asks for the oldest ones first.
         """
         is_of_client = file.used_s >= self._client_since_s
         return (is_of_client, -file.written_s if is_of_client else file.used_s)

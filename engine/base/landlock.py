@@ -1,4 +1,4 @@
-"""Landlock, with which a Linux process limits its own access to files, TCP ports, signals and abstract Unix sockets.
+"""Restricts this process with Landlock (Linux): its access to files, TCP ports, signals and abstract Unix sockets.
 
 Linux has Landlock since version 5.13. The constants are those of `linux/landlock.h` and `linux/prctl.h`, since the
 standard library has no binding for them. `engine.base.seccomp` refuses system calls that Landlock cannot refuse.

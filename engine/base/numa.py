@@ -122,7 +122,7 @@ def left_nodes_sentence(nodes: Sequence[NumaNode]) -> str:
     if not left:
         return ""
     return tr(
-        "The engine uses at most {most} devices at a time, so NUMA nodes {left} get no worker.",
+        "llama.cpp uses at most {most} devices at a time, so no RPC worker is started for the NUMA nodes {left}.",
         most=MAX_NODES,
         left=numbers_text(left),
     )
@@ -142,15 +142,15 @@ def numbers_text(numbers: Iterable[int]) -> str:
 def numa_sentence(nodes: Sequence[NumaNode]) -> str:
     """Return a sentence for users on the NUMA nodes of this machine, and whether a worker can be bound to each."""
     if not nodes:
-        return tr("This system reports no NUMA nodes, so there is nothing to split.")
+        return tr("This system reports no NUMA nodes, so the CPU cannot be split.")
     listed = "; ".join(node_words(node) for node in nodes)
     if serving_nodes(nodes):
-        sentence = tr("This computer can be split by NUMA node: {nodes}.", nodes=listed)
+        sentence = tr("The CPU can be split into one device for each NUMA node: {nodes}.", nodes=listed)
         return " ".join(filter(None, (sentence, left_nodes_sentence(nodes))))
     if len(nodes) == 1:
-        return tr("This computer has one NUMA node ({nodes}); there is nothing to split.", nodes=listed)
+        return tr("This computer has only one NUMA node ({nodes}), so the CPU cannot be split.", nodes=listed)
     return tr(
-        "Fewer than two NUMA nodes have both processors and memory ({nodes}), so there is nothing to split.",
+        "Fewer than two NUMA nodes have both processors and memory ({nodes}), so the CPU cannot be split.",
         nodes=listed,
     )
 

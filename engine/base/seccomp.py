@@ -1,4 +1,4 @@
-"""seccomp, with which a Linux process gives up system calls for itself, in all of its threads.
+"""Installs a seccomp filter, which makes Linux refuse certain system calls of this process, in all of its threads.
 
 The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
 without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and

@@ -46,7 +46,7 @@ def is_lock(error: Exception) -> bool:
 
 
 def cannot_write(error: Exception) -> bool:
-    """Return whether an error means that the file cannot be written. A lock of another program does not count."""
+    """Return whether an error means that the file cannot be written. False if another program only locks the file."""
     return isinstance(error, OSError) or (passes(error) and not is_lock(error))
 
 

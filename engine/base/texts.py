@@ -31,8 +31,9 @@ def escape(text: str, *, keep_lines: bool = False) -> str:
 
 
 def replace_controls(text: str, by: str) -> str:
-    """Return `text` with `by` in the place of each control or bidirectional character, line separator and lone
-    surrogate. Newlines and tabs stay, and so do joiners and spaces of other scripts.
+    """Return `text` with each control or bidirectional character, line separator and lone surrogate replaced by `by`.
+
+    Newlines and tabs are unchanged, and so are zero-width joiners, which some scripts need.
     """
     return _STEERING.sub(by, text)
 

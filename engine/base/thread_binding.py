@@ -132,7 +132,7 @@ def hand_over(questions: int, *, channel: int) -> None:
     """Send the descriptor `questions` to the parent, and close it in this process.
 
     `questions`: descriptor through which the kernel asks about calls of this process.
-    `channel`: descriptor of the inherited socket. The system closes it when this process ends, by which the parent
+    `channel`: descriptor of the inherited socket. The system closes it when this process ends, so that the parent
     notices the end.
     """
     try:

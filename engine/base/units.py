@@ -64,7 +64,7 @@ def parse_count(text: str) -> int:
 def format_share(size_bytes: int, whole_bytes: int) -> str:
     """Return a size as a number without its unit, such as "0.98".
 
-    The unit is the one in which `format_bytes` shows `whole_bytes`.
+    The number is in the unit of the text that `format_bytes` returns for `whole_bytes`.
     """
     factor, digits = (GIB, 2) if whole_bytes >= GIB else (MIB, 1) if whole_bytes >= MIB else (KIB, 1)
     return f"{size_bytes / factor:.{digits}f}"

@@ -185,7 +185,9 @@ class _Step(Enum):
 
 
 class AnswerRun:
-    """Writes one answer. Its methods take events, and return effects (commands) for the driver. Not thread-safe.
+    """State machine that writes one answer. Not thread-safe.
+
+    Its methods take events, and return effects (commands) for the driver.
 
     `chat`: id of the conversation.
     `tree`: messages of the conversation, including the new answer. The driver stores this tree before it calls `begin`.
@@ -258,7 +260,7 @@ class AnswerRun:
 
     @property
     def continuation(self) -> str | None:
-        """The text from which a second `AnswerRun` lets the model continue after `answer_now`.
+        """The thought so far with its end tag, from which a second `AnswerRun` continues after `answer_now`.
 
         None if `answer_now` was not called, or if the model has not stopped yet.
         """
@@ -297,7 +299,12 @@ class AnswerRun:
             # The person has agreed, so a second count of this answer does not ask again.
             self._overflow = "drop"
             return (AskOverflow(""), *self._take_count(self._counted))
-        return self.fail(tr("The question was not sent, because the context is full."))
+        return self.fail(
+            tr(
+                "The question was not sent, because the context is full. Drop the oldest messages, or load with a "
+                "longer context."
+            )
+        )
 
     def files_read(self, files: Mapping[str, bytes]) -> Effects:
         """Continue with the bytes of the attachments by SHA-256.
@@ -380,7 +387,10 @@ class AnswerRun:
         self._take(self._splitter.add(text))
 
     def shifted(self, event: Shifted) -> Effects:
-        """Handle a context shift: return a notice, and add its sentence to the note below the answer."""
+        """Handle a context shift (older tokens were dropped from the full context).
+
+        Return a `Notice`. Its sentence also becomes part of the note below the answer.
+        """
         if self._step is not _Step.WRITING:
             return ()
         self._shift_note = shift_sentence(event.kept_tokens)
@@ -396,7 +406,7 @@ class AnswerRun:
         return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
-        """Add a piece to the text of `message`. Called when the piece is on disk or cannot be stored."""
+        """Add the text and calls of `piece` to `message`. The driver calls this after the attempt to store `piece`."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)
@@ -416,7 +426,10 @@ class AnswerRun:
         return self.fail(tr("Stopped before the model began to answer."))
 
     def answer_now(self) -> Effects:
-        """Stop the model while it thinks. A second `AnswerRun` then continues from the text `continuation`."""
+        """Stop the model while it thinks, so that it answers at once ("Answer now").
+
+        A second `AnswerRun` then continues from the text `continuation`.
+        """
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
         self.goes_on = True
@@ -530,9 +543,10 @@ class AnswerRun:
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return a run that answers the last shown message of `tree`. The run's own tree contains the new answer.
+    """Return an `AnswerRun` that writes a new answer to the last shown message of `tree`.
 
-    If the message has an answer already, the new one becomes another version of it.
+    `AnswerRun.tree` already contains the new answer, which is empty. If the message has an answer already, the new one
+    becomes another version of it.
 
     `chat`: id of the conversation.
     """
@@ -552,7 +566,7 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
-    """Return a run that continues an existing answer of `tree`.
+    """Return an `AnswerRun` that continues an existing answer of `tree`.
 
     `chat`: id of the conversation.
     `message`: the existing answer.

@@ -1,4 +1,7 @@
-"""Builds model requests from the messages of a conversation, and finds earlier answers in the tokens of a prompt."""
+"""Builds model requests from the messages of a conversation.
+
+It also finds the tokens of earlier answers in a tokenised prompt, so that their recorded probabilities can be shown.
+"""
 
 from __future__ import annotations
 
@@ -168,10 +171,10 @@ def answer_request(
 
 
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
-    """Find the tokens of earlier answers in a prompt; return their recorded probabilities, by index in `pieces`.
+    """Return the recorded probabilities for the tokens of earlier answers in a prompt, by index in `pieces`.
 
-    The prompt is tokenised as a whole, so tokens of an answer may begin at other characters than in its generation.
-    A recorded token is used only if a token of the prompt begins at the same character and has the same text.
+    The prompt is tokenised as a whole, so its tokens may differ from those that the model generated. A recorded token
+    is used only if a token of the prompt begins at the same character and has the same text.
 
     `pieces`: text of each token of the prompt.
     `shown`: the messages from which the prompt was made.

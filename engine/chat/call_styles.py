@@ -389,10 +389,10 @@ GAP = "\n\n"
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
-    """Return the marks with which tool calls begin, as far as they occur in a chat template.
+    """Return the marks in a chat template at which tool calls begin, such as `[TOOL_CALLS]`.
 
-    If none occurs, return the Hermes mark `<tool_call>`. Layerdeck's own system prompt asks for this mark if the
-    template cannot describe tools.
+    If there are none, return the Hermes mark `<tool_call>`. Layerdeck's own system prompt asks for this mark if the
+    template cannot describe tools. For gpt-oss's format (harmony), return none.
     """
     found = tuple(mark for mark in STYLES if mark in template)
     if not found and HARMONY not in template:

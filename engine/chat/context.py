@@ -57,13 +57,13 @@ class ContextUse:
 
     @property
     def used(self) -> int:
-        """Number of tokens that the prompt takes of the context."""
+        """Number of context tokens that the prompt takes."""
         return self.system + self.history + self.attachments
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The decision which messages the prompt contains. Messages are given by id, in their order.
+    """Result of `choose`: the messages that the prompt contains. Messages are given by id, in their order.
 
     `decision`: `fits` (perhaps after turns were left out), `ask` (ask a person), or `full` (the prompt cannot be sent).
     `shown`, `left_out`: messages in the prompt, and messages left out of it.
@@ -78,10 +78,7 @@ class Fit:
     over_tokens: int = 0
 
     def sentence(self) -> str:
-        """Return a sentence for people about the decision.
-
-        Empty if the prompt fits and every message that it leaves out was already left out of earlier prompts.
-        """
+        """Return a sentence for people about the decision; empty if the prompt fits and leaves out nothing new."""
         if self.decision == "full":
             return tr(
                 "The conversation is {over_tokens} tokens too long for the context. Shorten the last question, "
@@ -271,10 +268,10 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) that applies to an answer before a new decision is made.
+    """Return the stored cut (turns left out of the prompt) that applies to an answer before a new decision is made.
 
-    This is the answer's own cut, else that of the newest other version with a cut, else that of the previous answer.
-    Cuts that were made for a shorter context than `n_ctx` are ignored.
+    The first of these cuts that exists is returned: that of the answer, of its newest other version, of the previous
+    answer. Cuts for a context shorter than `n_ctx` are ignored.
     """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),
@@ -289,13 +286,13 @@ def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
-    """Return the cut (stored decision) that leaves the messages `left_out` out of the prompt; None if there are none.
+    """Return the cut (record of the turns left out of a prompt) for `left_out`; None if that is empty.
 
     The cut is stored with the answer, so that later prompts leave out the same messages.
 
     `path`: messages of the shown branch.
     `left_out`: ids of messages, none of them in the last turn.
-    `n_ctx`: context size in tokens for which the cut holds.
+    `n_ctx`: context size in tokens for which the cut is made.
     """
     # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]

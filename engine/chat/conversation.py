@@ -46,7 +46,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_key(message: str, call: str) -> str:
-    """Return the key of a typed tool result in `Conversation.results`.
+    """Return the key in `Conversation.results` of a tool result that the user typed.
 
     `message`: id of the answer. `call`: id of the call.
     """

@@ -117,8 +117,7 @@ class DatabaseCopies:
             raise DamageFound(fault)
 
     def confirm(self) -> None:
-        """Set the file time of the newest copy to the time of the database's last change, so that `is_current` is true
-        again.
+        """Give the newest copy the time of the database's last change, so that `is_current` returns True again.
 
         Called if closing the database has changed the time of its file without changing a row.
         """
@@ -202,7 +201,7 @@ class BackgroundCopies:
         return self._copies.is_current()
 
     def make_last(self, *, is_current: bool) -> None:
-        """Make the last copy, after the database was closed. It is given up after `LAST_COPY_SECONDS`.
+        """Make the last copy, after the database was closed; give up after `LAST_COPY_SECONDS`.
 
         `is_current`: whether the newest copy was current before closing. The caller must pass it, because closing moves
         the write-ahead log into the database file and changes the file's time.

@@ -183,10 +183,10 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool
 
 
 def _add_message(connection: sqlite3.Connection, row: Row) -> int:
-    """Add a message, or update an existing message to its later state; return the number of changed rows.
+    """Add a message, or update it to the later state in `row`; return the number of changed rows.
 
-    A stored message only grows, because an edit makes a new message. So a text that does not begin with the copy's text
-    is damaged, and the copy's text is kept.
+    `row`: from the damaged database. The stored text of a message only grows, because an edit makes a new message. So
+    if the text in `row` does not begin with the text in the undamaged copy, it is damaged, and nothing is changed.
     """
     is_message = row["role"] in ROLES and row["state"] in get_args(MessageState)
     if not is_message or not _can_read(details_of, row["details"]):
@@ -222,9 +222,9 @@ def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None
 
 
 def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> None:
-    """Copy the bytes of attachments from the damaged database `source` if `connection` does not have them.
+    """Copy the bytes of attachments from the damaged database `source` to the undamaged `connection`.
 
-    Files are large, so they are copied one at a time.
+    Only bytes that `connection` lacks are copied. Files are large, so they are copied one at a time.
     """
     with suppress(*FAULTS):
         for (sha256,) in source.execute("SELECT sha256 FROM file ORDER BY sha256").fetchall():
@@ -273,10 +273,10 @@ def _fill_holes(connection: sqlite3.Connection) -> None:
 
 
 def _empty_unreadable_cells(connection: sqlite3.Connection) -> None:
-    """Empty the cells whose JSON cannot be read.
+    """Empty the database cells whose JSON cannot be parsed.
 
-    `PRAGMA quick_check` does not find them, so the copy may have them as well. Each would end the reading of all
-    conversations, and begin another recovery at each start.
+    `PRAGMA quick_check` does not detect such cells, so the undamaged copy may contain them as well. With one such cell,
+    no conversation could be read, and each start of the program would begin another recovery.
     """
     for table, column, read, empty in _JSON_CELLS:
         rows = connection.execute(f"SELECT rowid, {column} FROM {table} WHERE {column} <> ?", (empty,))

@@ -84,7 +84,13 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         connection = connect_read_only(path)
         version = version_of(connection)
     except (OSError, *FAULTS) as error:
-        raise ChatError(tr("The conversations in {path} cannot be read ({error}).", path=path, error=error)) from None
+        raise ChatError(
+            tr(
+                "The conversations in {path} cannot be read ({error}); check the disk and the permissions of the file.",
+                path=path,
+                error=error,
+            )
+        ) from None
     if version != VERSION:
         connection.close()
         raise ChatError(
@@ -130,7 +136,7 @@ def is_alive(writer: str) -> bool:
 
 
 def _start_of(pid: int) -> str:
-    """Return a text for the start time of a process. It stays the same when the system clock is set."""
+    """Return a text that identifies the start time of a process. Setting the system clock does not change it."""
     if not sys.platform.startswith("linux"):
         return f"{psutil.Process(pid).create_time():.2f}"
     # psutil's time is that of the boot and these ticks, and the former moves with the clock.
@@ -252,7 +258,7 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _connection_for_checks(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection with which a database is checked; it is closed afterwards.
+    """Provide a connection for checks of a database; it is closed afterwards.
 
     If the file is missing or empty, the connection is to an empty database in memory.
     """

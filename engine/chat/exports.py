@@ -34,7 +34,7 @@ _STYLE = (
 def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None) -> str:
     """Return messages as one HTML page. It has no external resources and no scripts, and all text is escaped.
 
-    `files`: bytes of attachments by SHA-256. The page contains those of images.
+    `files`: bytes of attachments by SHA-256. Images among them are embedded in the page.
     """
     title = html.escape(one_line(conversation.title) or "Conversation")
     parts = [
@@ -117,7 +117,7 @@ def openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
 
 
 def copied_text(message: Message) -> str:
-    """Return a message with its tool calls as Markdown, without heading, for the clipboard and for Edit."""
+    """Return a message with its tool calls as Markdown, without heading, for Copy and Edit in the chat."""
     return "\n\n".join(filter(None, (message.content, *map(call_block, message.calls))))
 
 

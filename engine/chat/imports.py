@@ -108,7 +108,13 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
             tr("{source} is not UTF-8 text; choose a file of exported conversations.", source=source)
         ) from None
     except RecursionError:
-        raise ChatError(tr("{source} is nested too deeply for an export of conversations.", source=source)) from None
+        raise ChatError(
+            tr(
+                "{source} is nested too deeply for an export of conversations; choose a file that Layerdeck or "
+                "llama.cpp exported.",
+                source=source,
+            )
+        ) from None
     except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ChatError(tr("{source} cannot be imported: {reason}.", source=source, reason=reason)) from None
@@ -224,7 +230,12 @@ def _tools(text: str) -> str:
         ValueError: `text` has more than `MAX_CHARACTERS` characters.
     """
     if len(text) > MAX_CHARACTERS:
-        _refuse(tr("the tools of a conversation have more than {most} characters", most=MAX_CHARACTERS))
+        _refuse(
+            tr(
+                "the tool definitions of a conversation have more than {most} characters; shorten them",
+                most=MAX_CHARACTERS,
+            )
+        )
     return text
 
 
@@ -281,8 +292,9 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
-    """Refuse images and sounds with an unknown header or an impossible size. Images and sounds are decoded only when
-    needed.
+    """Raise ValueError for an image or sound that is too large, or has an unknown header or an impossible size.
+
+    Images and sounds are not decoded here, but when they are needed.
 
     `files`: bytes of attachments by SHA-256.
     """
@@ -531,7 +543,7 @@ def _label(text: str) -> str:
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse(tr("the file has a value that must be a JSON object, but is not"))
+        _refuse(tr("a value in the file must be a JSON object, but has another type; export the conversations again"))
     return value
 
 
@@ -558,7 +570,7 @@ def _text(value: object) -> str:
 
 
 def _whole(value: object) -> int:
-    """Return a time or a size of the file as an integer; 0 if the value cannot be one."""
+    """Return a number of the imported file (a time or a size) as an integer; 0 if it is not a valid number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LARGE:
         return 0
     return int(value)

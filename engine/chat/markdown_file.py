@@ -173,13 +173,19 @@ def _title(conversation: Conversation) -> str:
 
 
 def _comment(values: Mapping[str, Any]) -> str:
-    """Return values as JSON on one line that cannot end an HTML comment."""
+    """Return values as one line of JSON for an HTML comment.
+
+    `--`, `<` and `>` are escaped, so that no value can end the comment.
+    """
     text = json.dumps(values, ensure_ascii=False)
     return text.replace("--", "-\\u002d").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _key_for(texts: Iterable[str]) -> str:
-    """Return a key that occurs in none of the texts. Equal texts always get the same key."""
+    """Return a key that marks the comments of one Markdown file: a text that occurs in none of `texts`.
+
+    Equal texts always get the same key.
+    """
     whole = "\n".join(texts)
     # A digest and not a random key: the same conversation gives the same file.
     digest = hashlib.sha256(whole.encode("utf-8", "replace"))
@@ -201,9 +207,11 @@ def _with_line_feeds(text: str) -> str:
 
 
 def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tuple[Message, dict[str, bytes]]:
-    """Return a message, and the bytes of its attachments by SHA-256.
+    """Return a message of a Markdown file, and the bytes of its attachments by SHA-256.
 
-    `values`: fields from its comment. `part`: the text below the comment. `parent`: id of the message before it.
+    `values`: fields from the HTML comment below the message's heading.
+    `part`: the text below that comment.
+    `parent`: id of the previous message.
     """
     quoted = _count(values.pop("reasoning_lines", 0))
     lines = part.split("\n")
@@ -269,5 +277,7 @@ def _take_blank(lines: list[str]) -> None:
 def _values(text: str) -> dict[str, Any]:
     values = parse_json(text)
     if not isinstance(values, dict):
-        raise TypeError(tr("the file has a value that must be a JSON object, but is not"))
+        raise TypeError(
+            tr("a value in the file must be a JSON object, but has another type; export the conversations again")
+        )
     return values

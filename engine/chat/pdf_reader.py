@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def pdf_text(data: bytes) -> PdfText:
-    """Return the text of a PDF file. The function itself has no limits of time and memory; its process has."""
+    """Return the text of a PDF file. Time and memory are limited only by the process in which this runs."""
     import pypdf
 
     try:

@@ -108,7 +108,7 @@ def is_open_elsewhere(path: Path) -> bool:
 class _Recovered:
     """What a recovery put into the new database.
 
-    `copied_at`: local time at which the copy was made that became the new database; empty if there was no copy.
+    `copied_at`: local time of the copy from which the new database was made; empty if there was no copy.
     `added`: counts of the messages that were added from the damaged file, and of those that were lost.
     """
 

@@ -39,10 +39,11 @@ class KvStateKey:
     """The properties of model and KV cache that must be equal for a saved state to be restored.
 
     `model`: identity of the model (`model_identity`).
-    `settings`: values of the settings that a state depends on (`Setting.in_kv_state`), as text, without rare settings.
+    `settings`: values of the settings that a state depends on (`Setting.in_kv_state`), as text. Those with
+    `Setting.rare` are in `others` instead.
     `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.
-    `others`: path and scale of each loaded LoRA adapter, and key and value of each rare setting that is not at its
-    default, as text.
+    `others`: as text, path and scale of each loaded LoRA adapter, and key and value of each rare setting that is not at
+    its default.
     """
 
     model: str

@@ -184,7 +184,7 @@ def results_of(document: str) -> dict[str, str]:
 
 
 def details_of(document: str) -> dict[str, Any]:
-    """Return the fields of `DETAILS` from a message's column `details`.
+    """Return the message fields that are stored together as JSON in the column `details` (those named in `DETAILS`).
 
     A field whose value has the wrong type is left out, such as `choices` with a probability that is not a number.
     """

@@ -179,7 +179,8 @@ class ChatStore:
     def save_all(self, changes: Sequence[tuple[Conversation, Conversation]]) -> Future[None]:
         """Store changed conversations, without their messages, in one transaction: all of them or none.
 
-        `changes`: each conversation, and its state that is stored now.
+        `changes`: pairs of the new state of a conversation and the state that is stored now; only different fields are
+        written.
         """
         statements = [_saving(conversation, before) for conversation, before in changes]
 
@@ -217,7 +218,9 @@ class ChatStore:
     def append(
         self, message: str, content: str = "", reasoning: str = "", calls: Sequence[CallDelta] = ()
     ) -> Future[None]:
-        """Store more text and tool calls of a message in state `writing`. Show the text when the future is done.
+        """Store more text and tool calls of a message in state `writing`.
+
+        The caller shows the text when the future is done.
 
         `message`: id of the message.
         `content`, `reasoning`: new text of the answer, and of its thought.
@@ -304,11 +307,11 @@ class ChatStore:
         return purged
 
     def _merge_index(self, n_pages: int) -> None:
-        """Merge parts of the text index, so that it loses the trigrams of deleted messages.
+        """Merge parts of the full-text index, so that it loses the trigrams of deleted messages.
 
         Each step is a job of its own: FTS5's "optimize" takes 12 s for 50 MB of text, in one transaction.
 
-        `n_pages`: pages of one step, as the "merge" command of FTS5 takes it.
+        `n_pages`: number of pages of one step (argument of FTS5's command "merge"); negative in the first step.
         """
         changes: list[int] = []
 
@@ -386,7 +389,7 @@ class ChatStore:
             ChatError: the database cannot be read.
         """
         if self._closed:
-            raise ChatError(tr("The database of conversations has been closed."))
+            raise ChatError(tr("The database of conversations is closed; start Layerdeck again."))
         try:
             if self._writer.is_behind:
                 with self._writer.with_all() as connection:
@@ -404,12 +407,20 @@ class ChatStore:
                     self._close_readers()
         except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
             raise damage_met(self.path, error) or ChatError(
-                tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
+                tr(
+                    "The conversations in {name} cannot be read ({error}); check the disk and the permissions of the "
+                    "file.",
+                    name=self.path.name,
+                    error=error,
+                )
             ) from None
 
 
 def _saving(conversation: Conversation, before: Conversation | None) -> tuple[str, list[object]]:
-    """Return the statement of `ChatStore.save` and its values. The statement is empty if no field differs."""
+    """Return the SQL statement that stores a conversation, and its values; the statement is empty if no field differs.
+
+    `before`: the state that is stored now; None: the conversation is new.
+    """
     fields = tuple(
         field
         for field in schema.CONVERSATION_FIELDS

@@ -1,5 +1,6 @@
-"""Separates the thought in a model's streamed text from the answer. It makes no difference where the text is cut into
-pieces.
+"""Separates the thought from the answer in a model's streamed text.
+
+A piece of the stream may end anywhere, even inside a tag.
 
 A model thinks at the beginning of its text, between the two tags of its family. A tag later in an answer is plain text.
 The text must contain the tags. Some of them are control tokens, which the request must name in `Generate.marks`.
@@ -60,7 +61,7 @@ class Delta(NamedTuple):
 class Splitter:
     """Separates the thought from the answer in the model's text while it is streamed.
 
-    `marks`: tags around the thought; None: no thought has begun.
+    `marks`: tags around the thought; None until a thought begins.
     """
 
     def __init__(self) -> None:
@@ -127,7 +128,10 @@ class Splitter:
         self._state = "answer"
 
     def _think(self) -> str:
-        """Return the text that is certainly part of the thought, without white space at its ends."""
+        """Return the new text of the thought, without white space at the thought's ends.
+
+        Text at the end that may be the beginning of the end tag is held back.
+        """
         assert self.marks is not None
         place = self._held.find(self.marks.end)
         if place >= 0:

@@ -1,4 +1,7 @@
-"""Finds tool calls in the streamed text of a model. It makes no difference where the text is cut into pieces."""
+"""Finds tool calls in the streamed text of a model. A piece of the stream may end anywhere, even inside a mark.
+
+A mark is a text such as `<tool_call>` at the beginning or the end of a call.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,10 @@ class CallReader:
         return self._index > 0
 
     def add(self, text: str) -> Found:
-        """Add a piece of text. Return the content and the pieces of calls that are now certain."""
+        """Add a piece of the model's text. Return the text of the answer and the parts of tool calls found so far.
+
+        Text that may still become the mark of a call is held back.
+        """
         content: list[str] = []
         calls: list[CallDelta] = []
         self._held += text
@@ -162,8 +168,9 @@ class CallReader:
         return self._after_calls(content)
 
     def _after_calls(self, content: str) -> str:
-        """Return a piece of content. The first piece after a call begins with the separator `GAP` if the answer has
-        content before the call.
+        """Return `content`, a piece of the answer's text, with the separator `GAP` before it if necessary.
+
+        The separator is needed between the text before a tool call and the text after it.
         """
         if not content or not self._is_between:
             return content
@@ -178,7 +185,7 @@ class CallReader:
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
-        """Read gpt-oss's format (harmony) from the held text: begin a call, or return message text without marks."""
+        """Read gpt-oss's format (harmony) from the text held back: begin a call, or return text without marks."""
         held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
@@ -214,12 +221,12 @@ class CallReader:
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
-        """Append a piece of the current call to `calls`. A new call begins with a piece that has its id and name.
+        """Append the new part of the current call to `calls`; return False if it is too early for that.
 
-        Return False while the call's name is unknown. Return False also while a JSON object without a mark before it
-        may be text of the answer instead of a call.
+        The first part of a call has its id and the name of its function. It is too early while the name is incomplete,
+        or while a JSON object without a mark before it may still be ordinary text.
 
-        `arguments`: new text of the call's arguments, may be empty.
+        `arguments`: new text of the call's arguments; may be empty.
         """
         assert self._call is not None
         if not self._call.name:

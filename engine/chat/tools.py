@@ -231,7 +231,7 @@ def read_tools(text: str) -> tuple[Document, ...]:
         # JSON can write half of a surrogate pair as an escape, which cannot be sent to the engine.
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        half = tr("the text contains a lone surrogate, which is not a character")
+        half = tr("the text contains a lone surrogate, which is half of a character; remove it")
         raise DefinitionError(tr("The tools are not JSON: {error}.", error=half)) from None
     except RecursionError:
         raise DefinitionError(tr("The tools are nested too deeply; use simpler tools.")) from None
@@ -271,7 +271,7 @@ def check_tool(tool: object, place: str) -> Document:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise DefinitionError(
             tr(
-                "{place} is not a function with a name of 1 to {most} characters.",
+                "{place} must be a function with a name of 1 to {most} characters.",
                 place=place,
                 most=MAX_NAME_CHARACTERS,
             ),
@@ -302,7 +302,9 @@ def check_depth(value: object, place: str) -> None:
         ]
         if not level:
             return
-    raise DefinitionError(tr("{place} has more than {most} nested levels.", place=place, most=MAX_DEPTH), place)
+    raise DefinitionError(
+        tr("{place} has more than {most} nested levels; remove some levels.", place=place, most=MAX_DEPTH), place
+    )
 
 
 class SchemaBudget:
@@ -419,6 +421,10 @@ def target_of(schema: Document, reference: str) -> Any:
             found = found[key]
         else:
             raise DefinitionError(
-                tr("A schema refers to {reference}, which does not exist.", reference=reference[:200]), "tools"
+                tr(
+                    "A schema refers to {reference}, which does not exist; correct the reference.",
+                    reference=reference[:200],
+                ),
+                "tools",
             )
     return found

@@ -50,7 +50,7 @@ class _QueuedJob(NamedTuple):
     `job`: the function to run; None: only wait for all earlier jobs.
     `done`: the future that was returned to the caller.
     `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
-    `is_upkeep`: whether the job stores nothing of the user, so that it is not kept in memory after an error.
+    `is_upkeep`: whether the job only cleans up, so that it is dropped after an error.
     """
 
     job: Job | None
@@ -86,12 +86,11 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job, *, is_repeated_later: bool = False, is_upkeep: bool = False) -> Future[None]:
-        """Queue a job for the next transaction. If the transaction fails, each of its jobs is run in a transaction of
-        its own.
+        """Queue a job for the next transaction. If that fails, each of its jobs is run in a transaction of its own.
 
         `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
-        `is_upkeep`: whether the job stores nothing of the user. It is not repeated after an error: while jobs wait,
-        reading needs the write lock.
+        `is_upkeep`: whether the job only cleans up. It is dropped after an error, because reading is slow while jobs
+        wait: it then needs the write lock.
         """
         done: Future[None] = Future()
         return self._enqueue(_QueuedJob(job, done, is_repeated_later, is_upkeep))
@@ -113,14 +112,15 @@ class Writer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether jobs wait for room on the disk, or for the end of a lock."""
+        """Whether jobs wait in memory, because the disk is full or another program locks the database."""
         return bool(self._behind)
 
     @contextmanager
     def with_all(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection for reading, in a transaction that contains all waiting jobs.
+        """Provide the connection for reading, in a transaction that contains the waiting jobs.
 
-        The transaction is rolled back afterwards.
+        Jobs that fail, for example because the disk cannot be written, are left out. The transaction is rolled back
+        afterwards.
 
         Raises:
             LockedError: another program is writing to the database, so the jobs cannot run.
@@ -156,7 +156,9 @@ class Writer:
     def _enqueue(self, queued: _QueuedJob) -> Future[None]:
         if self._closed:
             queued.done.set_exception(
-                ChatError(tr("The database of conversations has been closed, so nothing more is saved."))
+                ChatError(
+                    tr("The database of conversations is closed, so nothing more is saved; start Layerdeck again.")
+                )
             )
         else:
             self._queue.put(queued)
@@ -206,10 +208,10 @@ class Writer:
                 _end(queued)
 
     def _write(self, jobs: list[_QueuedJob]) -> None:
-        """Run jobs in one transaction; if that fails, run each job in its own, or keep the jobs in `_behind` for later.
+        """Run jobs in one transaction. If that fails, keep them in `_behind` for later, or run each in its own.
 
-        `_behind` changes only at the end. So if jobs were waiting already, reads of `ChatStore` still use `with_all`
-        during the attempt, and wait there for its end.
+        They are kept if the error is temporary. `_behind` changes only at the end: while it has jobs from an earlier
+        attempt, reads of `ChatStore` use `with_all`, which waits for the end of this attempt.
         """
         fault = self._attempt(jobs)
         if fault is None:
@@ -234,7 +236,8 @@ class Writer:
     def _put_off(self, waiting: list[_QueuedJob], jobs: list[_QueuedJob], error: Exception) -> None:
         """Keep `jobs` in memory for a later attempt, after those in `waiting`; end the futures of `jobs` with `error`.
 
-        Upkeep is dropped, and if too many jobs wait (`MAX_BEHIND`), those whose data a later job writes again.
+        Jobs that only clean up (`is_upkeep`) are dropped. If too many jobs wait (`MAX_BEHIND`), jobs whose data a later
+        job writes again are dropped too.
         """
         behind = list(waiting)
         for queued in jobs:

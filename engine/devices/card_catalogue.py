@@ -130,10 +130,10 @@ def find_card(name: str) -> KnownCard:
 
 
 def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
-    """Return `rig` with cards of the catalogue added before devices of kind `accel` (accelerators that belong to the
-    CPU).
+    """Return `rig` with cards of the catalogue added; if a computer is named, return the rig of this computer.
 
-    A computer with unified memory replaces the whole rig.
+    A computer is an entry of the catalogue with unified memory. Cards are added after all other devices, but before
+    those of kind `accel` (accelerators that belong to the CPU).
 
     `asked`: names in the catalogue; "2 x RTX 3090" adds two cards.
 

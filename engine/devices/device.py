@@ -1,4 +1,7 @@
-"""Devices, the host and rigs as plain values. A device is hardware to which layers of a model can be assigned."""
+"""Devices, the host and rigs (all devices of a computer or plan) as plain values.
+
+A device is hardware to which layers of a model can be assigned.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Capabilities:
     """Abilities of a device's backend.
 
     `row_split`, `tensor_split`: whether the backend supports llama.cpp's split modes `row` and `tensor`.
-    `repeatable`: whether one layout may use the device several times.
+    `repeatable`: whether one layout may have several separate groups of layers on the device.
     """
 
     row_split: bool = False
@@ -136,7 +139,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
     of layers on the device. It is recorded after a model ran out of memory while it computed.
 
     `device`, `model`: keys of the device and the model.
-    `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
+    `n_ctx`, `n_ubatch`: settings of the load. The need also applies to larger values, but not to smaller ones.
     `flash_attention`: whether flash attention was on or automatic.
     `types`: types of the K and V cache.
     `overhead_bytes`: lower bound of this memory.
@@ -253,10 +256,10 @@ class Device:
 
     @property
     def available_bytes(self) -> int:
-        """Memory in bytes that planning may use: the free memory, or the total if free memory is unknown, limited by
-        the cap.
+        """Memory in bytes that planning may use: the free memory, or the total if that is unknown, limited by the cap.
 
-        It is 0 if the device has stopped or is away.
+        It is 0 if the device's worker has ended (`is_stopped`) or a paired machine's device cannot be used now
+        (`away`).
         """
         if self.is_stopped or self.away:
             return 0
@@ -274,7 +277,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Memory that the host shares with other devices (unified memory), so that each can use what the others leave.
+    """Memory that the host shares with other devices (unified memory): each can use what the others do not use.
 
     `ids`: ids of the host and of the devices with unified memory.
     `available_bytes`: memory that is available to all of them together.
@@ -317,9 +320,10 @@ class Rig:
 
 
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the local address of the tunnel to each endpoint of a paired machine, by endpoint.
+    """Return the tunnels to paired machines: the local address of each tunnel, by the endpoint that it leads to.
 
-    The address is empty if the tunnel does not exist now. Endpoints that are not in the result need no tunnel.
+    The address is empty if the tunnel does not exist now. Endpoints of machines that are not paired are left out,
+    because they need no tunnel.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {
@@ -437,9 +441,9 @@ def machine_name(device: Device) -> str:
 
 
 def remote_margin_bytes(device: Device) -> int:
-    """Return the default margin of an RPC device in bytes.
+    """Return the default margin (memory that planning leaves free) of an RPC device, in bytes.
 
-    The margin is 0 for a worker on this machine, because the user sets caps for local workers.
+    It is 0 for a worker on this machine, because the user limits its memory by a cap, and 0 for a local device.
     """
     if device.endpoint is None or is_on_this_machine(device):
         return 0
@@ -454,5 +458,5 @@ def margin_words(device: Device) -> str:
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)
-    why = tr("the default for a worker on another computer") if usual else tr("as set for this worker")
-    return tr("{margin} of memory stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)
+    why = tr("the default for an RPC worker on another computer") if usual else tr("as set for this RPC worker")
+    return tr("Layerdeck keeps {margin} of memory free ({why}).", margin=format_bytes(device.margin_bytes), why=why)

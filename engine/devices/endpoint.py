@@ -197,9 +197,9 @@ def _talk_to(
 
 
 class _Wake:
-    """Context manager with a socket pair: calling it ends a `select` of `selector` that blocks in another thread.
+    """Wakes a thread that blocks in `select` of `selector`, through a socket pair. Call the object to wake the thread.
 
-    A call after the end of the `with` block has no effect.
+    Use it as a context manager. A call after the end of the `with` block has no effect.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -293,10 +293,11 @@ class _Talk:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """Generator of one handshake: yields the requests in the order in which the engine's RPC client sends them.
+        """Return a generator that performs one handshake, with the requests and the order of llama.cpp's RPC client.
 
-        The server's answer to each request comes back through `send`. At the end, the generator returns the status, and
-        a text about the server.
+        It yields each request with the size of the expected answer in bytes. The caller passes the answer to `send`.
+        The generator returns the status, and the words that follow the endpoint in a sentence for the user, such as
+        "answers".
         """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.
@@ -426,7 +427,7 @@ class _Talk:
     def _send(self, selector: selectors.BaseSelector) -> bool:
         """Send the next request; return False if the connection is broken.
 
-        The request fits the empty socket buffer, since every earlier answer was read.
+        This does not block: the server has answered all earlier requests, so the socket's send buffer is empty.
         """
         assert self._socket is not None
         try:
@@ -514,14 +515,14 @@ class _Talk:
 def make_notice(status: GreetingStatus, words: str) -> bytes:
     """Return the message that a tunnel sends to its client if it cannot reach the server at the other end.
 
-    `status`: result that the client's handshake then has.
+    `status`: the status that the client's handshake ends with.
     `words`: the reason; it completes a sentence that begins with the endpoint.
     """
     return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
 
 
 def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
-    """Return status and reason from a message of `make_notice`.
+    """Return status and reason from a notice (a tunnel's message that it cannot reach its server, see `make_notice`).
 
     The reason completes a sentence that begins with the endpoint.
     """

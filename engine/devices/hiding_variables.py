@@ -62,7 +62,10 @@ _HIDES_NOTHING = {"NVIDIA_VISIBLE_DEVICES": "all", "ONEAPI_DEVICE_SELECTOR": "*:
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """A variable that is set and can hide devices. `value`: its value for people; None: the value is not shown."""
+    """An environment variable that is set and can hide devices.
+
+    `value`: its value on one line, escaped; None: the value is a list of paths, which is not shown.
+    """
 
     variable: HidingVariable
     value: str | None

@@ -36,7 +36,10 @@ def network_addresses() -> tuple[str, ...]:
 
 
 def listening_places(host: str, port: int) -> str:
-    """Return the places (host:port) at which other machines reach a server on `host`, which may be 0.0.0.0."""
+    """Return the addresses (host:port, separated by commas) at which other machines reach a server.
+
+    `host`: IPv4 address on which the server listens; may be 0.0.0.0.
+    """
     hosts = network_addresses() if IPv4Address(host).is_unspecified else (host,)
     return ", ".join(f"{each}:{port}" for each in hosts)
 
@@ -83,7 +86,7 @@ def _interfaces() -> list[tuple[IPv4Interface, bool]]:
 
 
 def _default_interface() -> str | None:
-    """Return the name of the interface with the default route; None if there is none, or the system does not tell."""
+    """Return the name of the interface with the default route; None if there is none, or it is not reported."""
     try:
         lines = _ROUTES.read_text(encoding="ascii").splitlines()[1:]
     except (OSError, UnicodeDecodeError):

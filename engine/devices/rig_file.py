@@ -263,7 +263,10 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     if backend != "RPC":
         if endpoint is not None:
             item.refuse(
-                tr("only devices of backend RPC have an endpoint, not devices of {backend}", backend=backend[:40]),
+                tr(
+                    "only devices of backend RPC have an endpoint, not devices of {backend}; remove the key",
+                    backend=backend[:40],
+                ),
                 "endpoint",
             )
         return None
@@ -275,7 +278,11 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
         item.refuse(str(error), "endpoint")
     if name and item.nullable("fingerprint", item.text, None) is None:
         item.refuse(
-            tr("only a paired computer lends devices by name; add the fingerprint of that computer"), "endpoint"
+            tr(
+                "only paired computers have endpoints with a device name (HOST:PORT/NAME); add the fingerprint of "
+                "the computer"
+            ),
+            "endpoint",
         )
     return f"{place}/{name}" if name else place
 
@@ -286,7 +293,10 @@ def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
         return None
     if backend != "RPC":
         item.refuse(
-            tr("only devices of backend RPC have a fingerprint, not devices of {backend}", backend=backend[:40]),
+            tr(
+                "only devices of backend RPC have a fingerprint, not devices of {backend}; remove the key",
+                backend=backend[:40],
+            ),
             "fingerprint",
         )
     if _FINGERPRINT.fullmatch(fingerprint) is None:
@@ -301,7 +311,10 @@ def _parse_remote(item: JsonObject, backend: str) -> RemoteFacts | None:
         return None
     if backend != "RPC":
         item.refuse(
-            tr('only devices of backend RPC have the key "remote", not devices of {backend}', backend=backend[:40]),
+            tr(
+                'only devices of backend RPC have the key "remote", not devices of {backend}; remove the key',
+                backend=backend[:40],
+            ),
             "remote",
         )
     told = item.nested("remote")
@@ -393,7 +406,10 @@ def _parse_nodes(items: Iterable[JsonObject]) -> tuple[NumaNode, ...]:
         node = _parse_node(item)
         # It also bounds the memory that many nodes with long lists take.
         if not seen.isdisjoint(node.processors):
-            item.refuse(tr("a processor belongs to one NUMA node; remove it from the others"), "processors")
+            item.refuse(
+                tr("another NUMA node lists a processor of this node too; remove the processor from one of the nodes"),
+                "processors",
+            )
         seen |= node.processors
         nodes.append(node)
     return tuple(nodes)

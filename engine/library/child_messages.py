@@ -81,7 +81,7 @@ class Working(Message, frozen=True, tag="working"):
 
 
 class AllFound(Message, frozen=True, tag="all_found"):
-    """The last answer to a request."""
+    """Last message of the child for a request: it has sent all results."""
 
 
 AnyFound = FactsFound | FitsFound | Working | AllFound | Hello | Failure

@@ -166,11 +166,10 @@ def _work_through(
 def _answers(
     order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]] | None]:
-    """Send the request `order` to a new child, and yield the content of each answer: pairs (index of the model,
-    result).
+    """Send `order` to a new child, and yield the content of each answer: pairs (index of the model, result).
 
-    The last value says how the child ended. An empty tuple: it finished the request. None: it crashed while it worked
-    on the request. Neither is yielded if the child ended for another reason: it was silent for too long (a disk that
+    At the end, one more value tells how the child ended: `()` if it finished the request, None if it crashed during the
+    request. There is no such value if the child ended for another reason: it was silent for too long (a disk that
     hangs), or was ended by the user or the system.
 
     `kind`: class of the answers.
@@ -226,7 +225,7 @@ class Answers:
         self._sent_s = time.monotonic()
 
     def add(self, number: int, found: Any) -> None:
-        """Hold back one more result. All held results are sent if a group is complete or `hold_s` has passed.
+        """Buffer one more result. Send all buffered results if there are many, or if `hold_s` seconds have passed.
 
         `number`: index of the model in the request.
         `found`: the result for the model.

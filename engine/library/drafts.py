@@ -17,7 +17,7 @@ _LARGEST_SHARE = 2
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A file of the library that may be used as draft model of a certain larger model.
+    """A model file in the library that may serve as draft model (speculative decoding) for a given larger model.
 
     `title`: name of the draft model, with its quantisation.
     """

@@ -178,7 +178,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 def nearest(sides: Sequence[SideFile], tag: str) -> SideFile | None:
-    """Return the side file with the quantisation `tag`, else the one with the nearest number of bits per weight."""
+    """Return the side file with the quantisation `tag`, else the one that is nearest to it in bits per weight."""
 
     def distance(side: SideFile) -> tuple[bool, int, str]:
         return side.tag != tag, abs(bits_of(side.tag) - bits_of(tag)), str(side.file.path)

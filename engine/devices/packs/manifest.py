@@ -308,7 +308,7 @@ def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
 
 
 def _name(member: tarfile.TarInfo, folder: str) -> str:
-    """Return the file name of a member that lies directly in the pack's folder; refuse any other path."""
+    """Return the file name of an archive member. Raise `PackError` if it is not directly in the pack's folder."""
     head, _, name = member.name.partition("/")
     if head != folder or not name or "/" in name or name in (".", ".."):
         raise PackError(f"It is not an engine pack: {member.name[:80]} is outside of its folder.")

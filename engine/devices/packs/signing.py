@@ -212,7 +212,8 @@ class PackKeys:
         """Lock the file of publishers against changes by other processes, and yield the publishers in it.
 
         Raises:
-            PackError: the file cannot be locked; or it cannot be read or is of another version, and would be lost.
+            PackError: the file cannot be locked, cannot be read, or is of another version. A change would overwrite
+                such a file.
         """
         try:
             self.ring.parent.mkdir(parents=True, exist_ok=True)

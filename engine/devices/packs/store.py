@@ -182,7 +182,7 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """State and remarks of one engine pack, as a list for people shows them.
+    """State and remarks of one engine pack, to be shown in a list.
 
     `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
     `reason`: why the pack is not used, or a remark; may be empty.
@@ -424,9 +424,10 @@ def packs_beside_program() -> tuple[Path, ...]:
 
 
 def _restore(replaced: Path, user: Path) -> None:
-    """Move the packs in `replaced`, which an installation was replacing, back to the folder `user`.
+    """Move packs back to the folder `user` after an installation that failed or was interrupted.
 
-    A pack is not moved if a new pack of the same name is there.
+    `replaced`: folder into which the installation moved the old packs. A pack stays there if `user` has a new pack of
+    the same name.
     """
     for pack in replaced.iterdir() if replaced.is_dir() else ():
         if not os.path.lexists(user / pack.name):
@@ -434,7 +435,7 @@ def _restore(replaced: Path, user: Path) -> None:
 
 
 def _remove_unfinished(user: Path) -> None:
-    """Remove the folders of installations that were killed, after moving back the packs that they were replacing."""
+    """Remove the temporary folders of interrupted installations, after moving the old packs in them back."""
     if os.name == "nt":
         # Nothing is locked there, so an installation may still run.
         return

@@ -391,7 +391,10 @@ def _nvidia(nvml: Nvml, pci: PciId) -> CardFacts | None:
 
 
 def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
-    """Return display and PCIe link of a card, from the kernel's sysfs, which has them for cards of all makers."""
+    """Return display and PCIe link of a card from sysfs; default values if sysfs does not list the card.
+
+    The kernel reports them for cards of all makers.
+    """
     for link in sorted(drm_root.glob("card*/device")):
         if parse_pci_id(link.resolve().name) == pci:
             # Connectors are folders beside the card's, such as card0-HDMI-A-1.

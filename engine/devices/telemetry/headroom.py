@@ -195,9 +195,10 @@ class _DeviceWatch:
 
 
 def warning_bytes(device: Device, total_bytes: int | None = None) -> int:
-    """Return the number of bytes: with less free memory, a device counts as low on memory.
+    """Return the free memory in bytes below which a device counts as low on memory.
 
-    It is half of the device's margin, but not less than the limit of `FLOOR_SHARE` and `FLOOR_BYTES`.
+    It is half of the device's margin, but at least the smaller of `FLOOR_BYTES` and the share `FLOOR_SHARE` of its
+    total memory.
 
     `total_bytes`: the device's memory at the last reading; None: unknown.
     """

@@ -122,7 +122,8 @@ _FIELD = re.compile(rb"^(VmData|VmSwap|RssAnon|RssShmem):\s*(\d+) kB$", re.MULTI
 class HostReader:
     """Reads the memory and the processor utilisation of the host.
 
-    The sample's `own_bytes` is the memory of all our child processes: model children, lab workers, probing children.
+    The sample's `own_bytes` is the memory of all child processes of this program, such as those with loaded models and
+    local RPC workers.
     """
 
     def __init__(self, device: str, read_memory: Callable[[], HostMemory] = read_host_memory) -> None:
@@ -171,11 +172,11 @@ def is_local(endpoint: str) -> bool:
 
 
 class LocalWorkerReader:
-    """Reads the memory of an RPC worker on this machine. Its process is known, or found by the port on which it
-    listens.
+    """Reads the memory of an RPC worker on this machine.
 
-    If we started the process, used memory is VmData beyond the baseline, because the cap (RLIMIT_DATA) limits VmData.
-    Otherwise used memory is resident memory.
+    Its process is known if we started it; otherwise it is found by the port on which it listens. If we started it, used
+    memory is VmData beyond the baseline, because the cap (RLIMIT_DATA) limits VmData. Otherwise used memory is resident
+    memory.
     """
 
     def __init__(self, device: Device, process: WorkerProcess | None = None) -> None:

@@ -16,7 +16,7 @@ from engine.devices.telemetry.cards import DRM_ROOT, AmdReader, Nvml, NvmlReader
 from engine.devices.telemetry.processes import HostReader, LocalWorkerReader, WorkerProcess, is_local
 from engine.devices.telemetry.sample import NoReader, Reader, Sample
 
-REMOTE_NOTE = tr("remote: no live reading")
+REMOTE_NOTE = tr("remote device: no live readings")
 
 
 class DeviceReadings:

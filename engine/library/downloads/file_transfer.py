@@ -85,8 +85,8 @@ class FileTransfer:
 
     `tell`: called twice a second with the progress while `run` lasts.
     `stop`: set by another thread to end the transfer.
-    `later_bytes`: bytes that are missing of the files after this one in the request. The check for free disk space
-    counts them, so that a lack of space is reported at the start.
+    `later_bytes`: bytes that the request's next files still lack. The check for free disk space counts them, so that a
+    lack of space is reported at the start.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class FileTransfer:
                 self._end_early(span, part)
 
     def _is_worth(self, span: Span) -> bool:
-        """Return whether to go on with the connection of `span`, whose range request the server has ignored.
+        """Return whether to use the connection of `span`, although the server has ignored its range request.
 
         Such a server sends the whole file from its start. So the connection is used if `span` is at the start of the
         file, or if no other connection is open.
@@ -369,9 +369,9 @@ class FileTransfer:
         raise HubError("unreachable", f"{self._target.name}: the connection ended before the file was complete.")
 
     def _agree(self, head: Head, span: Span, part: PartFile) -> None:
-        """Compare etag, size and byte range in the response's headers with those that are known of the file.
+        """Compare etag, size and byte range in the response's headers with the known values of the file.
 
-        If etag or size were unknown, those of the response are stored in the journal.
+        An etag or size that was unknown is taken from the response, and stored in the journal.
 
         Raises:
             ChangedError: if the file on the server has changed.
@@ -481,7 +481,7 @@ def _missing_bytes(file: TransferFile) -> int:
 
 
 class _ProgressReporter:
-    """Sends the progress of a whole request: the current file's progress plus the state of the other files."""
+    """Sends the progress of a whole download request: that of the current file plus the bytes of all other files."""
 
     def __init__(self, files: tuple[TransferFile, ...], index: int, send: Callable[[Message], None]) -> None:
         others = [file for number, file in enumerate(files) if number != index]

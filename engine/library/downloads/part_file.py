@@ -79,9 +79,9 @@ class PartFile:
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Replace the origin, here and in the journal, by `origin`, which has values that the server stated later.
+        """Replace the origin (the file's address, size and etag on its server), also in the journal.
 
-        An origin is the identity of the file on its server, such as address, size and etag. Raises `StorageError`.
+        Called when the server has stated a value that was unknown before. Raises `StorageError`.
         """
         with self._lock:
             if self._closed:
@@ -180,7 +180,7 @@ class PartFile:
                 os.close(self._descriptor)
 
     def discard(self) -> None:
-        """Close and delete the unfinished file and its journal. Raises as `discard_part`."""
+        """Close and delete the unfinished file and its journal. Raises the errors of `discard_part`."""
         self.close()
         discard_part(self.target)
 
@@ -475,7 +475,10 @@ class Journal:
             os.fsync(self._descriptor)
 
     def learn(self, origin: Origin, done: Ranges) -> None:
-        """Replace the origin, and state that the byte ranges `done` are on the disk."""
+        """Replace the origin (the file's address, size and etag on its server), and rewrite the journal.
+
+        `done`: byte ranges that are on the disk; they become the last line of the journal.
+        """
         self._origin = origin
         self._begin_anew(_Step(done, boot=self._boot))
 
@@ -487,7 +490,8 @@ class Journal:
     def _begin(self, step: _Step) -> int:
         """Replace the journal by a short one, and return the file descriptor of the new journal.
 
-        The new journal has three lines: the origin, the last line that was synced, and `step`.
+        The new journal has three lines: the origin, the last line that was synced, and `step` (the byte ranges on the
+        disk now).
         """
         lines = [self._origin, self._synced, step]
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)

@@ -249,7 +249,10 @@ class DownloadQueue:
         self._advance()
 
     def _same_files(self, job: Job) -> Job | None:
-        """Return the unfinished job with a file of `job`, because two jobs must not write the same file."""
+        """Return an unfinished job that downloads a file of `job` too; None if there is none.
+
+        It is needed because two jobs must not write the same file.
+        """
         targets = {file.target for file in job.files}
         return next(
             (
@@ -438,10 +441,10 @@ class Retries:
         return None if waiting is None else max(0.0, waiting.due_s - self._clock())
 
     def add(self, job_id: str, done_bytes: int) -> None:
-        """Schedule a retry of a job whose server was not reached.
+        """Schedule the next retry of a job whose server was not reached.
 
-        The pauses before its retries are those of `PAUSES_S`, one after another, and begin with the first one again if
-        bytes have arrived since the last failure. After the last pause, no further retry is scheduled.
+        The pauses before a job's retries are those of `PAUSES_S`, in order. If bytes have arrived since the last
+        failure, they begin with the first pause again. After the last pause, no further retry is scheduled.
 
         `done_bytes`: bytes of the job's files that are on the disk.
         """

@@ -89,7 +89,7 @@ def test_offline_nodes_are_left_out_and_numbers_may_have_gaps(tmp_path: Path) ->
 
 def test_a_system_without_nodes_says_so(tmp_path: Path) -> None:
     assert read(tmp_path / "nothing") == ()
-    assert numa_sentence(()) == "This system reports no NUMA nodes, so there is nothing to split."
+    assert numa_sentence(()) == "This system reports no NUMA nodes, so the CPU cannot be split."
     assert "one NUMA node" in numa_sentence([NumaNode(0, frozenset({0}), GIB)])
 
 
@@ -133,6 +133,6 @@ def test_of_more_nodes_than_the_engine_has_devices_the_first_ones_get_a_worker()
     nodes = [NumaNode(number, frozenset({number}), GIB) for number in range(18)]
     assert [node.number for node in serving_nodes(nodes)] == list(range(MAX_NODES))
     assert numa_sentence(nodes).endswith(
-        "The engine uses at most 15 devices at a time, so NUMA nodes 15-17 get no worker."
+        "llama.cpp uses at most 15 devices at a time, so no RPC worker is started for the NUMA nodes 15-17."
     )
     assert left_nodes_sentence(nodes[:MAX_NODES]) == ""

@@ -60,7 +60,7 @@ def tool(name: str, **parameters: object) -> str:
         ("[{]", "The tools are not JSON: "),
         ("[" * 100_000, "The tools are nested too deeply"),
         ('{"a": 1}', "The tools are not a JSON list"),
-        ('[{"type": "function"}]', r"tools\[0\] is not a function with a name of 1 to 128 characters"),
+        ('[{"type": "function"}]', r"tools\[0\] must be a function with a name of 1 to 128 characters"),
         (json.dumps([LOOK, LOOK]), "Two tools have the name look; rename one of them"),
         (tool("f", **{"$ref": "#"}), "The schema of the tool f contains itself through required properties"),
         (tool("f", **{"$ref": "#/$defs/none"}), "which does not exist"),

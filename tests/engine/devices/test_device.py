@@ -29,6 +29,6 @@ def test_only_workers_of_other_machines_have_one(endpoint: str | None, total_byt
 def test_it_is_told_where_a_margin_is_from() -> None:
     assert margin_words(WORKER) == ""
     usual = margin_words(replace(WORKER, margin_bytes=256 * MIB))
-    assert usual == "256.0 MiB of memory stay free, the default for a worker on another computer."
+    assert usual == "Layerdeck keeps 256.0 MiB of memory free (the default for an RPC worker on another computer)."
     assert "as set" in margin_words(replace(WORKER, margin_bytes=300 * MIB))
     assert margin_words(Device("CUDA0", "card", "CUDA", "gpu", GIB, margin_bytes=256 * MIB)) == ""

@@ -198,7 +198,7 @@ def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
         ([{**RPC, "fingerprint": "0AF1" * 16}], "64 digits from 0-9 and a-f"),
         ([{**RPC, "fingerprint": "0af1"}], "64 digits"),
         ([RPC, {**RPC, "id": "RPC1", "endpoint_device": 1, "fingerprint": "0af1" * 16}], "so the same certificate"),
-        ([{**RPC, "endpoint": "192.0.2.7:50052/CUDA0"}], "only a paired computer lends devices by name"),
+        ([{**RPC, "endpoint": "192.0.2.7:50052/CUDA0"}], "only paired computers have endpoints with a device name"),
         ([{**RPC, "endpoint": "192.0.2.7:50052/", "fingerprint": "0af1" * 16}], "names no device"),
         ([{**CUDA, "remote": {"backend": "CUDA"}}], "only devices of backend RPC have the key"),
         ([{**RPC, "remote": {"op_s": -1}}], "a speed must be above 0"),

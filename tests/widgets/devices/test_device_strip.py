@@ -348,7 +348,7 @@ def test_a_worker_tells_how_far_away_it_is(qtbot: QtBot) -> None:
 
 def test_a_worker_of_another_machine_tells_where_its_margin_is_from(qtbot: QtBot) -> None:
     strip = make_strip(qtbot, replace(REMOTE, margin_bytes=256 * MIB))
-    assert "256.0 MiB of memory stay free, the default" in card_of(strip, "RPC0").toolTip()
+    assert "Layerdeck keeps 256.0 MiB of memory free (the default" in card_of(strip, "RPC0").toolTip()
 
 
 def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:

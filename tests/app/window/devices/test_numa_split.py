@@ -26,7 +26,7 @@ def shown(window: WindowParts, monkeypatch: pytest.MonkeyPatch, *nodes: NumaNode
 
 def test_a_computer_with_one_node_says_so(window: WindowParts, monkeypatch: pytest.MonkeyPatch) -> None:
     box = shown(window, monkeypatch, TWO[0])
-    assert box.text() == "This computer has one NUMA node (node 0: CPUs 0, 8.00 GiB); there is nothing to split."
+    assert box.text() == "This computer has only one NUMA node (node 0: CPUs 0, 8.00 GiB), so the CPU cannot be split."
     assert [button.text().replace("&", "") for button in box.buttons()] == ["OK"]
     box.reject()
 

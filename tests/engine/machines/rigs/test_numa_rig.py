@@ -78,7 +78,7 @@ def test_a_node_that_does_not_exist_is_refused(node: NumaNode) -> None:
 
 
 def test_one_node_is_not_split() -> None:
-    with pytest.raises(ArgumentError, match=r"one NUMA node .*nothing to split"):
+    with pytest.raises(ArgumentError, match=r"one NUMA node .*cannot be split"):
         numa_rig([NumaNode(0, frozenset({0, 1}), GIB)])
 
 

@@ -37,7 +37,7 @@ Place = tuple[Path, tuple[str, ...]]
 
 
 def _neighbourhoods(entries: Sequence[Entry]) -> dict[Place, list[int]]:
-    """Return for each folder the indices of the entries that have a copy in it or in its subfolders."""
+    """Return for each folder the indices of the entries that have a model file in it or in its subfolders."""
     found: dict[Place, dict[int, None]] = defaultdict(dict)
     for index, entry in enumerate(entries):
         for each in entry.quantisations:
@@ -83,7 +83,7 @@ def _owners(
 
 
 def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]]) -> list[int]:
-    """Return the indices of the entries whose copies share the deepest folder with `file`.
+    """Return the indices of the entries with model files nearest to `file`: those in the deepest folder above it.
 
     `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
     """

@@ -171,9 +171,8 @@ class LibraryIndex:
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
     def change_notes(self, fingerprints: Iterable[str], change: Callable[[Notes], Notes]) -> None:
-        """Replace the notes of each of the fingerprints by what `change` makes of the saved ones.
+        """Pass the saved notes of each fingerprint to `change`, and save its result. Empty notes are deleted.
 
-        Empty notes are deleted.
         Reading and saving are one transaction, so changes by other threads and processes are not lost.
         """
         with self._writing() as connection:

@@ -25,7 +25,7 @@ A smaller gain is not worth the additional memory of a larger micro batch.
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the values of `n_ubatch` and of `op_offload_min_batch` with which prompts were computed fastest.
+    """Return the values of `n_ubatch` and `op_offload_min_batch` that made the computation of prompts fastest.
 
     A setting of which only one value was measured is left out.
 
@@ -61,7 +61,7 @@ def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
 
 
 def _choice(setting: str, base: Measured, rivals: Sequence[Measured], plans: dict[str, Plan]) -> MeasuredChoice | None:
-    """Return the measured choice for one setting: the value with which prompts were fastest.
+    """Return the measured choice for one setting: the value that made the computation of prompts fastest.
 
     None if other programs were busy, or if there are too few rounds for a comparison.
 

@@ -79,7 +79,7 @@ class BenchProgress:
 
     @property
     def left_words(self) -> str:
-        """The remaining time as text to append to a text about progress; empty if unknown."""
+        """The remaining time as the end of a progress text, such as ", about 5 min left"; empty if unknown."""
         return "" if self.left_s is None else tr(", about {time} left", time=format_rough_time(self.left_s))
 
 
@@ -237,7 +237,10 @@ class Bench:
             self._rounds += 1
 
     def _take_turn(self, trial: _Trial, n_later: int) -> None:
-        """Load and measure a layout once. `n_later`: number of its later turns, which a failure cancels."""
+        """Load and measure a layout once. After a failure it is not measured any more.
+
+        `n_later`: number of its turns after this one, to correct the total if they are cancelled.
+        """
         begun_s = self._clock()
         try:
             if self._held is not trial:

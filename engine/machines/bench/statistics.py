@@ -99,9 +99,11 @@ def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
 
 
 def is_warm(rates: Sequence[float]) -> bool:
-    """Return whether no further answer of the warm-up is needed.
+    """Return whether the warm-up is complete: the last answer was hardly faster than the one before it.
 
-    `rates`: speeds of the answers so far.
+    It is also complete after `MAX_WARM_UP` answers.
+
+    `rates`: speeds of the answers so far, in tokens per second.
     """
     if len(rates) >= MAX_WARM_UP:
         return True

@@ -103,9 +103,9 @@ class PairingStore:
         return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
 
     def forgotten(self, role: Role, fingerprints: Collection[str]) -> frozenset[str]:
-        """Return those of `fingerprints` for which there is no pairing with this role any more.
+        """Return those of `fingerprints` whose pairing with this role was deleted.
 
-        Empty if the file cannot be read now, because that does not mean that pairings were deleted.
+        Empty if the file of pairings cannot be read, because then it is not known which pairings were deleted.
         """
         try:
             kept = self._read()

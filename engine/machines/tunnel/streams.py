@@ -151,7 +151,7 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection was lost by an error and was not closed regularly."""
+        """Whether the connection was lost by an error; False if it is open or was closed normally."""
         return self._error is not None
 
     async def send(self, data: bytes) -> None:

@@ -27,7 +27,10 @@ Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_f
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Options of the planner's common functions that build embeddings, layers and output; the defaults are llama's."""
+    """How the compute graph of an architecture builds embeddings, layers and output.
+
+    The fields are options of graph functions that all architectures share. The defaults are right for llama.
+    """
 
     # ------------------------------------------------------------------ embeddings
 
@@ -365,7 +368,7 @@ class Indexer(msgspec.Struct, frozen=True):
 
 
 class TensorSplit(msgspec.Struct, frozen=True):
-    """How llama.cpp's split mode `tensor` treats an architecture."""
+    """How llama.cpp's split mode `tensor` treats an architecture: whether it is supported, and what it slices."""
 
     allowed: bool = True
     """Whether llama.cpp supports split mode `tensor` for the architecture, and knows the tensors of its state."""

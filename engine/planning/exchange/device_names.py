@@ -113,10 +113,10 @@ def _missing_id(endpoint: str, number: int) -> str:
 
 
 def with_plain_servers(rig: Rig) -> Rig:
-    """Return `rig` with each endpoint of the form `host:port/name` replaced by a plain RPC endpoint `host:port`.
+    """Return `rig` with plain RPC endpoints (`host:port`) for the devices of paired machines.
 
-    Paired machines have endpoints with names, which other programs cannot use. The plain endpoints of a machine get the
-    ports that follow the port of its listener, in the order of the rig.
+    Their own endpoints name a device (`host:port/name`), which other programs cannot use. The devices of a machine get
+    the ports after the port of its listener, in the order of the rig.
     """
     ports: Counter[str] = Counter()
 

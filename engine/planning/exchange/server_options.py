@@ -1,7 +1,7 @@
 """Parser for commands of llama-server, llama-cli and related programs of llama.cpp.
 
-Options and defaults are those of llama.cpp's `common/arg.cpp`; `--no-mmap`, `--mlock` and others are of older versions.
-The text is untrusted, so number and length of words are limited.
+Options and defaults are those of llama.cpp's `common/arg.cpp`. Some options of older versions are accepted too, such as
+`--no-mmap` and `--mlock`. The text is untrusted, so number and length of words are limited.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Reader:
                 self._leave_out(name, value)
 
     def read_variable(self, name: str, value: str) -> None:
-        """Add the option for which the environment variable `name` stands. Notes on its value mention `name`."""
+        """Add the option that the environment variable `name` sets. A note on a wrong value mentions the variable."""
         if name == MIN_BATCH_VARIABLE:
             self.options.take_value("op_offload_min_batch", name, value)
             return
@@ -184,7 +184,10 @@ class _Reader:
             self._leave_out(option, value)
 
     def done(self) -> ForeignLoad:
-        """Return the collected options, with the program's own defaults and notes on options that were left out."""
+        """Return the collected options as a `ForeignLoad`.
+
+        Defaults of llama-server and notes on options that were left out are added first.
+        """
         options = self.options
         options.load = replace(options.load, said={**options.load.said, **options.context})
         if options.load.program == SERVER and "n_seq_max" not in options.context:
@@ -397,7 +400,10 @@ class _Reader:
         self.options.load = replace(load, draft=replace(load.draft or ForeignDraft(), **change))
 
     def fit(self, _name: str, _value: str) -> None:
-        """Ignore option `--fit`. It only changes options that the command lacks, and notes mention these anyway."""
+        """Ignore option `--fit`, which only changes options that the command does not set.
+
+        It needs no note: other notes mention these options.
+        """
 
     def projector(self, _name: str, value: str) -> None:
         self.options.load = replace(self.options.load, projector=value)

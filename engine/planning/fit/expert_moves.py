@@ -82,7 +82,8 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
     They are the first or the last layers with experts, whichever is predicted to be faster.
 
     Raises:
-        LayoutError: fewer than `count` layers have experts, or the experts cannot leave the CPU.
+        LayoutError: fewer than `count` layers have experts; or `device` is the CPU and more than `count` layers are
+            on the CPU, so that their experts cannot leave it.
     """
     found = with_expert_count(plan.edit.layout, device, count, layers_with_experts(plan))
     if len(found) == 1:

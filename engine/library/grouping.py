@@ -157,9 +157,9 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
 
 
 def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
-    """Join the parts of models into copies.
+    """Join the files of split models into copies; a model of one file is a copy too.
 
-    The parts of a copy are in order; the numbers of missing parts are listed.
+    `Copy.parts` has the parts in order, and `Copy.missing` the numbers of missing parts.
     """
     alone: list[Copy] = []
     parts: dict[tuple[Path, str, int], dict[int, FoundFile]] = defaultdict(dict)

@@ -103,8 +103,7 @@ class TokenStore:
 def token_file(environment: Mapping[str, str]) -> Path:
     """Return the path of the token file that Hugging Face programs share.
 
-    `environment`: environment variables, of which `HF_TOKEN_PATH` and those of the Hugging Face folder can set the
-    path.
+    `environment`: environment variables. `HF_TOKEN_PATH` sets the path, and other variables of Hugging Face its folder.
     """
     if named := environment.get("HF_TOKEN_PATH"):
         # Not `Path.expanduser`, which raises for an unknown user; there is then no such file.

@@ -48,7 +48,7 @@ def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
-    """Return whether two plans differ in the setting with the key `setting`, and otherwise at most in `n_batch`."""
+    """Return whether two plans differ in the setting with the key `setting`, and in no other setting but `n_batch`."""
     # `n_batch` is ignored: a candidate with a larger micro batch also gets a larger batch, which llama.cpp requires.
     ours, theirs = (msgspec.structs.replace(each.settings, **{setting: 1, "n_batch": 1}) for each in (base, other))
     edits = base.edit, other.edit

@@ -192,9 +192,10 @@ class Bench:
         return self._to_the_end(measure)
 
     def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
-        """Return the best layout after measuring `best` in turns with candidates, in the order of predicted times.
+        """Measure the best layout in turns with one candidate after another, and return the best layout found.
 
-        Candidates that are predicted to be slower are not measured; those without a prediction are measured last.
+        The candidate with the shortest predicted time comes first; candidates without a prediction come last. Those
+        that are predicted to be slower are not measured.
         """
         waiting = list(candidates)
         while waiting:
@@ -222,7 +223,7 @@ class Bench:
                 self._predictor.learn(trial.candidate.plan, trial.measured)
 
     def _take_turns(self, trials: Sequence[_Trial]) -> None:
-        """Measure each of `trials` in as many rounds as the preset has.
+        """Measure the layouts in turns, once in each round of the preset.
 
         Layouts that fail are left out of later rounds.
         """

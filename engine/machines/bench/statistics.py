@@ -1,9 +1,9 @@
 """Statistics for the comparison of layouts, as pure functions.
 
 Layouts are measured in the order A B B A A B, so that slow changes (heat, clocks, other programs) affect both alike.
-So the ratio of two layouts is computed for each round, and the median of these ratios is the result. Its confidence
+The ratio of the two speeds is computed for each round, and the result is the median of these ratios. Its confidence
 interval is a percentile bootstrap of the rounds. With five rounds the interval extends from the smallest to the largest
-ratio. It then contains the true median with a probability of 94 %, whatever the distribution.
+ratio, and contains the true median with a probability of 94 %, whatever the distribution.
 """
 
 from __future__ import annotations

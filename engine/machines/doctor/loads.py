@@ -39,7 +39,7 @@ _TOKENS = 24
 class LoadCheck:
     """Loads a model on one device after another, and compares its memory with the forecast.
 
-    `calibration`: memory overheads of the devices. The caller may set it before a load; each load updates it.
+    `calibration`: memory overheads of the devices. The caller may set it before a load; a load on a card updates it.
     """
 
     def __init__(self, rig: Rig, model: Path, cancel: CancelToken) -> None:

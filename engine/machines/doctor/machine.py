@@ -128,7 +128,7 @@ class Machine:
         )
 
     def steps(self) -> list[Step]:
-        """Return all steps of the examination in their order; do not run them."""
+        """Return all steps of the examination in their order, without running them."""
         return [
             Step("installed", "Checking what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),

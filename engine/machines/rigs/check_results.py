@@ -1,4 +1,7 @@
-"""Stored results of the engine's self-check, by engine build, driver and device. Failed checks are device faults."""
+"""Stored results of the engine's self-check, by engine build, driver and device.
+
+A failed check becomes a fault of the device, so that the broken feature is not used there.
+"""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ class LabRig:
 
     @property
     def processes(self) -> dict[str, WorkerProcess]:
-        """The process of each worker, by endpoint: its id, and the memory that it used without a client."""
+        """The process of each worker, by endpoint: its process id, and its memory before a client was connected."""
         return {
             endpoint: WorkerProcess(pid, worker.baseline_bytes)
             for worker in self._started.workers.values()

@@ -218,7 +218,7 @@ class _Worker:
     def look(self) -> EngineError | None:
         """Start the worker again if it has ended. Return an error if it must not be started again, else None.
 
-        The call does not wait until the new worker serves: waiting would delay the check of other workers.
+        The call does not wait until the new worker accepts connections, because that would delay other workers' checks.
         """
         outcome = self._child.wait_for_end(0)
         if outcome is None:

@@ -268,7 +268,7 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
 
 @asynccontextmanager
 async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
-    """Convert errors inside the context into `TunnelError` with a sentence.
+    """Context manager that limits the time of a call, and raises its errors as `TunnelError` with a sentence.
 
     `endpoint`: address of the called machine, for the error.
     `timeout_s`: time-out of the whole context in seconds.

@@ -156,7 +156,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The server's last message of a pairing.
 
     `proof`: HMAC that proves that the server knows the code; empty if nothing was paired.
-    `refusal`: why nothing was paired although the client's proof was right; empty otherwise, and from older releases.
+    `refusal`: why nothing was paired although the client's proof was right; else empty. Older releases leave it empty.
     """
 
     proof: bytes

@@ -73,7 +73,7 @@ def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", 
     """Return a pairing with the machine that shows `certificate` (DER).
 
     `role`: role of that machine.
-    `name`: name that the machine gives itself; it is cleaned.
+    `name`: name that the machine gives itself; unprintable characters are escaped, and a long name is cut.
     `endpoint`: address of a server (host:port), empty for a client.
     `paired_s`: time of the pairing in seconds since 1970.
     """

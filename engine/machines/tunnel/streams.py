@@ -256,7 +256,7 @@ async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, serv
 
 
 async def plain_stream(connection: socket.socket) -> Stream:
-    """Return a stream without TLS on a local connection, which the stream then owns."""
+    """Return a stream without TLS on a local connection. The stream closes the connection at its end."""
     _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=connection)
     return stream
 

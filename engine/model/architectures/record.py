@@ -1,8 +1,8 @@
-"""The record of an architecture: how it differs from a model with llama's graph, a full KV cache in each layer, and
-support for every split mode.
+"""Classes for the record of an architecture: how llama.cpp treats its models differently from llama models.
 
-Sources are `load_arch_hparams` and the graph of each file in llama.cpp's src/models, `llama_model::create_memory` and
-`llm_arch_supports_sm_tensor`. `Style` and `GraphRecord` describe the compute graph, `Architecture` the rest.
+A llama model has a full KV cache in each layer, and supports every split mode. `Style` and `GraphRecord` describe the
+compute graph, `Architecture` the rest. Sources in llama.cpp are `load_arch_hparams` and the graph of each file in
+src/models, `llama_model::create_memory` and `llm_arch_supports_sm_tensor`.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Number of leading layers with sparse feed-forward activations (`gaussian_topk` of Gemma 3n)."""
 
     def style_of(self, model: ModelFile) -> Style:
-        """Return the style for a model; it may depend on the model's file."""
+        """Return the style (how the compute graph is built) for a model; it may depend on values in the header."""
         return self.style if isinstance(self.style, Style) else self.style(model)
 
 

@@ -138,7 +138,7 @@ def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of local devices that are not ggml's names: other programs name these devices differently."""
+    """Return the ids of local devices that do not look like ggml's names, so that other programs use other names."""
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

@@ -327,7 +327,7 @@ class _Arranger:
         return DraftEntry("model", asked.model, tokens, self._draft_layout(asked), context)
 
     def _draft_layout(self, asked: ForeignDraft) -> Layout | None:
-        """Return the layout of a draft model; None if the program decides, or if the number of layers is unknown.
+        """Return the layout of a draft model. None if the options state no layout, or if its file cannot be read.
 
         `asked`: options of speculative decoding in the command.
         """
@@ -338,7 +338,10 @@ class _Arranger:
             n_layers = read_model(path).n_layers
         except (EngineError, RuntimeError):
             self.notes.append(
-                tr("The file {name} cannot be read, so the device of the draft model is auto.", name=clean(path.name))
+                tr(
+                    "The file {name} cannot be read, so the device of the draft model is chosen automatically.",
+                    name=clean(path.name),
+                )
             )
             return None
         names = self._load.devices if asked.devices is None else asked.devices

@@ -58,7 +58,7 @@ _SERVER_SLOTS = 4
 def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     """Parse a command of a llama.cpp program, and return its load options.
 
-    `environment`: variables with which the command is started, as "NAME=VALUE", in addition to those in `text`.
+    `environment`: environment variables of the command ("NAME=VALUE"), in addition to those in `text`.
 
     Raises:
         LayoutError: the text has no option of llama.cpp, unclosed quotes, or too many words.
@@ -78,9 +78,10 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
 def _program(words: list[str]) -> tuple[str, int]:
     """Return the program's name, and the index of the first word after the name.
 
-    The program is the last word before its options that names a llama.cpp program. An earlier such word may be a
-    folder, as in `cd /opt/llama && ./llama-server -m x`. If no word names a program, the program is llama-server, and
-    the index is that of the first word of the first command with options.
+    The name is searched in the words before the options. If several words name a llama.cpp program, the last one that
+    begins with `llama-` is used: the others may be folders, as in `cd /opt/llama && ./llama-server -m x`. If no word
+    names a program, the program is llama-server, and the index is that of the first word of the first command with
+    options.
     """
     found, start, has_options = None, 0, False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):

@@ -184,7 +184,7 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
 
 
 def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
-    """Return a layout in split mode row with another main device, by llama.cpp's index.
+    """Return a layout in split mode row with another main device. `index`: number of the device as in option `-mg`.
 
     Raises:
         LayoutError: the device has no share.

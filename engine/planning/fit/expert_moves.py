@@ -1,4 +1,7 @@
-"""Moves of experts between devices and the CPU, by number or as many as fit, with their effect on memory and speed."""
+"""Moves experts between devices and the CPU, and predicts the effect on memory and speed.
+
+Either a given number of layers keeps its experts on a device, or as many as fit.
+"""
 
 from __future__ import annotations
 

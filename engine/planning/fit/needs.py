@@ -111,7 +111,7 @@ class Needs:
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:
-        """Return the bytes that `layout` leaves of each limit, by device id; negative if it exceeds the limit."""
+        """Return the bytes that stay free below the limit with `layout`, by device id; negative above the limit."""
         needs = self.of(layout)
         room = {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
         pool = self._plan.rig.pool

@@ -47,11 +47,11 @@ def propose(
     kinds: Collection[ProposalKind] = ALL_KINDS,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> tuple[Proposal, ...]:
-    """Return at most `MAX_PROPOSALS` changes of `plan` that are forecast to fit, without duplicates.
+    """Return at most `MAX_PROPOSALS` changes after which `plan` is forecast to fit, without duplicates.
 
     There is at most one change of each kind; those with the smallest disadvantage for the user come first. Pinned
-    layers stay on their device, and disabled devices get nothing. The result is empty if the forecast is incomplete or
-    the layout breaks a rule.
+    layers stay on their device, and disabled devices get no layers. The result is empty if the forecast is incomplete
+    or the layout breaks a rule.
 
     `missing`: bytes that each device lacked in the failed load. Each proposal reduces the need of each of these devices
     by at least as many bytes, even if fewer are missing in the forecast.
@@ -239,7 +239,7 @@ class _Search:
         )
 
     def smaller_cache(self) -> Proposal | None:
-        """Return a proposal with the least reduced KV cache type that fits (q8_0 before q4_0); None if none fits."""
+        """Return a proposal with a smaller type of the KV cache: q8_0 if that fits, else q4_0; None if none fits."""
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:

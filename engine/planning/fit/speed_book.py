@@ -239,7 +239,7 @@ def speed_key(device: Device) -> str:
 class _Document(msgspec.Struct, frozen=True):
     """The JSON document in the file of saved speeds.
 
-    The key `ratios` of older files is ignored, because it is for another method of prediction.
+    The key `ratios` of older files is ignored: it belongs to an earlier method of prediction.
     """
 
     version: int

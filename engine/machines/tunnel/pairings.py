@@ -103,7 +103,7 @@ class PairingStore:
         return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
 
     def forgotten(self, role: Role, fingerprints: Collection[str]) -> frozenset[str]:
-        """Return those of `fingerprints` whose pairing with this role was deleted.
+        """Return those of `fingerprints` that have no stored pairing with this role.
 
         Empty if the file of pairings cannot be read, because then it is not known which pairings were deleted.
         """

@@ -79,9 +79,9 @@ def _program(words: list[str]) -> tuple[str, int]:
     """Return the program's name, and the index of the first word after the name.
 
     The name is searched in the words before the options. If several words name a llama.cpp program, the last one that
-    begins with `llama-` is used: the others may be folders, as in `cd /opt/llama && ./llama-server -m x`. If no word
-    names a program, the program is llama-server, and the index is that of the first word of the first command with
-    options.
+    begins with `llama-` is used, or else the last one: the others may be folders, as in `llama-server` after
+    `cd /opt/llama &&`. If no word names a program, the program is llama-server, and the index is that of the first word
+    of the first command with options.
     """
     found, start, has_options = None, 0, False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):

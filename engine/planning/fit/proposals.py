@@ -181,9 +181,9 @@ class _Search:
         return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _nearest(self) -> Proposal | None:
-        """Return a proposal that combines several moves into a layout that fits; None if none was found.
+        """Return a proposal with a layout that fits and differs little from the present one; None if none was found.
 
-        The layout differs little from the present one. `moved_layers` calls this if no single move is enough.
+        It may need several moves of layers. `moved_layers` calls this if no single move is enough.
         """
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:

@@ -51,7 +51,9 @@ class LoadCheck:
         """Adds what the last load showed to a calibration; None before the first load that showed something."""
 
     def on(self, device: Device) -> Iterable[Check]:
-        """Load all layers of the model on `device`, and yield checks of its memory, an answer and the memory overhead.
+        """Load all layers of the model on `device`, let it answer a prompt, and yield a check for each result.
+
+        The checks are of the memory, the answer and, on a card, the memory overhead.
 
         Raises:
             EngineError: if the load fails for a reason other than lack of memory, or after the cancel.

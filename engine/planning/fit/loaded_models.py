@@ -227,7 +227,7 @@ LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A wait until the memory of an unloaded model is free again.
+    """The wait for the memory of an unloaded model: a driver may free it some time after the process has ended.
 
     `began_s`: time of the unload.
     `free_before_bytes`: free bytes before the unload, by id of each device whose memory is waited for.

@@ -430,7 +430,7 @@ def _length_words(context: ContextSettings) -> str:
 
 
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
-    """Return the bytes that unloading each loaded model would free on a device, by key of the model.
+    """Return for each loaded model, by its key, the bytes that unloading it would free on a device.
 
     If the device shares its memory with other devices (unified memory), the model's bytes on those are included.
     """
@@ -443,7 +443,7 @@ def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
 
 
 def rig_without(rig: Rig, key: FileIdentity) -> Rig:
-    """Return `rig` as if the model with this key were unloaded: its bytes are added to the free memory."""
+    """Return `rig` with the free memory that it would have after unloading the loaded model with this key."""
 
     def freed(device: Device) -> Device:
         held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)

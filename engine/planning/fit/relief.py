@@ -71,7 +71,7 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
     A run is a range of neighbouring layers on one device. The criteria of the order are, the most important first:
     1. moves to the device of a neighbouring run;
     2. moves to other devices than the CPU;
-    3. moves with fewer new entries in llama.cpp's device list;
+    3. moves that add fewer entries to llama.cpp's device list;
     4. moves to earlier devices of `targets`;
     5. moves that leave the output layer on its device;
     6. moves from longer runs.
@@ -263,7 +263,8 @@ class Relief:
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
         """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Limits of other devices are not checked. If `step` cannot move so many layers, the result is True.
+        Limits of other devices are not checked. The result is also True if `step` cannot move so many layers, so that a
+        bisection looks for fewer.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)

@@ -37,7 +37,7 @@ Place = tuple[Path, tuple[str, ...]]
 
 
 def _neighbourhoods(entries: Sequence[Entry]) -> dict[Place, list[int]]:
-    """Return for each folder the indices of the entries that have a copy in it or in its subfolders."""
+    """Return for each folder the indices of the entries that have a model file in it or in its subfolders."""
     found: dict[Place, dict[int, None]] = defaultdict(dict)
     for index, entry in enumerate(entries):
         for each in entry.quantisations:
@@ -83,7 +83,7 @@ def _owners(
 
 
 def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]]) -> list[int]:
-    """Return the indices of the entries whose copies share the deepest folder with `file`.
+    """Return the indices of the entries with model files nearest to `file`: those in the deepest folder above it.
 
     `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
     """
@@ -157,9 +157,9 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
 
 
 def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
-    """Join the parts of models into copies.
+    """Join the files of split models into copies; a model of one file is a copy too.
 
-    The parts of a copy are in order; the numbers of missing parts are listed.
+    `Copy.parts` has the parts in order, and `Copy.missing` the numbers of missing parts.
     """
     alone: list[Copy] = []
     parts: dict[tuple[Path, str, int], dict[int, FoundFile]] = defaultdict(dict)

@@ -132,7 +132,7 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return the saved header values of models and side files. The keys are paths of first parts.
+        """Return the saved values from headers of models and side files, by the path of a model's first part.
 
         Each value also has the state of the model (size, modification time, inode) when its headers were read.
         """
@@ -141,7 +141,7 @@ class LibraryIndex:
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save header values of files.
+        """Save values that were read from the headers of model files and side files.
 
         `known`: header values by path of the first part, each with the state of the model (size, modification time,
         inode) when its headers were read.
@@ -171,9 +171,8 @@ class LibraryIndex:
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
     def change_notes(self, fingerprints: Iterable[str], change: Callable[[Notes], Notes]) -> None:
-        """Replace the notes of each of the fingerprints by what `change` makes of the saved ones.
+        """Pass the saved notes of each fingerprint to `change`, and save its result. Empty notes are deleted.
 
-        Empty notes are deleted.
         Reading and saving are one transaction, so changes by other threads and processes are not lost.
         """
         with self._writing() as connection:
@@ -301,7 +300,11 @@ class LibraryIndex:
                 return self._connection.execute(query, values).fetchall()
             except FAULTS as error:
                 raise LibraryError(
-                    tr("{path}: the library's index cannot be read ({error}).", path=self.path, error=error)
+                    tr(
+                        "The library's index {path} cannot be read ({error}); check the disk and the permissions.",
+                        path=self.path,
+                        error=error,
+                    )
                 ) from error
 
     @contextmanager
@@ -319,7 +322,11 @@ class LibraryIndex:
                 self._connection.execute("COMMIT")
             except FAULTS as error:
                 raise LibraryError(
-                    tr("{path}: the library's index cannot be written ({error}).", path=self.path, error=error)
+                    tr(
+                        "The library's index {path} cannot be written ({error}); check the disk and the permissions.",
+                        path=self.path,
+                        error=error,
+                    )
                 ) from error
 
 

@@ -47,14 +47,14 @@ NO_NOTES = Notes()
 class SavedDocument:
     """A saved layout or preset of one model.
 
-    Layouts are saved twice: under the fingerprint of the model file, and under a key made from its path. Documents of
-    kind "file" are saved only under the key of the path. They state the fingerprint of the file whose layouts are saved
-    under this key.
+    Layouts are saved under two keys: the fingerprint of the model file, and its path. So they are found again after a
+    new download, which has another fingerprint. A document of kind "file" under the path states the fingerprint of the
+    file for which the layouts were saved.
 
     `kind`: "layout" or "preset" if the user saved it, "last" for the layout in use when the model was closed, or
     "file".
-    `name`: name by the user, empty for "last" and "file".
-    `text`: text of a layout file, a preset as JSON, or for "file" the fingerprint.
+    `name`: name that the user gave, empty for "last" and "file".
+    `text`: content of a layout file, a preset as JSON, or for "file" the fingerprint.
     """
 
     kind: Literal["layout", "preset", "last", "file"]

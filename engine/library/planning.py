@@ -1,4 +1,7 @@
-"""Choice of the models to forecast, rounding of the rig's free memory, and the key under which forecasts are saved."""
+"""Prepares the library's forecasts: chooses the models, and rounds the rig's free memory and speeds.
+
+The module also makes the key under which forecasts are saved.
+"""
 
 from __future__ import annotations
 

@@ -67,9 +67,8 @@ def unread(census: Census, facts: FactsOf, *, retries: bool = True) -> tuple[tup
     """Return the models and side files whose headers have to be read, each as the paths of its parts.
 
     `facts`: header values by path of the first part.
-    `retries`: whether headers that could not be read are tried again: permissions, the disk or this program may have
-        changed meanwhile. If reading a file crashed the child process, the file is tried again only in another version
-        of this program.
+    `retries`: whether to try again headers that could not be read: permissions or the disk may have changed since. A
+        file that crashed the child process is tried again only by another version of this program.
     """
     copies = join_parts(file for file in census.files if not file.is_missing)
     wanted = (copy for copy in copies if not _is_read(facts.get(copy.path)))

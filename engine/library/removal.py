@@ -53,7 +53,7 @@ class Removal:
         if self.beside:
             parts.append(
                 tr(
-                    "Side files that no other model uses are also moved: {names}.",
+                    "Files that belong only to this model, such as a projector, are also moved: {names}.",
                     names=", ".join(file.name for file in self.beside),
                 )
             )

@@ -44,7 +44,7 @@ class Store(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def label(self) -> str:
-        """Name of the store for people: the program that owns it, or "Opened" for models that were opened singly.
+        """Name of the store for people: the program that owns it, or "Opened" for a single file that the user opened.
 
         Empty for folders that the user added.
         """

@@ -197,7 +197,8 @@ def _ask(
         raise HubError(
             "answer",
             tr(
-                "The server did not answer like a Hugging Face hub to {shown} ({error}); check the address of the hub.",
+                "The server's answer for {shown} is not that of a Hugging Face hub ({error}); check the address of the "
+                "hub.",
                 shown=shown,
                 error=quote(type(error).__name__),
             ),

@@ -202,7 +202,7 @@ def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
             )
         else:
             why = tr(
-                "{label} is good enough, and leaves the least on the CPU ({left_on_cpu}).",
+                "{label} is good enough, and has the smallest part of the model on the CPU ({left_on_cpu}).",
                 label=best.quantisation.label,
                 left_on_cpu=_left_on_cpu(best),
             )

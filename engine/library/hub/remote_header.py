@@ -37,7 +37,7 @@ Fetch = Callable[[int, int], bytes]
 class HeaderCache:
     """Cache of the starts of remote files, in a folder.
 
-    The files that were not used for the longest time are deleted if the cache exceeds `MAX_KEPT_BYTES`.
+    The least recently used files are deleted if the cache exceeds `MAX_KEPT_BYTES`.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Settings of the Hugging Face hub (endpoint, offline mode), and the error of all its HTTP requests."""
+"""Settings of the Hugging Face hub (endpoint, offline mode), and `HubError`, the error of its HTTP requests."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ class TokenStore:
     def forget(self, hub: HubSettings) -> TokenLocation | None:
         """Delete the saved access token for `hub`. Tokens of other programs are kept.
 
-        Return where the token is stored that is used for `hub` from now on; None if there is none. It is "keyring" if
-        the keyring refused to delete the token.
+        Another program's token may be used for `hub` afterwards: return where it is stored, None if there is none. If
+        the keyring refused to delete the saved token, the result is "keyring".
         """
         with self._lock:
             self._session.pop(hub.endpoint, None)
@@ -103,8 +103,7 @@ class TokenStore:
 def token_file(environment: Mapping[str, str]) -> Path:
     """Return the path of the token file that Hugging Face programs share.
 
-    `environment`: environment variables, of which `HF_TOKEN_PATH` and those of the Hugging Face folder can set the
-    path.
+    `environment`: environment variables. `HF_TOKEN_PATH` sets the path, and other variables of Hugging Face its folder.
     """
     if named := environment.get("HF_TOKEN_PATH"):
         # Not `Path.expanduser`, which raises for an unknown user; there is then no such file.

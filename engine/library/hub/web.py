@@ -52,7 +52,7 @@ class Paced(io.RawIOBase):
         self.allow(connection.gettimeout() or TIMEOUT_S)
 
     def allow(self, seconds: float) -> None:
-        """Set the deadline to `seconds` from now."""
+        """Set the deadline of the following reads to `seconds` from now."""
         self._deadline_s = time.monotonic() + seconds
 
     def readable(self) -> bool:
@@ -285,7 +285,8 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
             raise HubError(
                 "answer",
                 tr(
-                    "{host} cannot send parts of a file, so the header cannot be read before the download.",
+                    "{host} cannot send parts of a file, so the header of the model cannot be read. Download the "
+                    "whole file.",
                     host=_host(url),
                 ),
             )
@@ -482,11 +483,18 @@ def fault_of(error: BaseException, url: str) -> HubError:
                 "certificates.", host=host, reason=clean(str(reason))),
         )  # fmt: skip
     if isinstance(cause, TimeoutError):
-        return HubError("timeout", tr("{host} does not answer; the connection or the server is stuck.", host=host))
+        return HubError("timeout", tr("{host} does not answer; check the network, or try again later.", host=host))
     text = clean(str(cause))
     # The standard library has no types of exceptions for these two.
     if "Tunnel connection failed" in text or "unknown url type" in text:
-        return HubError("proxy", tr("The proxy did not connect to {host}: {reason}.", host=host, reason=text))
+        return HubError(
+            "proxy",
+            tr(
+                "The proxy did not connect to {host} ({reason}); check the address of the proxy.",
+                host=host,
+                reason=text,
+            ),
+        )
     if isinstance(cause, http.client.HTTPException | ConnectionError):
         return HubError(
             "unreachable",

@@ -1,6 +1,6 @@
-"""Chooses layouts that are worth measuring: the layouts that the strategies find, and the best layout with one setting
-changed.
+"""Chooses the layouts that a benchmark measures: those that the strategies find, and variants of the best layout.
 
+A variant differs from the best layout in a single setting, such as the micro batch size.
 The module also predicts the time of an answer on each layout.
 """
 

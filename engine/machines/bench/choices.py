@@ -25,7 +25,7 @@ A smaller gain is not worth the additional memory of a larger micro batch.
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the values of `n_ubatch` and of `op_offload_min_batch` with which prompts were computed fastest.
+    """Return the values of `n_ubatch` and `op_offload_min_batch` that made the computation of prompts fastest.
 
     A setting of which only one value was measured is left out.
 
@@ -48,7 +48,7 @@ def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
-    """Return whether two plans differ in the setting with the key `setting`, and otherwise at most in `n_batch`."""
+    """Return whether two plans differ in the setting with the key `setting`, and in no other setting but `n_batch`."""
     # `n_batch` is ignored: a candidate with a larger micro batch also gets a larger batch, which llama.cpp requires.
     ours, theirs = (msgspec.structs.replace(each.settings, **{setting: 1, "n_batch": 1}) for each in (base, other))
     edits = base.edit, other.edit
@@ -61,7 +61,7 @@ def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
 
 
 def _choice(setting: str, base: Measured, rivals: Sequence[Measured], plans: dict[str, Plan]) -> MeasuredChoice | None:
-    """Return the measured choice for one setting: the value with which prompts were fastest.
+    """Return the measured choice for one setting: the value that made the computation of prompts fastest.
 
     None if other programs were busy, or if there are too few rounds for a comparison.
 

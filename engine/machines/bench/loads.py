@@ -175,7 +175,7 @@ class SessionSubject:
             raise self._loss() or LoadEndedError(error.summary(), error.kind) from error
 
     def _loss(self) -> LoadEndedError | None:
-        """Return the error with which the child ended between two requests; None if it has reported none."""
+        """Return the error that ended the child between two requests; None if the session has reported none."""
         found = None
         while not self._news.empty():
             news = self._news.get()

@@ -496,7 +496,7 @@ def _fault_of(results: BenchResults) -> str:
     if sum(len(each.samples) + len(each.loads) for each in results.layouts) > MAX_SAMPLES:
         return tr("the file has more than {most} measurements", most=MAX_SAMPLES)
     if len(results.layouts) + sum(len(each.depths) for each in results.layouts) > MAX_DEPTHS:
-        return tr("the file has more than {most} results, counted by layout and context depth", most=MAX_DEPTHS)
+        return tr("the file has more than {most} combinations of layout and context depth", most=MAX_DEPTHS)
     for layout in results.layouts:
         for each in layout.samples:
             values = (each.prompt_per_second, each.answer_per_second, each.first_token_s)

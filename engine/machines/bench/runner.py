@@ -79,7 +79,7 @@ class BenchProgress:
 
     @property
     def left_words(self) -> str:
-        """The remaining time as text to append to a text about progress; empty if unknown."""
+        """The remaining time as the end of a progress text, such as ", about 5 min left"; empty if unknown."""
         return "" if self.left_s is None else tr(", about {time} left", time=format_rough_time(self.left_s))
 
 
@@ -192,9 +192,10 @@ class Bench:
         return self._to_the_end(measure)
 
     def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
-        """Return the best layout after measuring `best` in turns with candidates, in the order of predicted times.
+        """Measure the best layout in turns with one candidate after another, and return the best layout found.
 
-        Candidates that are predicted to be slower are not measured; those without a prediction are measured last.
+        The candidate with the shortest predicted time comes first; candidates without a prediction come last. Those
+        that are predicted to be slower are not measured.
         """
         waiting = list(candidates)
         while waiting:
@@ -222,7 +223,7 @@ class Bench:
                 self._predictor.learn(trial.candidate.plan, trial.measured)
 
     def _take_turns(self, trials: Sequence[_Trial]) -> None:
-        """Measure each of `trials` in as many rounds as the preset has.
+        """Measure the layouts in turns, once in each round of the preset.
 
         Layouts that fail are left out of later rounds.
         """
@@ -237,7 +238,10 @@ class Bench:
             self._rounds += 1
 
     def _take_turn(self, trial: _Trial, n_later: int) -> None:
-        """Load and measure a layout once. `n_later`: number of its later turns, which a failure cancels."""
+        """Load and measure a layout once. After a failure it is not measured any more.
+
+        `n_later`: number of its turns after this one, to correct the total if they are cancelled.
+        """
         begun_s = self._clock()
         try:
             if self._held is not trial:

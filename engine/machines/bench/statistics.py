@@ -1,9 +1,9 @@
 """Statistics for the comparison of layouts, as pure functions.
 
 Layouts are measured in the order A B B A A B, so that slow changes (heat, clocks, other programs) affect both alike.
-So the ratio of two layouts is computed for each round, and the median of these ratios is the result. Its confidence
+The ratio of the two speeds is computed for each round, and the result is the median of these ratios. Its confidence
 interval is a percentile bootstrap of the rounds. With five rounds the interval extends from the smallest to the largest
-ratio. It then contains the true median with a probability of 94 %, whatever the distribution.
+ratio, and contains the true median with a probability of 94 %, whatever the distribution.
 """
 
 from __future__ import annotations
@@ -99,9 +99,11 @@ def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
 
 
 def is_warm(rates: Sequence[float]) -> bool:
-    """Return whether no further answer of the warm-up is needed.
+    """Return whether the warm-up is complete: the last answer was hardly faster than the one before it.
 
-    `rates`: speeds of the answers so far.
+    It is also complete after `MAX_WARM_UP` answers.
+
+    `rates`: speeds of the answers so far, in tokens per second.
     """
     if len(rates) >= MAX_WARM_UP:
         return True

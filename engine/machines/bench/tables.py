@@ -18,7 +18,7 @@ MEASURE_WORDS: dict[Measure, str] = {
     "generation": tr("generation"),
     "first_token": tr("time to first token"),
     "load": tr("load time"),
-    "answer": tr("whole answer"),
+    "answer": tr("time of the whole answer"),
 }
 _COLUMNS = ("layout", "test", "unit", "median", "low", "high", "rounds", "against", "ratio", "ratio_low", "ratio_high",
             "verdict")  # fmt: skip
@@ -175,7 +175,8 @@ def _layout_lines(results: BenchResults, measured: Measured) -> Iterator[str]:
         spread = "" if row.low is None or row.high is None else f" ({number(row.low)} – {number(row.high)})"
         versus = ""
         if row.comparison is not None:
-            versus = tr("; against {base}: {verdict}", base=row.comparison.base, verdict=verdict_words(row.comparison))
+            base, verdict = row.comparison.base, verdict_words(row.comparison)
+            versus = tr("; compared with {base}: {verdict}", base=base, verdict=verdict)
         yield f"  {label}: {number(row.value)} {row.unit}{spread}{versus}"
     yield from (f"  {line}" for line in side_lines(measured))
 

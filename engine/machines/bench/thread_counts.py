@@ -1,8 +1,8 @@
-"""Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
+"""Measures which number of threads makes this computer's CPU fastest, for answers and for prompts.
 
-All numbers of threads are measured in turns in one child process. Then a second child with the best number is started,
-whose threads are bound to physical cores. Both children are measured in turns with this number. What they time are
-matrix products (`engine.runtime.child.load.speed.measure_threads`).
+The measured computation is a matrix product (`engine.runtime.child.load.speed.measure_threads`). All numbers of threads
+are measured in turns in one child process. Then a second child binds its threads to physical cores, and both children
+are measured in turns with the best number, to find whether bound threads are faster.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ The keys are numbers of threads as text, or "free" and "bound" for threads that 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Work that has its own number of threads: answers or prompts.
+    """A kind of work with its own setting for the number of threads: answers or prompts.
 
-    `setting`: key of the number of threads in a layout file. `index`: index of the speed in the values of a `Round`.
+    `setting`: key of this setting in a layout file.
+    `index`: index of the speed in the pair (answers, prompts) of a `Round`.
     """
 
     setting: str
@@ -108,7 +109,7 @@ def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -
 
     It is 1 if bound threads make answers faster by `MIN_GAIN` or more, and prompts not clearly slower.
 
-    `free`, `bound`: keys of unbound and bound threads in `rounds`.
+    `free`, `bound`: the keys in `rounds` of the speeds with unbound and with bound threads.
     `machine`: key of this computer in the speed book.
     """
     answers, prompts = (_ratio(rounds, kind, free, bound) for kind in _KINDS)

@@ -66,7 +66,7 @@ def card_checks(
 ) -> Iterable[Check]:
     """Yield a check for each card: whether the engine uses it, or else why not.
 
-    If the engine uses at least one card, it is no error that others are unused: one may be the processor's GPU.
+    If the engine uses at least one card, unused cards do not fail the check: one may be the processor's GPU.
 
     `used`: PCI addresses of the cards that the engine uses.
     `backends`: names of the backends that the engine was built with.
@@ -163,7 +163,7 @@ def installed_checks() -> Iterable[Check]:
 
 
 def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
-    """Yield a check for each installed engine pack. A pack that the user switched off is no error."""
+    """Yield a check for each installed engine pack. It passes also if the user has switched the pack off."""
     for pack in packs:
         yield Check(
             name="engine pack",
@@ -201,7 +201,7 @@ def _confinement() -> Check:
 def environment_checks() -> Iterable[Check]:
     """Yield a check for each environment variable that is set and can hide devices.
 
-    Such a variable is no error, because the user may want to hide devices.
+    The check does not fail, because the user may want to hide devices.
     """
     for each in find_hiding():
         yield Check(

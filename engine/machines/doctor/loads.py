@@ -39,7 +39,7 @@ _TOKENS = 24
 class LoadCheck:
     """Loads a model on one device after another, and compares its memory with the forecast.
 
-    `calibration`: memory overheads of the devices. The caller may set it before a load; each load updates it.
+    `calibration`: memory overheads of the devices. The caller may set it before a load; a load on a card updates it.
     """
 
     def __init__(self, rig: Rig, model: Path, cancel: CancelToken) -> None:
@@ -51,7 +51,9 @@ class LoadCheck:
         """Adds what the last load showed to a calibration; None before the first load that showed something."""
 
     def on(self, device: Device) -> Iterable[Check]:
-        """Load all layers of the model on `device`, and yield checks of its memory, an answer and the memory overhead.
+        """Load all layers of the model on `device`, let it answer a prompt, and yield a check for each result.
+
+        The checks are of the memory, the answer and, on a card, the memory overhead.
 
         Raises:
             EngineError: if the load fails for a reason other than lack of memory, or after the cancel.

@@ -85,7 +85,7 @@ class Machine:
     """Makes the steps of an examination of this machine and of the devices of a rig.
 
     A context manager, which deletes its temporary files at the end. `report.examine` runs the steps in a background
-    thread. Steps whose results are kept write them into `files`.
+    thread. Some steps save their results in `files`, such as measured speeds.
 
     `packs`: installed engine packs.
     `held`: endpoints of RPC workers in use, which are skipped.
@@ -128,7 +128,7 @@ class Machine:
         )
 
     def steps(self) -> list[Step]:
-        """Return all steps of the examination in their order; do not run them."""
+        """Return all steps of the examination in their order, without running them."""
         return [
             Step("installed", "Checking what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),
@@ -276,9 +276,9 @@ class Machine:
 
 
 def _unsaved(name: str, device_id: str | None, write: Callable[[], None]) -> list[Check]:
-    """Call `write`, which saves results. Return a check with the error if it fails, else an empty list.
+    """Call `write`, which saves results. If it fails, return a list with one check that states the error.
 
-    Callers yield this check after the checks of the results, which are valid even if they could not be saved.
+    Otherwise the list is empty. Results are valid even if they cannot be saved, so callers yield this check last.
     """
     try:
         write()

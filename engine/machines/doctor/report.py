@@ -1,6 +1,6 @@
 """Runs an examination of a machine step by step, and writes the report file that users send.
 
-A step that fails loses only its own results. After a cancel, the results of earlier steps are kept.
+If a step fails, only its own results are missing. After a cancel, the results of earlier steps are kept.
 """
 
 from __future__ import annotations

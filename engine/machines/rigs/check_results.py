@@ -1,4 +1,7 @@
-"""Stored results of the engine's self-check, by engine build, driver and device. Failed checks are device faults."""
+"""Stored results of the engine's self-check, by engine build, driver and device.
+
+A failed check becomes a fault of the device, so that the broken feature is not used there.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ _ABOUT_A_TYPE = ("weights", "flash_attention")
 
 
 class KeptCheck(msgspec.Struct, frozen=True):
-    """A stored result of the engine's self-check.
+    """A stored result of the engine's self-check for one feature of a device.
 
-    `of`: type of weights or cache, empty if the feature has no types.
+    `feature`: what was checked, such as "weights" or "flash_attention".
+    `of`: type of the weights or the KV cache ("Q4_K"); empty for a feature without types.
     `reason`: a sentence if the check failed.
     """
 
@@ -77,7 +81,9 @@ class CheckResults(msgspec.Struct, frozen=True):
         return Rig(tuple(self.judged(each, drivers) for each in rig.devices), self.judged(rig.host, drivers))
 
     def judged(self, device: Device, drivers: Mapping[str, str] = NO_DRIVERS) -> Device:
-        """Return `device` with faults and capabilities from its stored results.
+        """Return `device` with the faults and capabilities that its stored self-check results show.
+
+        It is unchanged if no results are stored for it.
 
         `drivers`: driver versions by device id; RPC workers have none.
         """

@@ -57,7 +57,8 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
     `ask`: starts the child and returns its devices.
 
     Raises:
-        EngineError: if the child fails, and hiding the cards on which CUDA fails does not help.
+        EngineError: if the child fails. After a crash it is started once more, with the cards hidden on which CUDA
+            fails.
     """
     cards = list_nvidia_cards()
     known = tuple(card.uuid for card in cards if card.free_bytes is not None and not card.is_sliced)

@@ -235,9 +235,12 @@ def _ask_devices(
 
 
 def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the endpoints in `texts` as host:port without spaces, because the engine aborts at a stray space.
+    """Return the endpoints in `texts` as host:port. Spaces are removed, because the engine aborts at one.
 
-    `routes`: local addresses of tunnels by endpoint. An endpoint with a tunnel is not changed.
+    `routes`: local addresses of tunnels, by endpoint. An endpoint that has a tunnel is returned unchanged.
+
+    Raises:
+        ArgumentError: if a text is not an address host:port, or an endpoint is listed twice.
     """
     endpoints: list[str] = []
     for text in texts:

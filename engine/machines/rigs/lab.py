@@ -122,7 +122,7 @@ class ServingChild:
         return self._child.wait(timeout_s)
 
     def begin_stop(self) -> None:
-        """Ask the worker to stop, and do not wait for it. The callback of `tell_end` is not called for this end.
+        """Ask the worker to stop, without waiting for its end. The callback that `tell_end` set is not called then.
 
         May be called in every state and any number of times.
         """
@@ -311,7 +311,7 @@ class LabRig:
 
     @property
     def processes(self) -> dict[str, WorkerProcess]:
-        """The process of each worker, by endpoint: its id, and the memory that it used without a client."""
+        """The process of each worker, by endpoint: its process id, and its memory before a client was connected."""
         return {
             endpoint: WorkerProcess(pid, worker.baseline_bytes)
             for worker in self._started.workers.values()

@@ -171,9 +171,10 @@ class PackInstaller:
         return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
 
     def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
-        """Compute logits on the devices of a pack, and return `loaded`, with a `reason` if some logits are wrong.
+        """Check that the devices of a pack compute correct logits. Return `loaded`, with a `reason` if one does not.
 
-        `loaded`: result of loading the pack. `environment`: variables with which the child loads only this pack.
+        `loaded`: result of loading the pack.
+        `environment`: environment variables that make the child load only this pack.
         """
         checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:

@@ -1,4 +1,7 @@
-"""Devices of paired machines: requested through the tunnel, described as devices of the rig, and updated."""
+"""Finds the devices that paired machines lend, and keeps their free memory and state up to date.
+
+Each machine is asked through the encrypted tunnel. Its offered devices become devices of the rig.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,10 @@ class RemoteMachines:
         self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
 
     def find(self, machine: Machine) -> tuple[Device, ...]:
-        """Return the devices that `machine` lends. Devices that another user uses now are marked as away.
+        """Return the devices that `machine` lends. `Device.away` says why a device cannot be used now.
 
-        The engine reads memory and capabilities from the worker of each free device. A device in use, also by this
-        computer, is described by the offer alone, because its worker serves one client at a time.
+        The engine reads memory and capabilities from the worker of each free device. For a device in use, also by this
+        computer, only the values of the machine's offer are known, because a worker serves one client at a time.
 
         Raises:
             EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.

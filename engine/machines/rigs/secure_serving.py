@@ -161,15 +161,16 @@ def _usual_margin(device: Device) -> int:
 
 
 class _Worker:
-    """The RPC worker of one lent device. If its process ends by itself, `look` starts it again.
+    """The RPC worker of one lent device. `look` must be called regularly: it restarts a worker that has crashed.
 
-    After more than `MAX_QUICK_ENDS` quick ends in a row it is not started any more.
+    A worker that crashes again and again soon after its start (more than `MAX_QUICK_ENDS` times in a row) is not
+    restarted. Crashes that `blame` counts against a borrower are left out.
 
     `key`: the only source port from which the worker accepts connections.
     `kept`: cache of weights on the disk, None for no cache.
     `kept_name`: name of the worker's subfolder in the cache of weights.
-    `blame`: function that is called after the worker has ended. If a borrower had a session with the worker, the
-    function counts the end against that borrower and returns True.
+    `blame`: called after a crash. If a borrower was using the worker, it counts the crash against that borrower and
+    returns True.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class _Worker:
     def look(self) -> EngineError | None:
         """Start the worker again if it has ended. Return an error if it must not be started again, else None.
 
-        The call does not wait until the new worker serves: waiting would delay the check of other workers.
+        The call does not wait until the new worker accepts connections, because that would delay other workers' checks.
         """
         outcome = self._child.wait_for_end(0)
         if outcome is None:
@@ -264,7 +265,7 @@ class _Worker:
     def describe(self) -> OfferedDevice | None:
         """Return the description of the device for borrowers, with its current free memory if the system reports it.
 
-        None if the worker has ended and is not started again. Several threads may call it.
+        None if the worker has crashed and is not restarted any more. Thread-safe.
         """
         if self.is_over:
             return None
@@ -368,10 +369,10 @@ def _serving(
     on_use: Callable[[tuple[Use, ...]], None] | None,
     tell: Callable[[str], None],
 ) -> Iterator[tuple[Listener, tuple[_Worker, ...]]]:
-    """Context in which the listener and then the workers are started; both are stopped at its end.
+    """Context manager that starts the listener and then the workers, and stops both at its end.
 
     The workers' cache folders are named after the listener's port, so the listener is started first. A client that
-    connects before a worker is ready is told that the worker does not run.
+    connects before a worker is ready gets the answer that the worker does not run (`Admission.NO_WORKER`).
 
     `key`: source port of connections to the workers.
     `kept`: cache of weights, None for no cache.
@@ -426,7 +427,7 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """Count the end of the worker of `device` against the borrower that used it; return whether a borrower used it.
+    """Count a crash of the worker of `device` against the borrower that used it; return whether a borrower used it.
 
     `tell`: called with a sentence if the borrower is refused from now on.
     """

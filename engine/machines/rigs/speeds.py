@@ -261,8 +261,8 @@ class BareSpeeds(NamedTuple):
     """Speeds predicted from measured device speeds alone, without the corrections from earlier answers.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt. None if too few of its tokens were computed, or if the model has a projector: the
-    measured speed of such a prompt must not correct predictions.
+    `prompt`: speed of the prompt, to be compared with the measured one. None if that says nothing: too few tokens of
+    the prompt were computed, or the model has a projector and computes images in another way.
     """
 
     answer: SpeedForecast
@@ -287,8 +287,9 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
 
 
 def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:
-    """Return `book` with corrections of predictions, computed from the measured speeds of an answer with `plan`.
+    """Return `book` with the measured speeds of one more answer. Later predictions are corrected by them.
 
+    `plan`: the plan by which the model was loaded.
     `predicted`: the prediction of `bare_speed` for this answer.
     """
     name = layout_class(plan.edit.layout, plan.rig)

@@ -1,7 +1,7 @@
 """`python -m engine.machines.tunnel`: the child process that forwards local connections to one paired machine.
 
-With the request `Browse` it searches for machines that announce themselves instead. It runs until the parent ends, and
-opens further ports to the same machine on request.
+It opens further ports to the same machine on request. After the request `Browse` it does not forward, but searches the
+local network for machines that announce themselves. It runs until the parent process ends.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ _REFUSALS = {
 class TunnelError(EngineError):
     """A call to another machine failed.
 
-    `words`: predicate of the error sentence, whose subject is the machine's name.
+    `words`: the reason without a subject, such as "is used by Ann now; wait until it is free". The subject of the
+    sentence is the machine's name.
     """
 
     kind = "unreachable"
@@ -133,8 +134,8 @@ def ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: 
     `certificate`: certificate (DER) that the machine must show.
 
     Raises:
-        TunnelError: with the reason, within `timeout_s` seconds. Its status is `NOT_RPC` also for a machine with an
-            older release, which lends one device without a name.
+        TunnelError: with the reason, within `timeout_s` seconds. The status `NOT_RPC` can mean an older release, which
+            does not know this request and lends a single device without a name.
     """
     return asyncio.run(_ask_offer(endpoint, certificate, identity, timeout_s))
 
@@ -163,7 +164,9 @@ async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]
 
 @contextmanager
 def _first_answer(endpoint: str) -> Iterator[None]:
-    """Context of the first exchange after the TLS handshake. Raises `TunnelError` if the connection ends inside it.
+    """Context manager for the first messages after the TLS handshake.
+
+    Raises `TunnelError` if the connection ends meanwhile: a server that does not know this machine closes it then.
 
     `endpoint`: address of the called machine, for the error.
     """
@@ -265,7 +268,7 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
 
 @asynccontextmanager
 async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
-    """Convert errors inside the context into `TunnelError` with a sentence.
+    """Context manager that limits the time of a call, and raises its errors as `TunnelError` with a sentence.
 
     `endpoint`: address of the called machine, for the error.
     `timeout_s`: time-out of the whole context in seconds.

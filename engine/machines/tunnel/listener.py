@@ -78,8 +78,9 @@ class _Place:
     """A lent device with its session. An RPC server serves one client, so there is at most one session.
 
     `use`: the running session; None if there is none.
-    `ended`: the last session if the worker closed it; None if the client closed it, or after `Listener.take_ended`.
-    `taken`: the session that the last call of `Listener.take_ended` found; the next call does not return it again.
+    `ended`: the last session, if it ended because the worker closed the connection. None if the client closed it, or
+    after `Listener.take_ended`.
+    `taken`: the session that `Listener.take_ended` found last, so that the next call does not return it again.
     """
 
     device: LentDevice
@@ -107,7 +108,7 @@ class _Caller:
 
 
 class Listener:
-    """The TLS listener that lends devices to paired machines; it listens while its context is entered.
+    """The TLS listener that lends devices to paired machines; a context manager that listens inside its `with` block.
 
     It runs an event loop in a thread of its own. Connections beyond the limits are closed at once, and a caller that is
     not paired has some seconds to pair. If a pairing is deleted, its sessions end.

@@ -155,7 +155,7 @@ _LABEL_DIGITS = 12
 
 
 class Announcement:
-    """Announces this machine in the local network while its context is entered.
+    """Announces this machine in the local network; a context manager that announces inside its `with` block.
 
     `host`: address of the interface on which it is announced; the unspecified address means all interfaces but bridges
     to containers.

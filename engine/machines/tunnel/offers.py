@@ -52,11 +52,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """The listener's answer to a client that requested a session. With `OPEN` the session begins after this message.
+    """The listener's answer to a client that requested a session with a device.
 
-    `admission`: whether the session begins, or why not.
+    `admission`: `OPEN` if the session begins directly after this message; otherwise why it does not begin.
     `user`: name of the machine that uses the device; empty if none does.
-    `is_yours`: whether the client itself uses the device; always False from an older release.
+    `is_yours`: whether the machine that uses the device is the client itself; older releases always send False.
     `refused_s`: seconds for which the client is refused, sent with `NO_WORKER`; 0 if it is not refused (`refusals.py`).
     """
 

@@ -102,7 +102,7 @@ class OpenCode:
             return max(0.0, self._until_s - self._clock()) if self._is_open() else 0.0
 
     def has_too_many_wrong_tries(self, code: str) -> bool:
-        """Return whether `code` is the current code and is invalid, because it was guessed wrong too often."""
+        """Return whether `code` is the current code, but no longer valid because of too many wrong guesses."""
         with self._lock:
             return code == self._code and self._guesses_left <= 0
 
@@ -156,7 +156,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The server's last message of a pairing.
 
     `proof`: HMAC that proves that the server knows the code; empty if nothing was paired.
-    `refusal`: why nothing was paired although the client's proof was right; empty otherwise, and from older releases.
+    `refusal`: why nothing was paired although the client's proof was right; else empty. Older releases leave it empty.
     """
 
     proof: bytes

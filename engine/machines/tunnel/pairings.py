@@ -73,7 +73,7 @@ def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", 
     """Return a pairing with the machine that shows `certificate` (DER).
 
     `role`: role of that machine.
-    `name`: name that the machine gives itself; it is cleaned.
+    `name`: name that the machine gives itself; unprintable characters are escaped, and a long name is cut.
     `endpoint`: address of a server (host:port), empty for a client.
     `paired_s`: time of the pairing in seconds since 1970.
     """
@@ -103,9 +103,9 @@ class PairingStore:
         return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
 
     def forgotten(self, role: Role, fingerprints: Collection[str]) -> frozenset[str]:
-        """Return those of `fingerprints` for which there is no pairing with this role any more.
+        """Return those of `fingerprints` that have no stored pairing with this role.
 
-        Empty if the file cannot be read now, because that does not mean that pairings were deleted.
+        Empty if the file of pairings cannot be read, because then it is not known which pairings were deleted.
         """
         try:
             kept = self._read()

@@ -1,7 +1,7 @@
-"""Counts how often each borrower (a machine that uses our devices) has ended a worker, to refuse it for some time.
+"""Refuses a borrower (a machine that uses our devices) for some time if its models crash workers too often.
 
-A model can end a worker: ggml aborts at an operation that the device cannot compute. The worker is started again, and
-other borrowers must be able to use it. So the ends are counted for each borrower, not for each device.
+A model can crash a worker: ggml aborts at an operation that the device cannot compute. The worker is started again, and
+other borrowers must be able to use it. So the crashes are counted for each borrower, not for each device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ REFUSED_S = 300.0
 
 
 class Refusals:
-    """Counts how often models of each borrower have ended a worker. Thread-safe.
+    """Counts for each borrower how often its models have crashed a worker, and when to refuse it. Thread-safe.
 
-    `clock`: monotonic clock in seconds.
+    `clock`: returns monotonic time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,7 @@ class Refusals:
         self._ends_s: dict[str, deque[float]] = {}
 
     def count(self, fingerprint: str) -> bool:
-        """Count the end of a worker against a borrower; return whether the borrower is refused from now on.
+        """Count one crash of a worker for the borrower that used it; return whether the borrower is refused now.
 
         `fingerprint`: fingerprint of the borrower's certificate.
         """

@@ -151,7 +151,7 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection was lost by an error and was not closed regularly."""
+        """Whether the connection was lost by an error; False if it is open or was closed normally."""
         return self._error is not None
 
     async def send(self, data: bytes) -> None:
@@ -256,7 +256,7 @@ async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, serv
 
 
 async def plain_stream(connection: socket.socket) -> Stream:
-    """Return a stream without TLS on a local connection, which the stream then owns."""
+    """Return a stream without TLS on a local connection. The stream closes the connection at its end."""
     _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=connection)
     return stream
 

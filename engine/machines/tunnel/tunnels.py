@@ -190,9 +190,10 @@ class Tunnels:
         self.close()
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with the local addresses of tunnels (`Device.via`) for the devices of paired machines.
+        """Open tunnels for the devices of paired machines; return `rig` with the tunnels' local addresses.
 
-        Missing tunnels are started, which blocks for a moment. A device of a machine that is not paired gets no tunnel.
+        The address is the field `via` of a device. Starting a tunnel blocks for a moment. A device of a machine that is
+        not paired gets no tunnel.
 
         Raises:
             EngineError: if a tunnel does not open.
@@ -268,7 +269,7 @@ class Tunnels:
             return tunnel
 
     def _end_forgotten(self) -> None:
-        """End the tunnels to machines whose pairing was deleted, until `close`. Runs in a thread of its own."""
+        """End tunnels to machines whose pairing was deleted. Runs in a thread of its own until `close` is called."""
         while not self._closing.wait(_LOOK_S):
             with self._lock:
                 fingerprints = {fingerprint for _, fingerprint in self._tunnels}
@@ -280,7 +281,10 @@ class Tunnels:
                 self._end([key for key in self._tunnels if key[1] in forgotten])
 
     def _end(self, keys: Iterable[tuple[str, str]]) -> None:
-        """Begin to end these tunnels; `close` waits for their children. The caller holds the lock."""
+        """Ask tunnels to stop, without waiting for their child processes (`close` waits). The caller holds the lock.
+
+        `keys`: (endpoint, fingerprint) of the machine of each tunnel.
+        """
         self._ending = [tunnel for tunnel in self._ending if not tunnel.has_ended]
         for key in keys:
             tunnel = self._tunnels.pop(key)

@@ -1,4 +1,4 @@
-"""Properties of multimodal projectors that clip.cpp has in its code, by type (`clip.vision.projector_type`)."""
+"""Properties of multimodal projectors that are in the code of clip.cpp, by type (`clip.vision.projector_type`)."""
 
 from __future__ import annotations
 

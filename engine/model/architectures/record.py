@@ -1,8 +1,8 @@
-"""The record of an architecture: how it differs from a model with llama's graph, a full KV cache in each layer, and
-support for every split mode.
+"""Classes for the record of an architecture: how llama.cpp treats its models differently from llama models.
 
-Sources are `load_arch_hparams` and the graph of each file in llama.cpp's src/models, `llama_model::create_memory` and
-`llm_arch_supports_sm_tensor`. `Style` and `GraphRecord` describe the compute graph, `Architecture` the rest.
+A llama model has a full KV cache in each layer, and supports every split mode. `Style` and `GraphRecord` describe the
+compute graph, `Architecture` the rest. Sources in llama.cpp are `load_arch_hparams` and the graph of each file in
+src/models, `llama_model::create_memory` and `llm_arch_supports_sm_tensor`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_f
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Options of the planner's common functions that build embeddings, layers and output; the defaults are llama's."""
+    """How the compute graph of an architecture builds embeddings, layers and output.
+
+    The fields are options of graph functions that all architectures share. The defaults are right for llama.
+    """
 
     # ------------------------------------------------------------------ embeddings
 
@@ -266,7 +269,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Number of leading layers with sparse feed-forward activations (`gaussian_topk` of Gemma 3n)."""
 
     def style_of(self, model: ModelFile) -> Style:
-        """Return the style for a model; it may depend on the model's file."""
+        """Return the style (how the compute graph is built) for a model; it may depend on values in the header."""
         return self.style if isinstance(self.style, Style) else self.style(model)
 
 
@@ -365,7 +368,7 @@ class Indexer(msgspec.Struct, frozen=True):
 
 
 class TensorSplit(msgspec.Struct, frozen=True):
-    """How llama.cpp's split mode `tensor` treats an architecture."""
+    """How llama.cpp's split mode `tensor` treats an architecture: whether it is supported, and what it slices."""
 
     allowed: bool = True
     """Whether llama.cpp supports split mode `tensor` for the architecture, and knows the tensors of its state."""

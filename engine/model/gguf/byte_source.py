@@ -196,7 +196,7 @@ class ByteSource(ABC):
 
 
 class FileSource(ByteSource):
-    """A local file that is read through a window."""
+    """A local file that is read through a window: only the current part of the file is in memory."""
 
     def __init__(self, path: Path, descriptor: int, size_bytes: int) -> None:
         super().__init__(path, size_bytes)

@@ -22,7 +22,7 @@ _CONVERT = tr("convert the model to GGUF with llama.cpp's convert_hf_to_gguf.py"
 def describe_foreign_file(start: bytes) -> str:
     """Return a sentence on a file that is not GGUF. `start`: up to 512 bytes from its beginning."""
     if not start.strip(b"\0"):
-        return tr("holds only zero bytes at its start; the download is incomplete")
+        return tr("holds only zero bytes at its start; the download is incomplete, so download the file again")
     if start[:4] in _GGML_MAGICS:
         return tr("is in GGML's old format, from before GGUF; get the model as GGUF")
     # PyTorch writes zip archives since 1.6.
@@ -75,7 +75,9 @@ _SCALARS = {
 
 
 class MetadataReader:
-    """Reader of the metadata entries of a GGUF header, which limits what one file can make the program store or skip.
+    """Reads the metadata entries of a GGUF header.
+
+    The memory and time that one file can cost are limited, because a damaged file can state any number.
 
     `metadata`: the values that were read, by key.
     `arrays`: places of the arrays whose values were not read, by key.

@@ -55,9 +55,9 @@ def split_words(text: str) -> list[str]:
 
 
 def _parts(word: str) -> tuple[str, ...]:
-    """Split a word that stands for two, and return the result; any other word is returned alone.
+    """Split a word of a command that contains two words; return any other word alone.
 
-    Such words end in `;` or `&&`, or join a container's option and a variable (`--env=NAME=VALUE`).
+    Words that are split end in `;` or `&&`, or join a container's option and a variable (`--env=NAME=VALUE`).
     """
     for end in (";", "&&"):
         if word.endswith(end) and word != end:

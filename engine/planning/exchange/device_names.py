@@ -113,10 +113,10 @@ def _missing_id(endpoint: str, number: int) -> str:
 
 
 def with_plain_servers(rig: Rig) -> Rig:
-    """Return `rig` with each endpoint of the form `host:port/name` replaced by a plain RPC endpoint `host:port`.
+    """Return `rig` with plain RPC endpoints (`host:port`) for the devices of paired machines.
 
-    Paired machines have endpoints with names, which other programs cannot use. The plain endpoints of a machine get the
-    ports that follow the port of its listener, in the order of the rig.
+    Their own endpoints name a device (`host:port/name`), which other programs cannot use. The devices of a machine get
+    the ports after the port of its listener, in the order of the rig.
     """
     ports: Counter[str] = Counter()
 
@@ -138,7 +138,7 @@ def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of local devices that are not ggml's names: other programs name these devices differently."""
+    """Return the ids of local devices that do not look like ggml's names, so that other programs use other names."""
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

@@ -1,6 +1,7 @@
 """`Exported`: a plan as text for another program.
 
-The module also has notes for programs with few options: sentences on the devices, layers and settings that are lost.
+The module also makes notes for programs with few options: sentences on the devices, layers and settings that cannot be
+exported to them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def offloaded_layers(plan: Plan) -> int:
 
 
 def lost_placement(plan: Plan, program: str) -> Iterator[str]:
-    """Yield sentences on the parts of the layout that are lost in `program`, which has only a number of GPU layers."""
+    """Yield sentences on the parts of the layout that cannot be exported to `program`.
+
+    The only option of such a program for the layout is the number of GPU layers.
+    """
     layout, parameters = plan.edit.layout, plan.parameters
     devices = [device for device in parameters.devices if device != CPU_ID]
     remote = [each.id for each in plan.devices_in_use if each.is_rpc]
@@ -53,7 +57,7 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
         yield tr("{program} decides itself which layers go to which device.", program=program)
     elif devices:
         yield tr(
-            "{program} chooses the device itself, and may choose another one than {device}.",
+            "{program} chooses the device itself, and may choose a device other than {device}.",
             device=devices[0],
             program=program,
         )
@@ -62,7 +66,7 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(
-            "{program} puts the CPU layers first, because it allows them nowhere else.",
+            "{program} can place CPU layers only before the GPU layers, so it puts all CPU layers first.",
             program=program,
         )
     if layout.split_mode in ("tensor", "row"):

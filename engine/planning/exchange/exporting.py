@@ -31,7 +31,9 @@ _WITH_SERVERS = ("llama-server", "llama-swap", "python")
 
 
 def export_plan(plan: Plan, target: Target) -> Exported:
-    """Return the command or file with which `target` loads a model as the plan does, with notes on differences.
+    """Return the command or file that makes the program `target` load the model with the plan's layout and settings.
+
+    Its notes tell the user what differs from the plan.
 
     Raises:
         RuleViolationError: the plan breaks a rule, so no program could load it.

@@ -118,7 +118,7 @@ def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
 
 
 class _Arranger:
-    """Translation of a `ForeignLoad` into a layout, with llama.cpp's arithmetic.
+    """Translates a `ForeignLoad` (options of another program) into a layout, and rounds shares as llama.cpp does.
 
     `notes`: sentences for the user, added during the translation.
     """
@@ -263,7 +263,12 @@ class _Arranger:
         """
         members = [(device, share) for device, share in listed if share > 0]
         if len({device for device, _ in members}) < len(members):
-            self.notes.append(tr("A device is listed twice, which only split mode layer allows."))
+            self.notes.append(
+                tr(
+                    "A device is listed twice, which only split mode layer allows, so the imported layout has split "
+                    "mode layer."
+                )
+            )
             return None
         n_layers = self._model.n_layers
         leading = min(self._positions - offloaded, n_layers)
@@ -293,7 +298,7 @@ class _Arranger:
         return self._checked(found or name)
 
     def _checked(self, device_id: str) -> str:
-        """Return `device_id`. If the rig lacks the device, add it to the devices that a note will list."""
+        """Return `device_id`. If the rig lacks the device, record it for the note that lists missing devices."""
         if self._rig.device(device_id) is None:
             self._missing.append(clean(device_id))
         return device_id
@@ -322,7 +327,7 @@ class _Arranger:
         return DraftEntry("model", asked.model, tokens, self._draft_layout(asked), context)
 
     def _draft_layout(self, asked: ForeignDraft) -> Layout | None:
-        """Return the layout of a draft model; None if the program decides, or if the number of layers is unknown.
+        """Return the layout of a draft model. None if the options state no layout, or if its file cannot be read.
 
         `asked`: options of speculative decoding in the command.
         """
@@ -333,7 +338,10 @@ class _Arranger:
             n_layers = read_model(path).n_layers
         except (EngineError, RuntimeError):
             self.notes.append(
-                tr("The file {name} cannot be read, so the device of the draft model is auto.", name=clean(path.name))
+                tr(
+                    "The file {name} cannot be read, so the device of the draft model is chosen automatically.",
+                    name=clean(path.name),
+                )
             )
             return None
         names = self._load.devices if asked.devices is None else asked.devices

@@ -125,7 +125,10 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
 
 
 def _pairs(said: object) -> dict[str, str]:
-    """Return the macros by name in `said`, a mapping or a list of mappings; empty for any other value."""
+    """Return the macros of a configuration by name.
+
+    `said`: value of the key `macros`, a mapping or a list of mappings. The result is empty for any other value.
+    """
     mappings = said if isinstance(said, list) else [said]
     return {
         str(name): str(value)

@@ -80,7 +80,10 @@ def _file_notes(plan: Plan) -> Iterator[str]:
     if plan.edit.side_files.draft is not None:
         yield tr("The draft model was not exported: a Modelfile has no option for a draft model.")
     if len(plan.model.paths) > 1:
-        yield tr("The model has {count} files; ollama needs one merged file.", count=len(plan.model.paths))
+        yield tr(
+            "The model has {count} files, but ollama needs one file. Merge the files with `llama-gguf-split --merge`.",
+            count=len(plan.model.paths),
+        )
 
 
 def _settings_notes(plan: Plan) -> Iterator[str]:

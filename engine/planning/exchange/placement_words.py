@@ -114,10 +114,10 @@ def _without_cpu(
 
 
 def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
-    """Yield (regex, note for the user) for the weights of layers `first` to `last`, which `-ot` keeps on the CPU.
+    """Yield (regex for `-ot`, note for the user), so that the weights of layers `first` to `last` stay on the CPU.
 
-    `output`: number of the output layer.
-    `base`: device for which these layers are counted in the device list.
+    `output`: index of the output layer.
+    `base`: id of the device that gets the rest of these layers, because a device list cannot contain the CPU.
     """
     blocks = range(first, min(last + 1, output))
     if blocks:

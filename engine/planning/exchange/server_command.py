@@ -65,7 +65,7 @@ def shell_lines(groups: tuple[tuple[str, ...], ...]) -> str:
 
 
 def server_command(plan: Plan) -> ServerCommand:
-    """Return the options with which llama-server loads a model as the plan does.
+    """Return the options that make llama-server load the model of the plan with the plan's layout and settings.
 
     Raises:
         RuleViolationError: the plan breaks a rule of llama.cpp.
@@ -198,7 +198,7 @@ def csv_field(text: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return the shortest text that is parsed as the same number."""
+    """Return a number as short text that converts back to exactly the same `float`."""
     text = f"{value:g}"
     return text if float(text) == value else repr(value)
 

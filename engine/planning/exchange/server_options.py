@@ -1,7 +1,7 @@
 """Parser for commands of llama-server, llama-cli and related programs of llama.cpp.
 
-Options and defaults are those of llama.cpp's `common/arg.cpp`; `--no-mmap`, `--mlock` and others are of older versions.
-The text is untrusted, so number and length of words are limited.
+Options and defaults are those of llama.cpp's `common/arg.cpp`. Some options of older versions are accepted too, such as
+`--no-mmap` and `--mlock`. The text is untrusted, so number and length of words are limited.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SERVER_SLOTS = 4
 def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     """Parse a command of a llama.cpp program, and return its load options.
 
-    `environment`: variables with which the command is started, as "NAME=VALUE", in addition to those in `text`.
+    `environment`: environment variables of the command ("NAME=VALUE"), in addition to those in `text`.
 
     Raises:
         LayoutError: the text has no option of llama.cpp, unclosed quotes, or too many words.
@@ -78,9 +78,10 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
 def _program(words: list[str]) -> tuple[str, int]:
     """Return the program's name, and the index of the first word after the name.
 
-    The program is the last word before its options that names a llama.cpp program. An earlier such word may be a
-    folder, as in `cd /opt/llama && ./llama-server -m x`. If no word names a program, the program is llama-server, and
-    the index is that of the first word of the first command with options.
+    The name is searched in the words before the options. If several words name a llama.cpp program, the last one that
+    begins with `llama-` is used, or else the last one: the others may be folders, as in `llama-server` after
+    `cd /opt/llama &&`. If no word names a program, the program is llama-server, and the index is that of the first word
+    of the first command with options.
     """
     found, start, has_options = None, 0, False
     for index, (before, word) in enumerate(zip(["", *words], words, strict=False)):
@@ -163,7 +164,7 @@ class _Reader:
                 self._leave_out(name, value)
 
     def read_variable(self, name: str, value: str) -> None:
-        """Add the option for which the environment variable `name` stands. Notes on its value mention `name`."""
+        """Add the option that the environment variable `name` sets. A note on a wrong value mentions the variable."""
         if name == MIN_BATCH_VARIABLE:
             self.options.take_value("op_offload_min_batch", name, value)
             return
@@ -184,7 +185,10 @@ class _Reader:
             self._leave_out(option, value)
 
     def done(self) -> ForeignLoad:
-        """Return the collected options, with the program's own defaults and notes on options that were left out."""
+        """Return the collected options as a `ForeignLoad`.
+
+        Defaults of llama-server and notes on options that were left out are added first.
+        """
         options = self.options
         options.load = replace(options.load, said={**options.load.said, **options.context})
         if options.load.program == SERVER and "n_seq_max" not in options.context:
@@ -397,7 +401,10 @@ class _Reader:
         self.options.load = replace(load, draft=replace(load.draft or ForeignDraft(), **change))
 
     def fit(self, _name: str, _value: str) -> None:
-        """Ignore option `--fit`. It only changes options that the command lacks, and notes mention these anyway."""
+        """Ignore option `--fit`, which only changes options that the command does not set.
+
+        It needs no note: other notes mention these options.
+        """
 
     def projector(self, _name: str, value: str) -> None:
         self.options.load = replace(self.options.load, projector=value)

@@ -1,6 +1,7 @@
 """Environment variables that llama.cpp's programs read as options.
 
-Names are those of `set_env` in llama.cpp's `common/arg.cpp`. Those of memory mapping are of older versions.
+Names are those of `set_env` in llama.cpp's `common/arg.cpp`. The variables for memory mapping (`LLAMA_ARG_MMAP`,
+`LLAMA_ARG_MLOCK`) exist only in older versions of llama.cpp.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def by_name(variables: Iterable[str]) -> dict[str, str]:
 
 
 def option_of(name: str, value: str) -> str | None:
-    """Return the option for which the variable `name` stands; empty for no option, None if the variable is unknown.
+    """Return the option that the variable `name` with `value` sets; empty for no option, None for an unknown variable.
 
     Raises:
-        ValueError: the variable stands for a switch, and `value` is neither true nor false.
+        ValueError: the variable sets a switch, and `value` is neither true nor false.
     """
     if (negated := _SWITCHES.get(name.replace(_NEGATIVE, _PREFIX, 1))) and name.startswith(_NEGATIVE):
         # With any value, as in `common_arg::get_value_from_env`.

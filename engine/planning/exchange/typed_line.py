@@ -83,7 +83,10 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual_notes() -> tuple[str, ...]:
-    """Return the notes on options that a command lacks, such as `-c`. A typed line need not have these options."""
+    """Return the notes that `read_command` makes on options missing in a command, such as `-c`.
+
+    They are not shown for a typed line, which need not have these options.
+    """
     return read_command("-ngl 0").notes
 
 
@@ -148,11 +151,11 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
     """Return `layout` with its layers placed by the options `-ngl`, `-ts`, `-dev`, `-sm` and `-mg` in `load`.
 
     `layout` is returned unchanged if `load` has none of these options. Overrides are kept. In split modes tensor and
-    row, mode, shares and main device are kept if `-sm`, `-ts` and `-mg` are missing. `-dev` without `-ts` makes the
-    shares equal.
+    row, a missing `-sm` keeps the mode, a missing `-ts` the shares, and a missing `-mg` the main device. But `-dev`
+    without `-ts` makes the shares equal.
 
     Raises:
-        LayoutError: `-mg` is no index of a device, or the device has no share.
+        LayoutError: `-mg` is not the index of a device, or that device has no share.
     """
     changes_mode = "split_mode" in load.said and load.split_mode != layout.split_mode
     mode: SplitMode = load.said.get("split_mode", layout.split_mode)
@@ -181,7 +184,7 @@ def _with_layers(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) 
 
 
 def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
-    """Return a layout in split mode row with another main device, by llama.cpp's index.
+    """Return a layout in split mode row with another main device. `index`: number of the device as in option `-mg`.
 
     Raises:
         LayoutError: the device has no share.
@@ -198,7 +201,10 @@ def _with_main_device(layout: Layout, index: int, rig: Rig) -> Layout:
 
 
 def _check_main(load: ForeignLoad, mode: SplitMode, rig: Rig) -> None:
-    """Raise `LayoutError` if `-mg` is no index of a device. In split mode none, a negative index means the CPU."""
+    """Raise `LayoutError` if the value of `-mg` is not the index of a device.
+
+    In split mode none a negative index is accepted too: it means the CPU.
+    """
     names = load.devices if load.devices is not None else numbered_ids(rig)
     if load.main_gpu >= len(names) or (load.main_gpu < 0 and mode != "none"):
         raise LayoutError(

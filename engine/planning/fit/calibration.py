@@ -39,10 +39,11 @@ If a measured need is larger, another program has probably allocated memory.
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Memory that earlier loads needed on each device beyond llama.cpp's buffers.
+    """Memory that earlier loads needed on each device beyond llama.cpp's buffers (overhead).
 
     `overheads`: overhead in bytes of the last loads, by device key; the device of the latest load is the last key.
-    `computing`: needs of models that ran out of memory while they computed, latest last.
+    `computing`: memory that models take while they compute (`ComputingNeed`), recorded when a model ran out of memory;
+    latest last.
     """
 
     overheads: Mapping[str, tuple[int, ...]]
@@ -55,7 +56,7 @@ class Calibration:
         return median_high(measured) if measured else None
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the saved overhead and needs set on each device."""
+        """Return `rig` with each device's `overhead_bytes` and `computing` set to the saved values."""
 
         def corrected(device: Device) -> Device:
             overhead_bytes, key = self.overhead_bytes(device), device_key(device)
@@ -105,9 +106,9 @@ class Calibration:
         return replace(self, overheads=dict(list(overheads.items())[-KEPT_DEVICES:]))
 
     def with_need(self, need: ComputingNeed) -> Calibration:
-        """Return the calibration with the need of a model that ran out of memory while it computed.
+        """Return the calibration with `need` added: the extra memory of a model that ran out of memory while computing.
 
-        An earlier need with the same device, model and settings is replaced. The calibration is unchanged if the bytes
+        It replaces an earlier one with the same device, model and settings. The calibration is unchanged if the bytes
         of `need` are not plausible.
         """
         if not 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES:
@@ -122,8 +123,8 @@ NO_CALIBRATION = Calibration({})
 def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
     """Return a lower bound of the overhead of `plan` on a device that ran out of memory while the model computed.
 
-    Overhead is memory beyond llama.cpp's buffers. The bound is one byte more than what the forecast left for overhead.
-    None if the free memory of the device is unknown.
+    Overhead is memory beyond llama.cpp's buffers. By the forecast, some bytes were free for overhead; they were not
+    enough, so the bound is one byte more. None if the free memory of the device is unknown.
     """
     device = plan.rig.device(device_id)
     row = next((row for row in plan.forecast if row.id == device_id), None)
@@ -165,7 +166,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def change_calibration(path: Path, change: Callable[[Calibration], Calibration]) -> None:
-    """Replace the calibration in `path` by what `change` makes of it (`change_kept`).
+    """Pass the calibration in the file `path` to `change`, and write the result back. The file is locked meanwhile.
 
     Raises:
         PlacedError: the file cannot be written.

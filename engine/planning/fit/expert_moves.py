@@ -1,4 +1,7 @@
-"""Moves of experts between devices and the CPU, by number or as many as fit, with their effect on memory and speed."""
+"""Moves experts between devices and the CPU, and predicts the effect on memory and speed.
+
+Either a given number of layers keeps its experts on a device, or as many as fit.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,8 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
     They are the first or the last layers with experts, whichever is predicted to be faster.
 
     Raises:
-        LayoutError: fewer than `count` layers have experts, or the experts cannot leave the CPU.
+        LayoutError: fewer than `count` layers have experts; or `device` is the CPU and more than `count` layers are
+            on the CPU, so that their experts cannot leave it.
     """
     found = with_expert_count(plan.edit.layout, device, count, layers_with_experts(plan))
     if len(found) == 1:

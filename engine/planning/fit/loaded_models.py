@@ -55,14 +55,14 @@ class HeldModel:
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
     def busy(self) -> HeldModel:
-        """Return the model in the state busy, in which its keep-alive time does not run.
+        """Return the model marked as busy, so that its keep-alive time does not run.
 
         Called at the start of an answer or a load.
         """
         return replace(self, idle_since_s=None)
 
     def idle(self, now_s: float, *, answered: bool) -> HeldModel:
-        """Return the model in the state idle, with its keep-alive time started.
+        """Return the model marked as idle; its keep-alive time starts at `now_s`.
 
         Called at the end of an answer or a load.
 
@@ -118,7 +118,8 @@ def _fewest(
 ) -> tuple[HeldModel, ...]:
     """Return the fewest of `models` to unload, in addition to all of `also`, so that there is enough memory.
 
-    There must be enough if all `models` and all of `also` are unloaded.
+    The caller has checked that unloading all `models` and all of `also` is enough.
+
     `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """
     # Few models are loaded at a time, so all combinations can be tried. The smallest come first.
@@ -162,16 +163,16 @@ def rig_beside(
     leaving: Collection[HeldModel] = (),
     seen_bytes: Mapping[str, int] | None = None,
 ) -> Rig:
-    """Return `rig` with the free memory that the next load will find after the models in `leaving` were unloaded.
+    """Return `rig` with the free memory that the next load will find if the models in `leaving` are unloaded first.
 
-    The free memory is what the device reports plus the bytes of the leaving models. It is limited to the total memory
-    (or cap) less the bytes of the models that stay. An RPC worker that a staying model uses has nothing free, because
-    it serves one client at a time.
+    The free memory of a device is what it reports now plus the bytes of the unloaded models. It is at most the total
+    memory (or cap) less the bytes of the models that stay loaded. An RPC worker that serves one of these has no free
+    memory, because a worker serves one client at a time.
 
     `rig`: devices with the free memory that they report while all of `models` are loaded.
     `models`: all loaded models, including those in `leaving`.
-    `seen_bytes`: bytes that this program's processes hold on a device according to its driver; at most this many bytes
-    of leaving models count as free there.
+    `seen_bytes`: bytes that this program's processes hold on each device according to its driver; no more than these
+    bytes count as freed there.
     """
     gone = {model.key for model in leaving}
     staying = [model for model in models if model.key not in gone]
@@ -226,7 +227,7 @@ LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A wait until the memory of an unloaded model is free again.
+    """The wait for the memory of an unloaded model: a driver may free it some time after the process has ended.
 
     `began_s`: time of the unload.
     `free_before_bytes`: free bytes before the unload, by id of each device whose memory is waited for.

@@ -21,15 +21,15 @@ from engine.planning.plan.report import device_needs, pooled_bytes, shortfalls
 
 
 class Needs:
-    """Memory of layouts with the settings and side files of `plan`, compared with limits.
+    """Estimates the memory of layouts for one plan, and compares it with limits of the devices.
 
-    Estimates are cached by layout.
+    Model, rig, settings and side files are those of `plan`. Estimates are cached by layout.
 
     `limits`: usable bytes by device id; a device that is not included has no limit.
-    `as_asked`: whether layouts are estimated with the user's settings unchanged. If False, settings on auto are decided
-    for each layout, as in a load.
-    `watch`: counts the layouts that are estimated, and can cancel.
-    `left`: number of layouts that may still be estimated. The caller checks it and ends its search.
+    `as_asked`: whether the user's settings are used unchanged. If False, values are chosen for settings on auto, for
+    each layout as in a load.
+    `watch`: counts the estimates, and can cancel the search.
+    `left`: number of estimates that are still allowed. Each estimate reduces it; at 0 the caller ends its search.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Needs:
         self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
 
     def within(self, limits: Mapping[str, int]) -> Needs:
-        """Return a `Needs` for the same plan with other limits. Both share the cached estimates."""
+        """Return a copy with other limits, in bytes by device id. It shares the cached estimates with this object."""
         other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
         # What a layout needs does not depend on the limits.
         other._plans, other._known = self._plans, self._known
@@ -89,13 +89,13 @@ class Needs:
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
         """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
 
-        Settings are used as the user left them; those on "auto" are not decided first.
+        The user's settings are used unchanged: no values are chosen for settings on auto.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
         return estimate_beside(memory, rig, layout, context, side_files)
 
     def short(self, layout: Layout) -> dict[str, int]:
-        """Return the bytes by which `layout` exceeds the limit on each short device, by device id."""
+        """Return the bytes by which `layout` exceeds limits, by device id; only devices above their limit."""
         return shortfalls(self.of(layout), self.limits, self._plan.rig.pool)
 
     def is_short(self, layout: Layout, devices: Collection[str]) -> bool:
@@ -111,7 +111,7 @@ class Needs:
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:
-        """Return the bytes that `layout` leaves of each limit, by device id; negative if it exceeds the limit."""
+        """Return the bytes that stay free below the limit with `layout`, by device id; negative above the limit."""
         needs = self.of(layout)
         room = {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
         pool = self._plan.rig.pool

@@ -81,13 +81,20 @@ class Proposal:
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return the proposals without duplicates: those with the smallest disadvantage first, then the fastest."""
+    """Return the proposals without duplicates, the best first.
+
+    A proposal is better if the user loses less (a model that is unloaded, exact answers, context length). Among equal
+    ones, the one with the higher predicted speed is better.
+    """
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 
 
 def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
-    """Return all kinds of proposals in groups of equal disadvantage for the user, the smallest disadvantage first."""
+    """Return all kinds of proposals in groups. The user loses equally much by each kind of a group.
+
+    The group by which the user loses least comes first.
+    """
     ranks = sorted(set(_GIVEN_UP.values()))
     return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
 
@@ -102,18 +109,21 @@ def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
-    """Return the changes of memory, such as "RPC0 310 MiB less, CPU 312 MiB more"; the largest decrease comes first."""
+    """Return the changes of memory, such as "310 MiB less on RPC0, 312 MiB more on CPU".
+
+    The largest decrease comes first.
+    """
     changes = [(new.id, new.need_bytes - old.need_bytes) for old, new in zip(before, after, strict=True)]
     changes = sorted((change for change in changes if change[1]), key=lambda change: change[1])
     return ", ".join(
-        less_words(name, -size) if size < 0 else tr("{device} {size} more", device=name, size=format_bytes(size))
+        less_words(name, -size) if size < 0 else tr("{size} more on {device}", device=name, size=format_bytes(size))
         for name, size in changes
     )
 
 
 def less_words(device: str, size_bytes: int) -> str:
-    """Return a phrase on a decrease of memory, such as "RPC0 310 MiB less"."""
-    return tr("{device} {size} less", device=device, size=format_bytes(size_bytes))
+    """Return a phrase on a decrease of memory, such as "310 MiB less on RPC0"."""
+    return tr("{size} less on {device}", device=device, size=format_bytes(size_bytes))
 
 
 def _speed_words(speed: float) -> str:

@@ -47,11 +47,11 @@ def propose(
     kinds: Collection[ProposalKind] = ALL_KINDS,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> tuple[Proposal, ...]:
-    """Return at most `MAX_PROPOSALS` changes of `plan` that are forecast to fit, without duplicates.
+    """Return at most `MAX_PROPOSALS` changes after which `plan` is forecast to fit, without duplicates.
 
     There is at most one change of each kind; those with the smallest disadvantage for the user come first. Pinned
-    layers stay on their device, and disabled devices get nothing. The result is empty if the forecast is incomplete or
-    the layout breaks a rule.
+    layers stay on their device, and disabled devices get no layers. The result is empty if the forecast is incomplete
+    or the layout breaks a rule.
 
     `missing`: bytes that each device lacked in the failed load. Each proposal reduces the need of each of these devices
     by at least as many bytes, even if fewer are missing in the forecast.
@@ -84,9 +84,9 @@ def propose(
 def propose_by_forecast(
     plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> tuple[Proposal, ...]:
-    """Return proposals of changes that make `plan` fit, which does not fit according to its forecast.
+    """Return the proposals (`propose`) for a plan that is forecast not to fit.
 
-    The forecast also says how many bytes are missing on each device.
+    The missing bytes of each device are taken from the forecast, not from a failed load.
     """
     short = {row.id: row.shortfall_bytes for row in plan.forecast if row.is_short}
     return propose(plan, short, kinds, constraints)
@@ -157,7 +157,7 @@ class _Search:
         return next(filter(None, proposals), None)
 
     def _rig_within_limits(self) -> Rig:
-        """Return the rig with caps that leave each device no more memory than it had in the failed load."""
+        """Return the rig with a memory cap on each device, so that it has no more memory than in the failed load."""
 
         # Not larger margins: the largest one counts for all devices that share the host's memory.
         def limited(device: Device) -> Device:
@@ -167,7 +167,7 @@ class _Search:
         return Rig(tuple(map(limited, self._plan.rig.devices)), limited(self._plan.rig.host))
 
     def moved_layers(self) -> Proposal | None:
-        """Return a proposal that moves the fewest layers from a short device to another device.
+        """Return a proposal that moves the fewest layers from a device that lacks memory to another device.
 
         Devices of neighbouring layers are tried first, then the device with the most room. If no such move is enough,
         several moves are combined. None in split modes row and tensor, or if nothing helps.
@@ -181,9 +181,9 @@ class _Search:
         return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _nearest(self) -> Proposal | None:
-        """Return a proposal with a layout that fits and differs little from the present one, by one or more moves.
+        """Return a proposal with a layout that fits and differs little from the present one; None if none was found.
 
-        It is used if no single move is enough.
+        It may need several moves of layers. `moved_layers` calls this if no single move is enough.
         """
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:
@@ -199,9 +199,9 @@ class _Search:
         return tr("Move {layers} from {device} to {target}", layers=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
-        """Return a proposal that moves everything on one short device to another device; None if no device has room.
+        """Return a proposal that moves everything from a device that lacks memory to another device.
 
-        It is used if moving part of a run (neighbouring layers on one device) is not enough.
+        None if no device has room. `moved_layers` calls this if moving part of the layers is not enough.
         """
         for device in self._missing:
             found = self._relief.without(self._layout, device, self._missing)
@@ -239,7 +239,7 @@ class _Search:
         )
 
     def smaller_cache(self) -> Proposal | None:
-        """Return a proposal with the least reduced KV cache type that fits (q8_0 before q4_0); None if none fits."""
+        """Return a proposal with a smaller type of the KV cache: q8_0 if that fits, else q4_0; None if none fits."""
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
@@ -288,17 +288,17 @@ class _Search:
             if now == (device.id,) or device.id in self._constraints.off:
                 continue
             moved = replace(draft, layout=single_device(draft.model.n_layers, device.id))
-            text = tr("Move the draft from {device} to {target}", device=", ".join(now), target=device.id)
+            text = tr("Move the draft model from {device} to {target}", device=", ".join(now), target=device.id)
             found = self._draft_proposal("draft", text, moved)
             if found is not None:
                 return found
         return None
 
     def no_draft(self) -> Proposal | None:
-        """Return a proposal to load without the draft, if that fits. Answers are the same, but slower."""
+        """Return a proposal to load without speculative decoding, if that fits. Answers stay the same, but slower."""
         if self._plan.edit.side_files.draft is None:
             return None
-        return self._draft_proposal("no_draft", tr("Load without the draft"), None)
+        return self._draft_proposal("no_draft", tr("Load without the draft (speculative decoding)"), None)
 
     def _draft_proposal(self, kind: ProposalKind, text: str, draft: Draft | None) -> Proposal | None:
         edit = self._plan.edit
@@ -336,7 +336,10 @@ class _Search:
         return None
 
     def unloaded_model(self) -> Proposal | None:
-        """Return a proposal to unload another model: the smallest one that holds enough on every short device."""
+        """Return a proposal to unload another model: the smallest one whose memory is enough.
+
+        It must hold at least the missing bytes on every device that lacks memory.
+        """
         rig = self._plan.rig
         held = {device: _held_by_key(rig, device) for device in self._missing if rig.device(device) is not None}
         names = {each.key: each.model for device in rig.all_devices for each in device.holdings}
@@ -417,17 +420,17 @@ class _Search:
 
 
 def _length_words(context: ContextSettings) -> str:
-    """Return the context length of a request as text, such as "4096" or "4096 for each of 2 requests"."""
+    """Return the context length of a request as text: "4096", or "4096 tokens for each of 2 parallel requests"."""
     each = context.n_ctx_each
     return (
         str(each)
         if each == context.n_ctx
-        else tr("{each} for each of {n_seq_max} requests", each=each, n_seq_max=context.n_seq_max)
+        else tr("{each} tokens for each of {n_seq_max} parallel requests", each=each, n_seq_max=context.n_seq_max)
     )
 
 
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
-    """Return the bytes that unloading each loaded model would free on a device, by key of the model.
+    """Return for each loaded model, by its key, the bytes that unloading it would free on a device.
 
     If the device shares its memory with other devices (unified memory), the model's bytes on those are included.
     """
@@ -440,7 +443,7 @@ def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
 
 
 def rig_without(rig: Rig, key: FileIdentity) -> Rig:
-    """Return `rig` as if the model with this key were unloaded: its bytes are added to the free memory."""
+    """Return `rig` with the free memory that it would have after unloading the loaded model with this key."""
 
     def freed(device: Device) -> Device:
         held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)
@@ -461,10 +464,10 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 
 
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
-    """Yield settings with smaller KV cache types: with q8_0, then with q4_0.
+    """Yield settings with smaller KV cache types: first q8_0, then q4_0.
 
-    Both caches change first, then the K cache alone. A cache whose type is smaller already keeps it. The yielded type
-    of the V cache may break a rule of llama.cpp.
+    For each type, the K and V cache are changed together first, then the K cache alone. A cache that is already as
+    small is not changed. The type of the V cache may break a rule of llama.cpp; the caller checks the rules.
     """
     for kind in _SMALL_TYPES:
         key = kind if _bits(kind) < _bits(now.type_k) else now.type_k

@@ -71,7 +71,7 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
     A run is a range of neighbouring layers on one device. The criteria of the order are, the most important first:
     1. moves to the device of a neighbouring run;
     2. moves to other devices than the CPU;
-    3. moves with fewer new entries in llama.cpp's device list;
+    3. moves that add fewer entries to llama.cpp's device list;
     4. moves to earlier devices of `targets`;
     5. moves that leave the output layer on its device;
     6. moves from longer runs.
@@ -167,7 +167,7 @@ _AnyMove = TypeVar("_AnyMove", Move, ExpertMove)
 class Relief:
     """Search for layouts of `plan` within the limits of `needs`.
 
-    Pinned layers stay on their device, and devices that `constraints` exclude get nothing.
+    Pinned layers stay on their device. Devices that `constraints` exclude get no layers.
     """
 
     def __init__(self, plan: Plan, needs: Needs, constraints: Constraints = NO_CONSTRAINTS) -> None:
@@ -215,7 +215,10 @@ class Relief:
         return self._enough_moved(layout, [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices))
 
     def changed_shares(self, layout: Layout) -> Layout | None:
-        """Return `layout`, of mode tensor, with other shares so that it fits the limits; None if no shares fit."""
+        """Return `layout`, which is in split mode tensor, with other shares that fit the limits (`shares_within`).
+
+        None if no shares fit, or if the found layout is not allowed.
+        """
         found = shares_within(layout, self.needs)
         return found if found is not None and self.is_allowed(found) else None
 
@@ -260,7 +263,8 @@ class Relief:
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
         """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Limits of other devices are not checked. If `step` cannot move so many layers, the result is True.
+        Limits of other devices are not checked. The result is also True if `step` cannot move so many layers, so that a
+        bisection looks for fewer.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)
@@ -297,9 +301,10 @@ class Relief:
         return layout
 
     def _less_on(self, layout: Layout, device: str) -> Layout | None:
-        """Return `layout` after one move of layers off `device`: as many as needed, or else as many as possible.
+        """Return `layout` after one move of layers off `device`.
 
-        None if no move reduces the device's need.
+        The move brings the device within its limit, or else reduces its need as much as possible. None if no move
+        reduces the need.
         """
         # Other devices come first: layers on the CPU cost the most speed.
         needs, short = self.needs, self.needs.short(layout).keys()
@@ -338,13 +343,14 @@ class Relief:
         return to_devices, to_cpu
 
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
-        """Move layers off `device` until it is within its limit, and return the new layout.
+        """Move the fewest layers off `device` that bring it within its limit, and return the new layout.
 
-        `step` makes the layout with a given number of moved layers. The fewest layers that suffice are moved. If these
-        would push another device over its limit, fewer are moved: as many as that device can take. None if it cannot
-        take any.
+        If these would push another device over its limit, only as many are moved as that device can take. None if it
+        cannot take any.
 
-        `most`: largest number of layers to move. `short`: ids of devices that may exceed their limits.
+        `step`: returns the layout after a given number of layers moved.
+        `most`: largest number of layers to move.
+        `short`: ids of devices that exceed their limits already; the new layout may exceed these limits too.
         """
 
         def fits_elsewhere(count: int) -> bool:

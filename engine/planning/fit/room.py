@@ -1,7 +1,7 @@
 """The check whether a model fits beside the loaded models, and the choice of loaded models to unload if it does not.
 
-A model that needs the CPU for some layers while other models are loaded may need no CPU after one of these is unloaded
-(`find_whole`).
+A model may need the CPU for some layers only because other models hold memory of the GPUs. `find_whole` finds the
+models to unload so that it fits on the GPUs alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Leaving = Sequence[HeldModel]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The loaded models that prevent another load.
+    """Whether another load fits beside the loaded models, and which of these to unload if it does not.
 
     `victims`: models to unload first; empty if the load can begin.
     `short`: (device id, missing bytes) of each device that lacks memory while the victims are loaded.
@@ -36,10 +36,10 @@ class Room:
 
 
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
-    """Return the models to unload before a load that needs the memory of `rows`.
+    """Return which models have to be unloaded before a load that needs the memory of `rows`.
 
-    If unloading all `others` is not enough, these are all models that hold memory on devices that lack it. The user
-    may then load nevertheless, because a forecast may be wrong.
+    If unloading all of `others` is not enough, the result has every model that uses a device without enough memory.
+    The user may then try the load all the same, because a forecast may be wrong.
 
     `rows`: forecast of the memory that the load needs, one row for each device.
     `others`: loaded models that the load does not replace.

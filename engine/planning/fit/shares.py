@@ -1,6 +1,6 @@
-"""Search for device shares in split mode tensor with which a layout fits into memory.
+"""Search for shares of devices (split mode tensor) that make a layout fit into memory.
 
-If no shares are enough, layers are moved to the CPU too.
+If no shares fit, layers are moved to the CPU too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ The reason is that a device's part of a layer is a whole number of heads.
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
-    """Return `layout`, which is in split mode tensor, with shares with which it is within the limits of `needs`.
+    """Return `layout`, which is in split mode tensor, with shares that keep each device within its limit in `needs`.
 
-    If no shares fit, layers are moved to the CPU too, as few as possible. None if that does not help.
+    If no shares do, the fewest layers that suffice are moved to the CPU too. None if no such layout was found.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1

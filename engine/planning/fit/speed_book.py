@@ -131,7 +131,7 @@ class SpeedBook:
 
         If a value is not finite and positive, the book is unchanged.
 
-        Answers in which the device took part are removed, because their predictions used the old measurements.
+        The times of answers that the device helped to compute are removed: their predictions used old measurements.
         """
         if not _is_sensible(kept):
             return self
@@ -141,7 +141,7 @@ class SpeedBook:
         return replace(self, devices=dict(list(devices.items())[-KEPT:])).without_answers_of({key})
 
     def without_answers_of(self, keys: Set[str]) -> SpeedBook:
-        """Return the book without the answers and prompts in which devices with these keys took part."""
+        """Return the book without the times of answers and prompts that devices with these keys helped to compute."""
         answers, prompts = (
             tuple(answer for answer in kept if keys.isdisjoint(answer.parts)) for kept in (self.answers, self.prompts)
         )
@@ -173,10 +173,10 @@ class SpeedBook:
         return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
 
     def with_changes(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
-        """Return the book with the measurements, answers and choices that `after` has in addition to `before`.
+        """Return this book with the changes from `before` to `after`: new measurements, answers and choices.
 
-        `after` must be derived from `before`. Answers of this book in which a newly measured device took part are
-        removed (see `with_device`).
+        `after` was made from `before`, while other threads or processes may have changed this book. The times of
+        answers that a newly measured device helped to compute are removed from this book (`with_device`).
         """
         new = {key: kept for key, kept in after.devices.items() if before.devices.get(key) != kept}
         others = {key: kept for key, kept in self.devices.items() if key not in new}
@@ -239,7 +239,7 @@ def speed_key(device: Device) -> str:
 class _Document(msgspec.Struct, frozen=True):
     """The JSON document in the file of saved speeds.
 
-    The key `ratios` of older files is ignored, because it is for another method of prediction.
+    The key `ratios` of older files is ignored: it belongs to an earlier method of prediction.
     """
 
     version: int
@@ -274,7 +274,7 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
 
 
 def change_speed_book(path: Path, change: Callable[[SpeedBook], SpeedBook]) -> None:
-    """Replace the speeds in `path` by what `change` makes of them (`change_kept`).
+    """Pass the speeds in the file `path` to `change`, and write the result back. The file is locked meanwhile.
 
     Raises:
         PlacedError: the file cannot be written.

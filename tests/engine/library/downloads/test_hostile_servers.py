@@ -84,7 +84,7 @@ def test_a_drip_ends_by_itself(server: HubServer, tmp_path: Path) -> None:
     server.faults.extend([Fault("drip", 100 * KIB), Fault("drip"), Fault("drip")])
     end = fetch(order_of(hub_file(server, "org/m", "m.gguf", tmp_path), timeout_s=0.5, tries=2))
     assert (end.kind, end.message) == (
-        "unreachable", f"{server.url[7:]} does not answer; the connection or the server is stuck.",
+        "unreachable", f"{server.url[7:]} does not answer; check the network, or try again later.",
     )  # fmt: skip
 
 

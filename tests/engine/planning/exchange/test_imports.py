@@ -164,7 +164,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("--draft-min 2 -otd a=CPU", "this part of speculative decoding: --draft-min 2, -otd a=CPU."),
         ("--spec-type draft-eagle3", "this part of speculative decoding: --spec-type draft-eagle3."),
         ("--draft-max x", 'cannot read --draft-max "x"'),
-        ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft model is auto"),
+        ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft model is chosen automatically"),
         ("-hf owner/name:Q4_0", "download the model first with layerdeck-cli download"),
         ("-ts 1,x", 'cannot read -ts "1,x"'),
         ("-ts 1e-50,1e-50", 'cannot read -ts "1e-50,1e-50"'),

@@ -113,9 +113,9 @@ def test_a_short_device_may_lose_the_draft_or_pass_it_on(model: ModelFile, draft
     plan = Plan(memory, rig, Edit(single_device(N_LAYERS, "CUDA0"), CONTEXT, files))
     assert not plan.report.fits
     found = {each.kind: each for each in propose_by_forecast(plan)}
-    assert found["no_draft"].text == "Load without the draft"
+    assert found["no_draft"].text == "Load without the draft (speculative decoding)"
     assert found["no_draft"].edit.side_files.draft is None
-    assert found["draft"].text == "Move the draft from CUDA0 to CPU"
+    assert found["draft"].text == "Move the draft model from CUDA0 to CPU"
     moved = found["draft"].edit.side_files.draft
     assert moved is not None
     assert moved.layout == single_device(4, CPU_ID)

@@ -291,7 +291,7 @@ def test_a_shorter_context_is_one_of_each_request() -> None:
     found = propose(plan_of(memory_of("dense"), TWO_CARDS, HALVES, context), {"CUDA1": 100 * MIB})
     shorter = of_kind("context", found)
     each = shorter.edit.context.n_ctx_each
-    assert shorter.text == f"Shorten the context to {each} for each of 4 requests"
+    assert shorter.text == f"Shorten the context to {each} tokens for each of 4 parallel requests"
     assert each % 256 == 0
     assert shorter.edit.context.n_ctx == 4 * each
 
@@ -331,7 +331,7 @@ def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> N
         HALVES,
         CONTEXT,
     )
-    assert unload.detail == "CUDA1 2.00 GiB less"
+    assert unload.detail == "2.00 GiB less on CUDA1"
     kinds = [each.kind for each in found]
     assert kinds.index("layers") < kinds.index("unload") < kinds.index("context")
     assert not any(
@@ -349,12 +349,12 @@ def test_two_quantisations_of_one_model_are_two_models() -> None:
         cards = (TWO_CARDS.devices[0], replace(TWO_CARDS.devices[1], free_bytes=4 * GIB, holdings=holdings))
         plan = plan_of(memory_of("dense"), Rig(cards, TWO_CARDS.host), HALVES, CONTEXT)
         (unload,) = propose(plan, {"CUDA1": GIB}, UNLOAD)
-        assert (unload.text, unload.unload, unload.detail) == ("Unload Gemma", small.key, "CUDA1 2.00 GiB less")
+        assert (unload.text, unload.unload, unload.detail) == ("Unload Gemma", small.key, "2.00 GiB less on CUDA1")
 
 
 def test_changes_are_told_in_the_language_of_people() -> None:
     use_language(
-        Language("xx", {"{device} {size} less": "<{device} {size}", "{device} {size} more": ">{device} {size}"})
+        Language("xx", {"{size} less on {device}": "<{device} {size}", "{size} more on {device}": ">{device} {size}"})
     )
     try:
         before = rows(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)

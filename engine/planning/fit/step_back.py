@@ -1,8 +1,8 @@
 """Search for the next layout to try after one that did not fit.
 
-A load that ran out of memory shows how much memory a device really has. A probe shows how much more memory llama.cpp
-needs than the estimate. All loads and probes of earlier layouts together give one memory limit for each device. The
-next layout is the one within these limits that differs least from the last one.
+A load that ran out of memory shows how much memory a device really has. A probe (a load without allocation) shows how
+much more memory llama.cpp needs than the estimate. All loads and probes of earlier layouts together give one memory
+limit for each device. The next layout is the one within these limits that differs least from the last one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Refusal:
     def capacity_bytes(self) -> int:
         """Largest number of bytes that the load could have allocated on the device.
 
-        `placed_bytes` and `requested_bytes` together are too many, because this allocation failed. `placed_bytes` and
-        `free_bytes` together are an upper limit.
+        It is less than `placed_bytes` plus `requested_bytes`, because that allocation failed, and at most
+        `placed_bytes` plus `free_bytes`. A value that is None is ignored.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)

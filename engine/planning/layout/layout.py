@@ -154,7 +154,7 @@ class Layout:
         if not 0 <= boundary_index < len(self.runs) - 1:
             raise LayoutError(
                 tr(
-                    "there is no boundary {boundary_index} among {count} runs",
+                    "there is no boundary {boundary_index} between devices; the layout has {count} groups of layers",
                     boundary_index=boundary_index,
                     count=len(self.runs),
                 ),
@@ -251,7 +251,7 @@ class Layout:
 
 
 def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
-    """Return a layout in mode layer.
+    """Return a layout in split mode layer.
 
     `assignments`: device id of each layer.
     `output_device`: device id of the output layer; None for the device of the last layer.

@@ -478,7 +478,7 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
                 expected=", ".join(expected),
                 members=", ".join(members),
             ),
-            tr("Give each device of that backend a share and no other device, or choose split mode layer."),
+            tr("Give a share to every device of one backend and to no other device, or choose split mode layer."),
         )
 
 

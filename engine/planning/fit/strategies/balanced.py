@@ -60,7 +60,9 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
         )
     else:
         why = (
-            tr("Besides the pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+            tr("Next to the pinned layers, the devices have no room for all other layers")
+            if bench.pinned
+            else tr("All devices are full")
         )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 

@@ -158,8 +158,7 @@ class GraphTables:
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
-        """Build one layer of each kind, so that unsuitable tensors raise an error when a model is opened, and not in a
-        drag.
+        """Build one layer of each kind, so that unsuitable tensors raise an error as soon as the model is opened.
 
         Raises:
             MissingNumberError: the tensors of the file do not fit the architecture.
@@ -297,7 +296,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
 def _section_layers(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Yield (first, last) layer of each section. A layer without nodes is in the section of the next layer with nodes.
 
-    `silent`: whether each layer adds no nodes.
+    `silent`: for each layer, True if it adds no nodes to the graph.
     """
     first = 0
     for index, is_silent in enumerate(silent):
@@ -391,7 +390,9 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return the weights that must have equal sizes in layers that share a section of the graph.
+        """Return which weights must have equal sizes in all layers for which one section of the graph is used.
+
+        "moved" means the weights that overrides move.
 
         `buft`: buffer type of the device on which the layers are.
         `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
@@ -491,8 +492,7 @@ class SectionMaker:
         return section, tuple([(number, *owner) for number, owner in found if owner is not None])
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
-        """Return all sections of the graph, built whole and then cut into sections (consecutive nodes, mostly one
-        layer's).
+        """Build the whole graph, cut it into sections (consecutive nodes, mostly one layer's), and return all of them.
 
         `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
         """

@@ -160,7 +160,7 @@ def _first(ctx: GraphContext, versions: Tensor) -> Tensor:
 
 
 def _rest(ctx: GraphContext, versions: Tensor) -> Tensor:
-    """Return a view of the versions of the residual stream that are not active."""
+    """Return a view of all versions of the residual stream except the active one, which is the first."""
     return ctx.graph.view(versions, (*versions.ne[:2], _N_ALTUP - 1))
 
 

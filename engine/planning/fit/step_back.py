@@ -62,7 +62,7 @@ class Tried:
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
-    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation had to stay unused.
+    `tenths`: tenths of the capacity that had to stay unused on devices with a failed allocation (back-off).
     """
 
     layout: Layout
@@ -75,7 +75,7 @@ class Tried:
 class NextLayout:
     """The next layout to try.
 
-    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
+    `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
     `change`: the moved layers, as a phrase for the user.
     """
 
@@ -115,9 +115,9 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the largest estimated bytes that the next layout may have on each device, by device id.
+    """Return the memory limit of each device for the next layout, in estimated bytes, by device id.
 
-    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
+    `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
     """
     limits = dict(needs.limits)
     for tried in history:

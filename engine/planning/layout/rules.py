@@ -115,7 +115,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 
 
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
-    """Return a fault of `device` that forbids layers of `model` on it; None if none is known.
+    """Return a known fault of `device` that makes it unusable for layers of `model`; None if there is none.
 
     `with_output`: whether the output layer would be on the device too.
     """

@@ -74,7 +74,7 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
-    """One tensor of a layer's state: `n_rows` rows of `width` elements of the type `kind`.
+    """One tensor of a layer's KV cache or recurrent state: `n_rows` rows of `width` elements of the type `kind`.
 
     `name`: "k", "v", "indexer" (keys of the indexer), "compressed" (compressed keys), "r" and "s" (rolling and
     recurrent state), or "hashed" (state for hashed token sequences).

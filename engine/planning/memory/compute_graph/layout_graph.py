@@ -323,7 +323,7 @@ class LayoutGraph:
     ) -> SectionGroup:
         """Return a new group of the sections `start` to `end` - 1 of the graph.
 
-        A group begins and ends at a border between devices, or at an end of the graph.
+        A group begins and ends at a boundary between devices, or at an end of the graph.
 
         `parts`: layers of each device in the group and next to it.
         `output`: device id of the output layer.

@@ -185,7 +185,7 @@ def _find_optional(name: Builder | None) -> Any:
 
 
 def _is_unmeasured(model: ModelFile) -> bool:
-    """Return whether the file is a variant of its architecture for which no graph was compared with llama.cpp."""
+    """Return whether the file is a variant of its architecture whose graph was not compared with that of llama.cpp."""
     mapping = model.hyper_parameter("deepstack_mapping")
     return isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping)
 

@@ -142,11 +142,9 @@ class GraphTables:
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of a device's kernel class: the devices that lack kernels for the same weights.
+        """Return the number of the kernel class of a device with these kernels.
 
-        llama.cpp puts these weights in host memory.
-
-        `kernels`: kernels of the device.
+        The devices of one kernel class lack kernels for the same weights, which llama.cpp puts in host memory.
         """
         found = self._kernel_classes.get(kernels)
         if found is None:
@@ -410,7 +408,7 @@ class SectionMaker:
         `kind`: "layers", or "end" for the section with the output matrix.
         `before`, `layers`: variants of the layers of the previous section and of this one (indices in
         `GraphTables.variants`); `before` is empty for the first section.
-        `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
+        `kernel_classes`: number of the kernel class of each layer's device; the last one is for the output layer.
         `is_last`: whether the last of the layers is the model's last one.
         `outer`: variant of the weights outside of blocks.
 
@@ -470,7 +468,7 @@ class SectionMaker:
         `kind`: "layers", or "end" for the section with the output matrix.
         `variants`: the variant of each layer, first the layers of the previous section, then those of this one.
         `n_before`: number of layers in the previous section; 0 for the first section.
-        `bufts`: buffer type of each layer's device, and last of the output layer's device.
+        `bufts`: buffer type of each layer's device; the last one is for the output layer.
         `select_buft`: function that chooses the buffer type of a weight.
         `is_last`: whether the last of the layers is the model's last one.
         """
@@ -494,7 +492,7 @@ class SectionMaker:
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
         """Build the whole graph, cut it into sections (consecutive nodes, mostly one layer's), and return all of them.
 
-        `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
+        `kernel_classes`: number of the kernel class of each layer's device; the last one is for the output layer.
         """
         found = self._parts.get((overrides, kernel_classes))
         if found is None:

@@ -46,7 +46,7 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
     """Yield layouts in which devices are filled one after another with whole layers, in several orders of devices.
 
-    The result of a strategy places at least as many bytes off the CPU as the best of these layouts.
+    A strategy's result has at least as many bytes off the CPU as each of these layouts that fits.
     """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])

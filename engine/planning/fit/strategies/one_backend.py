@@ -38,7 +38,7 @@ class _Planned:
     """The layout that was found for one backend.
 
     `n_layers`: number of layers on the backend's devices, including the output layer.
-    `splits`: whether the layout uses several devices; always True if the user requested no split.
+    `splits`: True if the layout uses several devices, or if the user requested no split.
     """
 
     backend: str

@@ -88,7 +88,7 @@ def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def has_per_layer_inputs(ctx: GraphContext) -> bool:
-    """Return whether the model has per-layer embeddings (`project_per_layer_inputs`)."""
+    """Return whether `project_per_layer_inputs` made per-layer embeddings, because the file has weights for them."""
     return ctx.shared.find(_PerLayerInputs) is not None
 
 

@@ -195,7 +195,7 @@ class PassCache:
         """Run passes 2 to 4 of the scheduler on the sections of a group; results are cached.
 
         Return the sections with the backend of each tensor, and the number of the state after the sections. A state is
-        the backends of tensors that earlier sections computed; its number is that of `number`.
+        the backends of tensors that earlier sections computed; `number` gives its number in this cache.
 
         `state`: number of the state before the sections.
         """

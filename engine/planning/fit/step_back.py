@@ -1,8 +1,8 @@
 """Search for the next layout to try after one that did not fit.
 
-A load that ran out of memory shows how much memory a device really has. A probe shows how much more memory llama.cpp
-needs than the estimate. All loads and probes of earlier layouts together give one memory limit for each device. The
-next layout is the one within these limits that differs least from the last one.
+A load that ran out of memory shows how much memory a device really has. A probe (a load without allocation) shows how
+much more memory llama.cpp needs than the estimate. All loads and probes of earlier layouts together give one memory
+limit for each device. The next layout is the one within these limits that differs least from the last one.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Refusal:
     def capacity_bytes(self) -> int:
         """Largest number of bytes that the load could have allocated on the device.
 
-        `placed_bytes` and `requested_bytes` together are too many, because this allocation failed. `placed_bytes` and
-        `free_bytes` together are an upper limit.
+        It is less than `placed_bytes` plus `requested_bytes`, because that allocation failed, and at most
+        `placed_bytes` plus `free_bytes`. A value that is None is ignored.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)
@@ -62,7 +62,7 @@ class Tried:
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
-    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation had to stay unused.
+    `tenths`: tenths of the capacity that had to stay unused on devices with a failed allocation (back-off).
     """
 
     layout: Layout
@@ -75,7 +75,7 @@ class Tried:
 class NextLayout:
     """The next layout to try.
 
-    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
+    `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
     `change`: the moved layers, as a phrase for the user.
     """
 
@@ -115,9 +115,9 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the largest estimated bytes that the next layout may have on each device, by device id.
+    """Return the memory limit of each device for the next layout, in estimated bytes, by device id.
 
-    `tenths`: back-off in tenths: how much of the capacity of devices with a failed allocation stays unused.
+    `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
     """
     limits = dict(needs.limits)
     for tried in history:

@@ -56,7 +56,7 @@ class Wanted:
 class Placed:
     """A model with its layout.
 
-    `plan`: the plan with this layout, on a rig with the memory that models loaded earlier leave free.
+    `plan`: the plan with this layout. Its devices have only the memory that models loaded earlier leave free.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Placed:
 class Gain:
     """What one model gains if another model is left out.
 
-    `before`, `after`: figures of its plan with and without the other model.
+    `before`, `after`: figures of its plan (fit, layers on the CPU, speed) with and without the other model.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """The model that should be left out, and the gains of the other models without it."""
+    """The model that should be left out of the plan, and what each of the other models gains if it is left out."""
 
     name: str
     gains: tuple[Gain, ...]
@@ -142,11 +142,11 @@ def plan_together(
     strategy: str = DEFAULT_STRATEGY,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> Together:
-    """Return layouts with which all models are loaded at the same time.
+    """Return a layout for each model, so that all models can be loaded at the same time.
 
-    Several orders of planning are tried. The best result is the one in which the most models fit. Of equal results, it
-    is the one in which the most important models have nothing on the CPU. Small models and embedding models get the
-    slowest device that has room, because they cost least there.
+    The models are planned one after another, in several orders. The best result is the one in which the most models
+    fit. If several results are equal, it is the one in which the most important models have nothing on the CPU. Small
+    models and embedding models get the slowest device that has room, because they cost least there.
 
     `wanted`: the models, most important first.
 
@@ -196,7 +196,7 @@ def together_sentence(found: Together) -> str:
         text = tr("{names} would not fit together with the other models.", names=", ".join(each.name for each in short))
     elif found.is_whole:
         text = tr_count(
-            "{count} model fits wholly on devices.", "All {count} models fit wholly on devices.", len(found.placed)
+            "{count} model fits without the CPU.", "All {count} models fit without the CPU.", len(found.placed)
         )
     else:
         parts = [
@@ -226,7 +226,7 @@ def _gain_words(gain: Gain) -> str:
             before=before.n_host_layers,
         )
     else:
-        text = tr("{name} fits wholly on devices", name=gain.name)
+        text = tr("{name} fits without the CPU", name=gain.name)
     if not before.fits or before.speed is None or after.speed is None:
         return text
     return tr("{text} ({after} instead of {before})", text=text, after=after.speed.text(), before=before.speed.text())
@@ -241,7 +241,7 @@ class _Planner:
         """Cached results by model name and rig. Many orders of planning begin with the same models."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
-        """Return the best result of all orders of planning; the first one if several are equally good."""
+        """Plan the models in several orders, and return the best result; the first one if several are equally good."""
         small = small_models(wanted)
         large = {each.name for each in _too_large(wanted, self._rig)}
         found: list[Together] = []
@@ -253,12 +253,11 @@ class _Planner:
         return max(found, key=lambda each: _score(each, wanted, small))
 
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
-        """Return the model that should be left out, and the gains of the other models; None if no other model gains.
+        """Return the model that should be left out, with what the other models gain; None if no other model gains.
 
-        Plans without one of the models are compared, beginning with the plan without the least important one. The first
-        plan in which all other models fit without the CPU decides. If there is none, it is the plan in which the most
-        models fit without the CPU, or fit at all and did not before. Of equal plans, it is the one with the fewest
-        layers on the CPU.
+        Each model is left out in turn, the least important one first, and the others are planned again. The search ends
+        if all others fit without the CPU. Otherwise the best choice is the one after which the most models fit without
+        the CPU, or newly fit at all. If several choices are equal, the fewest layers on the CPU decide.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)

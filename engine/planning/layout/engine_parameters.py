@@ -118,7 +118,8 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
     device of the last layer.
 
     Raises:
-        LayoutError: the layout is for another number of layers, or has too many entries or members.
+        LayoutError: the layout is for another number of layers, or needs more device entries or more devices with a
+        share than llama.cpp takes.
     """
     if layout.n_layers != model_n_layers:
         raise LayoutError(

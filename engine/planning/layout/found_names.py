@@ -1,7 +1,8 @@
 """Translation of a layout's overrides into regexes for llama.cpp that list the matching tensors by name.
 
 llama.cpp compiles each pattern for each tensor and matches by backtracking (`std::regex`). A list of names is quick to
-match, even if the user's pattern is not. Also, the load then moves exactly the tensors that the forecast counted.
+match, even if the user's pattern is not. With a list, llama.cpp also moves exactly the tensors that the memory
+forecast counted.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Layout:
         if not 0 <= boundary_index < len(self.runs) - 1:
             raise LayoutError(
                 tr(
-                    "there is no boundary {boundary_index} among {count} runs",
+                    "there is no boundary {boundary_index} between devices; the layout has {count} groups of layers",
                     boundary_index=boundary_index,
                     count=len(self.runs),
                 ),
@@ -169,7 +169,7 @@ class Layout:
     def move_range(self, first: int, last: int, device: str) -> Layout:
         """Return the layout with layers `first` to `last`, both included, on `device`.
 
-        Neighbouring runs on one device merge.
+        Neighbouring runs (ranges of layers) on one device are merged.
         """
         self._check_layer(first)
         self._check_layer(last)
@@ -251,7 +251,7 @@ class Layout:
 
 
 def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
-    """Return a layout in mode layer.
+    """Return a layout in split mode layer.
 
     `assignments`: device id of each layer.
     `output_device`: device id of the output layer; None for the device of the last layer.
@@ -274,7 +274,7 @@ def single_device(n_layers: int, device: str) -> Layout:
 
 
 def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
-    """Return a layout with layers in equal numbers, plus or minus one, on `devices` in order.
+    """Return a layout that divides the layers evenly between `devices`, in order; the numbers differ by at most one.
 
     If there are more devices than layers, the last devices get none.
     """

@@ -36,7 +36,7 @@ class Move(ABC):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryMove(Move):
-    """Moves the boundary between runs `index` and `index + 1`: run `index + 1` then begins with `layer`.
+    """A move of the boundary between runs `index` and `index + 1`: run `index + 1` then begins with `layer`.
 
     A run is neighbouring layers on one device.
     """
@@ -51,7 +51,7 @@ class BoundaryMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class RangeMove(Move):
-    """Puts layers `first` to `last`, both included, on `device`."""
+    """A move of layers `first` to `last`, both included, to `device`."""
 
     first: int
     last: int
@@ -64,7 +64,7 @@ class RangeMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class OutputMove(Move):
-    """Puts the output layer on `device`."""
+    """A move of the output layer to `device`."""
 
     device: str
 
@@ -75,9 +75,9 @@ class OutputMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class PartMove(Move):
-    """Puts the experts or the dense weights of layers `first` to `last`, both included, on `device`.
+    """A move of the experts or the dense weights of layers `first` to `last`, both included, to `device`.
 
-    The other weights of these layers and their KV cache stay.
+    The other weights of these layers and their KV cache are not moved.
     """
 
     part: MovablePart
@@ -93,14 +93,14 @@ class PartMove(Move):
     def apply(self, layout: Layout) -> Layout:
         """Return `layout` with an override for the part.
 
-        If `device` is the layer's own device, the part has no override.
+        If `device` is the layer's own device, the part gets an override only if another override would move it.
         """
         return place_part(layout, self.part, self.first, self.last, self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingMove(Move):
-    """Puts the token embedding on `device`."""
+    """A move of the token embedding to `device`."""
 
     device: str
 
@@ -116,7 +116,7 @@ class EmbeddingMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class DraftMove(Move):
-    """Puts the draft model or the MTP heads on `device`.
+    """A move of the draft model or the MTP heads to `device`.
 
     A draft model has its own layout, so the main model's layout does not change. For MTP heads, the last layer of the
     model is moved.
@@ -130,13 +130,16 @@ class DraftMove(Move):
         return tr("move the draft")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` unchanged: the move is made by `Edit.after`, which knows the kind of draft."""
+        """Return `layout` unchanged, because it does not contain the draft model's layout.
+
+        `Edit.after` makes this move.
+        """
         return layout
 
 
 @dataclass(frozen=True, slots=True)
 class SharesMove(Move):
-    """Sets the device shares of mode tensor or row to `shares`: (device id, per cent), in the order of the devices."""
+    """A change of the device shares (split mode tensor or row) to `shares`: (device id, per cent), in device order."""
 
     shares: tuple[tuple[str, float], ...]
 
@@ -147,7 +150,7 @@ class SharesMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class CountMove(Move):
-    """Changes the number of layers on `device` to `count`.
+    """A change of the number of layers on `device` to `count`.
 
     Added layers come from the CPU first, then from other devices (`with_layer_count`).
     """

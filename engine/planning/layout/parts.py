@@ -61,7 +61,7 @@ def override_device(layout: Layout, part: OverridePart, layer: int) -> str | Non
 def place_part(layout: Layout, part: MovablePart, first: int, last: int, device: str) -> Layout:
     """Return the layout with a part of layers `first` to `last`, both included, on `device`.
 
-    A part on the device of its layer needs no override.
+    A part on the device of its layer gets no override, unless a later override would move it.
 
     Raises:
         LayoutError: there are no such layers.

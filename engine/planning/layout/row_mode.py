@@ -62,10 +62,10 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return the layout of mode layer in which each layer is on the device that computes it in mode row (`dev_layer`).
+    """Return a layout in split mode layer, with each layer on the device that computes it in split mode row.
 
-    `layout` is of mode row. The device that computes a layer also has its KV cache. Mirrors
-    `llama_model_base::load_tensors`.
+    `layout` must be in split mode row. llama.cpp calls this device `dev_layer`; it also has the
+    layer's KV cache. Mirrors `llama_model_base::load_tensors`.
     """
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])

@@ -115,7 +115,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 
 
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
-    """Return a fault of `device` that forbids layers of `model` on it; None if none is known.
+    """Return a known fault of `device` that makes it unusable for layers of `model`; None if there is none.
 
     `with_output`: whether the output layer would be on the device too.
     """
@@ -478,7 +478,7 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
                 expected=", ".join(expected),
                 members=", ".join(members),
             ),
-            tr("Give each device of that backend a share and no other device, or choose split mode layer."),
+            tr("Give a share to every device of one backend and to no other device, or choose split mode layer."),
         )
 
 

@@ -125,10 +125,10 @@ def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterat
 
 
 def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
-    """Yield a violation if the model has one Q or K norm per head, and a share is not a whole number of heads.
+    """Yield a violation if Q or K has one norm per head, and a device's share is not a whole number of K heads.
 
-    llama.cpp cuts Q between groups of K heads, but cuts the norms between any two heads, and then aborts
-    (ggml-backend-meta.cpp: GGML_ASSERT(ret.axis != GGML_BACKEND_SPLIT_AXIS_UNKNOWN)).
+    llama.cpp rounds the slices of Q to whole K heads, but may cut the norms between any two heads. It aborts if the
+    slices do not match (ggml-backend-meta.cpp: GGML_ASSERT(ret.axis != GGML_BACKEND_SPLIT_AXIS_UNKNOWN)).
     """
     n_heads = model.hyper_parameter("attention.head_count_kv") or model.hyper_parameter("attention.head_count")
     if not isinstance(n_heads, int) or n_heads < 2 or not any(_has_head_norms(block) for block in model.blocks):
@@ -237,8 +237,8 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
         yield Violation(
             "split_override",
             tr(
-                "An override moves {name} to another device than the weights with which it is computed, which split "
-                "mode tensor does not allow.",
+                "An override moves {name}, but not the weights that are computed together with this tensor. Split mode "
+                "tensor does not allow this.",
                 name=name,
             ),
             tr("Override whole parts (ffn, experts), or choose split mode Layer."),
@@ -287,8 +287,8 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
     """Return `layout` in another split mode.
 
     In modes tensor and row every device that supports the mode gets a share by its free memory. CPU layers at the front
-    stay there. The other layers are assigned to devices in proportion to the shares. This assignment counts if mode
-    layer is chosen again later.
+    stay there. The other layers are assigned to devices in proportion to the shares. If split mode layer is chosen
+    later, each layer is on the device to which it is assigned.
     """
     if mode == layout.split_mode or mode in ("layer", "none"):
         return layout.with_split_mode(mode)

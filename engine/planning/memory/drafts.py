@@ -99,8 +99,8 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
     `folder`: folder of the layout file.
 
     Raises:
-        ModelFileError: the file cannot be the draft model of `model` (see `read_draft`), or its number of layers is not
-        that of the layout for it.
+        ModelFileError: the file cannot be the draft model of `model` (see `read_draft`), or the layout of the draft
+        model is for another number of layers.
     """
     if entry is None or entry.kind != "model":
         return None if entry is None else Draft(entry.kind, entry.n_tokens)

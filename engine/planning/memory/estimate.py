@@ -29,7 +29,7 @@ _GRADE_WORDS = {
 
 
 def grade_words(grade: Grade) -> str:
-    """Return the word for a grade in the user's language."""
+    """Return the word for the source of a number, such as "estimated", in the user's language."""
     return _GRADE_WORDS[grade]
 
 

@@ -90,8 +90,8 @@ def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
     """Return the hyper-parameters that determine the size of a model's state, and the record of its architecture.
 
     Raises:
-        MissingNumberError: a key is missing, or the architecture is unknown; the message names it. Only a probe can
-            then measure the model's memory.
+        MissingNumberError: a key is missing, or the architecture is unknown; the message names it. Only a probe
+            (a load without allocation) can then find the model's memory.
     """
     architecture = find_architecture(model.architecture)
     if architecture is None:
@@ -105,7 +105,8 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     """Return the hyper-parameters of a model of this architecture.
 
     Raises:
-        MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.
+        MissingNumberError: a key is missing; the message names it. Only a probe (a load without
+            allocation) can then find the model's memory.
     """
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:

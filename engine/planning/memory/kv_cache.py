@@ -74,7 +74,7 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
-    """One tensor of a layer's state: `n_rows` rows of `width` elements of the type `kind`.
+    """One tensor of a layer's KV cache or recurrent state: `n_rows` rows of `width` elements of the type `kind`.
 
     `name`: "k", "v", "indexer" (keys of the indexer), "compressed" (compressed keys), "r" and "s" (rolling and
     recurrent state), or "hashed" (state for hashed token sequences).
@@ -174,8 +174,8 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
     """Return the state of each block of a model with compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
 
     A layer has the keys of a sliding window, and one compressed key for each block of earlier tokens. Its recurrent
-    tensors contain the tokens that do not fill a block yet; at the lower compression ratio with two vectors for each
-    token, because blocks overlap. Each sequence has its own stream, even with a unified cache.
+    tensors contain the tokens that do not fill a block yet. At the lower compression ratio, blocks overlap, and these
+    tensors have two vectors for each token. Each sequence has its own stream, even with a unified cache.
     """
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS

@@ -1,4 +1,4 @@
-"""Memory of all layouts of one model: tables that are made once, and the estimate that each step of a drag needs.
+"""Memory of all layouts of one model: tables that are made once, and estimates that are fast enough for mouse drags.
 
 `ModelMemory` is the class that other packages use. It reads the hyper-parameters (`hyper_parameters`) and has tables of
 weights (`weights`). For each set of context settings it has tables of state and compute buffers (`ContextMemory`).
@@ -78,7 +78,7 @@ class ModelMemory:
 
     Create one object for each open model and reuse it, because it caches the tables that make estimates fast.
 
-    `probe_only`: sentence on why not everything can be computed; None if it can.
+    `probe_only`: sentence on why a probe (a load without allocation) is needed; None if everything can be computed.
     `unknown`: parts that cannot be computed.
     `most_tables`: number of sets of context settings for which tables are cached.
     Only one thread may use an object at a time.
@@ -124,15 +124,20 @@ class ModelMemory:
             self._give_up_compute(_UNFORESEEN)
 
     def _give_up_state(self, reason: str) -> None:
-        self.probe_only = tr("{reason}; KV cache and compute buffers are known only after a probe", reason=reason)
+        self.probe_only = tr(
+            "{reason}; KV cache and compute buffers are known only after a probe (a load without allocation)",
+            reason=reason,
+        )
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
         """Stop estimating compute buffers for this model, because each further attempt would fail in the same way.
 
-        Only a probe can then measure them. `reason`: why the computation failed.
+        Only a probe (a load without allocation) can then find their sizes. `reason`: why the computation failed.
         """
-        self.probe_only = tr("{reason}; compute buffers are known only after a probe", reason=reason)
+        self.probe_only = tr(
+            "{reason}; compute buffers are known only after a probe (a load without allocation)", reason=reason
+        )
         self.unknown = ("compute",)
         self._graphs = None
         self._tables.clear()
@@ -191,10 +196,15 @@ class ModelMemory:
                     self._mtp = MtpMemory(self.model, self._state)
                 return self._mtp.estimate(layout, context, rig)
         except MissingNumberError as error:
-            return _nothing_known(rig, tr("{error}; the memory is known only after a probe", error=error))
+            return _nothing_known(
+                rig, tr("{error}; the memory is known only after a probe (a load without allocation)", error=error)
+            )
         except (TooMuchWorkError, *UNFORESEEN):
             _log.info("the arithmetic cannot tell the MTP heads of %s", quote(self.model.name), exc_info=True)
-            return _nothing_known(rig, tr("{reason}; the memory is known only after a probe", reason=_UNFORESEEN))
+            return _nothing_known(
+                rig,
+                tr("{reason}; the memory is known only after a probe (a load without allocation)", reason=_UNFORESEEN),
+            )
 
     def _weights_of(self, *, mtp: bool) -> WeightTables:
         """Return the tables of weights. `mtp`: whether MTP heads are loaded."""
@@ -215,7 +225,7 @@ class ModelMemory:
                 model_layers=n_layers,
             )
         if layout.split_mode == "row" and not _knows_rows(layout, rig):
-            return tr("memory of split mode row is known only after a probe")
+            return tr("memory of split mode row is known only after a probe (a load without allocation)")
         if layout.split_mode == "tensor" and self._state is None:
             return self.probe_only
         return None
@@ -247,10 +257,15 @@ class ModelMemory:
             on_device, host = self._weights_of(mtp=mtp).split(placement, members)
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
-            return _nothing_known(rig, tr("{error}; the memory is known only after a probe", error=error))
+            return _nothing_known(
+                rig, tr("{error}; the memory is known only after a probe (a load without allocation)", error=error)
+            )
         except UNFORESEEN:
             _log.info("the arithmetic cannot place %s", quote(self.model.name), exc_info=True)
-            return _nothing_known(rig, tr("{reason}; the memory is known only after a probe", reason=_UNFORESEEN))
+            return _nothing_known(
+                rig,
+                tr("{reason}; the memory is known only after a probe (a load without allocation)", reason=_UNFORESEEN),
+            )
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
@@ -321,9 +336,10 @@ class ModelMemory:
         return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
 
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
-        """Return the result of `ask` for a forecast of compute buffers; None if it takes too long or fails.
+        """Return `ask(forecast)`, a result of the forecast of compute buffers; None if it takes too long or fails.
 
-        After such a failure, this object estimates no compute buffers any more; only a probe can measure them.
+        After a failure, this object computes no more compute buffers. Only a probe (a load without allocation) can then
+        find their sizes.
         """
         try:
             with limited(FORECAST_SECONDS):
@@ -346,7 +362,7 @@ class ModelMemory:
             return None
         rules = member_rules(placement)
         if rules is None:
-            raise MissingNumberError(tr("a device of the tensor split is not in the rig"))
+            raise MissingNumberError(tr("a device with a share of the model is not available"))
         key = (placement.shares, rules)
         if self._last_members is None or self._last_members[0] != key:
             tables = MemberTables(self.model, self._state[0], placement.shares, rules)
@@ -355,7 +371,7 @@ class ModelMemory:
 
 
 def _knows_rows(layout: Layout, rig: Rig) -> bool:
-    """Return whether this program can compute the split buffers of mode row for all devices with a share."""
+    """Return whether the sizes of split buffers (split mode row) can be computed for all devices with a share."""
     members = [rig.device(device_id) for device_id in split_members(layout)]
     return all(device is not None and device.backend in ROW_BACKENDS for device in members)
 

@@ -83,7 +83,10 @@ def heads_of(hyper: HyperParameters, n_heads: int) -> HyperParameters:
 
 
 def last_layers(placement: Placement, n_heads: int) -> Placement:
-    """Return the placement of the last `n_heads` layers, with all entries of llama.cpp's device list."""
+    """Return the placement of the last `n_heads` layers alone.
+
+    llama.cpp's device list still has the entries of all layers.
+    """
     before = placement.n_layers - n_heads
     runs = tuple(
         Run(run.device, max(0, run.first - before), run.last - before) for run in placement.runs if run.last >= before

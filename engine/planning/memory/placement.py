@@ -35,10 +35,10 @@ class HostBuffers:
     """Host buffer types of a layout.
 
     `weights`: buffer type for weights that are not in the mapped file: pinned memory of the first device that has a
-    buffer type for it, else plain memory.
+    buffer type for it, else ordinary memory.
     `compute`: buffer type for the CPU's compute buffer: pinned memory of the first device if that has a buffer type for
-    it, else plain memory.
-    `kernels`: kernels of the device that determines `weights`. Weights for which it has no kernel are in plain memory.
+    it, else ordinary memory.
+    `kernels`: kernels of the device that determines `weights`. Weights without a kernel are in ordinary memory.
     """
 
     weights: HostBuffer = PLAIN_HOST

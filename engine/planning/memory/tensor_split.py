@@ -38,8 +38,8 @@ class _Rule(NamedTuple):
     """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
     `kind`: kind of tensor, which determines granularity and segments (parts of the tensor that are sliced separately).
-    `like`: names of weights. The slices of a tensor are multiples of a quantisation block, which is that of the first
-    of these weights that the layer has. If `like` is empty, it is the block of the tensor itself.
+    `like`: names of weights. Slices are multiples of a quantisation block: the block of the first of these weights that
+    the layer has, or that of the tensor itself if `like` is empty.
     """
 
     pattern: re.Pattern[str]
@@ -100,7 +100,7 @@ class _Cut:
     """Division of the sliced dimension of a tensor into segments, such as Q, K and V, which are sliced separately.
 
     `segments`: (elements of a segment, number of such segments) for each size of segment.
-    `granularity`: for each entry of `segments`, the number of elements of which slices are multiples.
+    `granularity`: for each entry of `segments`, a number of elements; the size of a slice is a multiple of it.
     """
 
     segments: tuple[tuple[int, int], ...]

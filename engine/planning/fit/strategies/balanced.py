@@ -60,7 +60,9 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
         )
     else:
         why = (
-            tr("Besides the pinned layers nothing more fits on devices") if bench.pinned else tr("All devices are full")
+            tr("Next to the pinned layers, the devices have no room for all other layers")
+            if bench.pinned
+            else tr("All devices are full")
         )
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
@@ -98,7 +100,7 @@ def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
-    """Return the layout after moves of single layers to the neighbouring device, made while `_evenness` increases."""
+    """Move single layers to a neighbouring device as long as `_evenness` increases, and return the layout."""
     best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]

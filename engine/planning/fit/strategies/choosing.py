@@ -76,9 +76,10 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
         return ""
     if bench.pinned:
         return tr(
-            " On the CPU remain {parts}: besides the pinned layers no device has room for more.", parts=name_list(parts)
+            " The rest is on the CPU ({parts}), because next to the pinned layers no other device has room for more.",
+            parts=name_list(parts),
         )
-    return tr(" On the CPU remain {parts}: no device has room for more.", parts=name_list(parts))
+    return tr(" The rest is on the CPU ({parts}), because no other device has room for more.", parts=name_list(parts))
 
 
 def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:

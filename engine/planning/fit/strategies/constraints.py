@@ -39,7 +39,7 @@ class Watch:
         return self._token is not None and self._token.cancelled
 
     def step(self) -> None:
-        """Count a layout that is about to be tried.
+        """Count one more layout that the search is about to try, and call `tell` with the new number.
 
         Raises:
             CancelledError: the search was cancelled.
@@ -93,7 +93,7 @@ class Constraints:
         return layout
 
     def off_beside(self, layout: Layout, rig: Rig) -> frozenset[str]:
-        """Return the ids of devices on which a change of `layout` must put nothing.
+        """Return the ids of the devices that must not be used when `layout` is changed.
 
         With `one_backend`, all devices of backends that the layout does not use are included too.
         """
@@ -170,14 +170,15 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
                 names=", ".join(rig.ids),
             )
     if CPU_ID in constraints.off:
-        yield tr("The CPU cannot be excluded: it holds the layers that fit on no device.")
+        yield tr("The CPU cannot be excluded: it holds the layers that fit on no other device.")
     if CPU_ID in constraints.order:
         yield tr(
-            "The CPU cannot be in the order: it gets the layers that fit on no device. Leave the CPU out of the order."
+            "The CPU cannot be in the device order: it gets the layers that fit on no other device. Leave the CPU "
+            "out of the order."
         )
     for device_id, count in Counter(constraints.order).items():
         if count > 1:
-            yield tr("{device_id} is in the order twice; list the device once.", device_id=device_id)
+            yield tr("{device_id} is in the device order twice; list the device once.", device_id=device_id)
     for cache_type, count in Counter(constraints.kv_types).items():
         if count > 1:
             yield tr("Cache type {cache_type} is listed twice; list the type once.", cache_type=cache_type)

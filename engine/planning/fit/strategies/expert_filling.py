@@ -134,9 +134,9 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Put layers from `start` on, with their experts, on the device, as many as fit.
+    """Put as many layers as fit on the device, with their experts, beginning with layer `start`.
 
-    Return (number of these layers, new state).
+    Return (number of layers put there, new state).
     """
     bench = state.bench
 

@@ -47,8 +47,8 @@ def _reason(bench: Workbench, layout: Layout, n_with_experts: int) -> str:
             tr("{n_on_device} of {count} layers on {device}", n_on_device=kept, count=len(own), device=device_id)
         )
     return tr(
-        "Dense parts, attention and KV cache are on devices: {runs}. {count} layers have experts. Experts are on "
-        "devices for {shares}; all other experts are on the CPU.",
+        "Dense parts, attention and KV cache are on devices: {runs}. {count} layers have experts. All experts are on "
+        "the CPU, except those of {shares}.",
         runs=describe_runs(layout),
         count=n_with_experts,
         shares=", ".join(shares),

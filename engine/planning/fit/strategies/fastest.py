@@ -1,8 +1,8 @@
 """Strategy "fastest", also used for the initial layout of a model: the layout with the least predicted time per token.
 
-It predicts the speed of the layouts of all other strategies and of further fillings, and chooses the fastest. So no
-other strategy finds a layout that is predicted to be faster. Strategy "context" is left out, because it plans with
-other settings.
+It predicts the speed of the layouts of all other strategies, and of layouts that fill devices in further orders, and
+chooses the fastest. So no other strategy finds a layout that is predicted to be faster. Strategy "context" is left out,
+because it plans with other settings.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def predict_layout(
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts to compare: layouts on one device, layouts of other strategies, and fillings in many orders.
+    """Yield layouts to compare: on one device, from other strategies, and with devices filled in many orders.
 
     Layouts that cannot be faster are skipped: if the fastest device holds everything, only its layout is yielded.
     """
@@ -198,7 +198,7 @@ def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
 def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Iterator[list[str]]:
     """Yield orders of device ids, beginning with the order of `by_speed`.
 
-    Of orders that differ only by swapped equal devices, only one is yielded.
+    If orders differ only in the positions of equal devices, only the first of these orders is yielded.
     """
     # Devices are interchangeable if they are equal in memory, speed and backend. A device with pins is like no other.
     held = {*bench.pinned.values(), bench.output}
@@ -238,7 +238,7 @@ def _speed_of(device: Device, speeds: Speeds) -> Hashable:
 def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layouts: int, *, single: bool) -> str:
     if single:
         return tr(
-            "{output_device} has the fastest memory of the devices that hold the whole model: {text} predicted.",
+            "Of the devices that can hold the whole model, {output_device} has the fastest memory: {text} predicted.",
             output_device=layout.output_device,
             text=prediction.text(),
         )
@@ -255,7 +255,7 @@ def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layou
 
 
 def _link_sentences(prediction: SpeedForecast) -> list[str]:
-    """Return a sentence for each link that takes a noticeable part of a token's time."""
+    """Return a sentence for each connection to a device whose transfers take a noticeable part of a token's time."""
     return [
         tr(
             "The link to {id} costs {lost} tokens/s of the predicted speed; the layout uses this link as rarely "

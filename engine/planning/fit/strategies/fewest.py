@@ -1,7 +1,7 @@
 """Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
-The capacity search of this module compares bytes of layers with the room of each device. It fills devices evenly: each
-up to the same share of its room. This share is the smallest with which as many layers are placed as with full devices.
+The capacity search of this module compares bytes of layers with the room of each device. It fills devices evenly, each
+up to the same share of its room. The share is as small as possible without leaving more layers to the CPU.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CORRECTIONS = 12
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the layout on a single device that holds everything; if there is none, the layouts of two searches.
+    """Yield a layout on one device if one device can hold everything; else the layouts of two searches, best first.
 
-    The first search is the capacity search of this module. The second one fills one device after another.
+    `capacity_layout` is the first search. The second one fills one device after another.
     """
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
@@ -137,7 +137,7 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            tr("Besides the pinned layers nothing more fits on devices")
+            tr("Next to the pinned layers, the devices have no room for all other layers")
             if bench.pinned
             else tr("All devices together are too small")
         )
@@ -232,7 +232,7 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
 def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
     """Place layers from the last to the first, on devices from the last to the first.
 
-    Each device is filled up to the share `factor` of its room.
+    Each device gets layers for at most `factor` times its `room_bytes`.
     """
     taken: list[list[int]] = [[] for _ in places]
     index = len(layers) - 1

@@ -44,9 +44,9 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 
 
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
-    """Yield fillings with whole layers in several orders of devices.
+    """Yield layouts in which devices are filled one after another with whole layers, in several orders of devices.
 
-    Every strategy places at least as many bytes off the CPU as these layouts do.
+    A strategy's result has at least as many bytes off the CPU as each of these layouts that fits.
     """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
@@ -85,11 +85,12 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a layout near `layout` without CPU layers, and with room for the buffers of pipeline parallelism.
+    """Return a layout that has no CPU layers, but room for the buffers of pipeline parallelism; None if none fits.
 
     llama.cpp enables pipeline parallelism if no layer is on the CPU, and then allocates larger buffers. So some layers
-    are moved between devices too. None if no such layout fits.
-    `passes`: conditions under which `layout` was filled. `ids`: devices in the order of their layers.
+    of `layout` are also moved between devices.
+
+    `passes`: limits with which the devices of `layout` were filled. `ids`: devices in the order of their layers.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -113,7 +114,7 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Conditions under which devices are filled once. A second pass may have a larger reserve.
+    """Limits for filling all devices once with layers. If they are filled again, the reserve may be larger.
 
     `headroom`: bytes that must stay free, by device id.
     `output`: device id of the output layer; None for the device of the last layer.

@@ -87,7 +87,7 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
 
     n_ctx = _longest(context.n_ctx_each, without_cpu)
     return (
-        tr("{text} With a context of up to {n_ctx} tokens, all layers would fit on devices.", text=text, n_ctx=n_ctx)
+        tr("{text} With a context of up to {n_ctx} tokens, no layer would be on the CPU.", text=text, n_ctx=n_ctx)
         if n_ctx
         else text
     )

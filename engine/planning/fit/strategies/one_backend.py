@@ -19,8 +19,9 @@ from engine.planning.speed.work import Work
 
 
 def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
-    """Return a rig for each backend that may hold layers, by backend name, in the order of the devices.
+    """Return, for each backend that may hold layers, a rig (list of devices) with only this backend's devices.
 
+    The keys are the names of the backends, in the order of the devices.
     A card that two backends list is in both rigs. Accelerators such as BLAS belong to the CPU and are in all rigs. If
     layers are pinned, only the backend of their devices is included.
     """
@@ -37,7 +38,7 @@ class _Planned:
     """The layout that was found for one backend.
 
     `n_layers`: number of layers on the backend's devices, including the output layer.
-    `splits`: whether the layout uses several devices; always True if the user requested no split.
+    `splits`: True if the layout uses several devices, or if the user requested no split.
     """
 
     backend: str
@@ -50,7 +51,7 @@ class _Planned:
     def rank(self) -> tuple[bool, int, int, bool, float]:
         """Key for comparing backends, larger is better: fits, context length, number of layers, split, shortest time.
 
-        Only strategy "context" finds different context lengths, and the length is its goal.
+        Context lengths differ only with strategy "context", which searches for the longest one.
         """
         # Five digits, as in strategy fastest: what differs after them is rounding.
         seconds = float(f"{self.speed.token_s:.5g}")
@@ -62,8 +63,8 @@ def best_backend(
 ) -> AutoLayout:
     """Search with the devices of each backend alone, and return the best layout.
 
-    The criteria, the most important first: the layout fits, its context is long, many layers are on the backend's
-    devices, it uses several devices if a split was requested, and it is fast.
+    The criteria, the most important first: whether the layout fits, context length, number of layers on the backend's
+    devices, use of several devices if a split was requested, and predicted speed.
 
     `find`: searches for a layout on the given rig.
     """
@@ -100,8 +101,8 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
     if (best.found.fits, best.n_layers) != (second.found.fits, second.n_layers):
         counts = (f"{each.backend} {count_layers(each.n_layers)}" for each in others)
         return tr(
-            "Only {backend} is used: it takes {layers}, counting the output layer. Each other backend alone would "
-            "take: {others}.",
+            "Only {backend} is used: it takes {layers} onto its devices, including the output layer. With another "
+            "backend alone it would be: {others}.",
             backend=best.backend,
             layers=count_layers(best.n_layers),
             others=", ".join(counts),
@@ -114,7 +115,7 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
             other=second.backend,
         )
     return tr(
-        "Only {backend} is used: {other} could take just as many layers, but {backend} is predicted to be faster "
+        "Only {backend} is used: {other} has room for just as many layers, but {backend} is predicted to be faster "
         "({text}; {other}: {other_text}).",
         backend=best.backend,
         other=second.backend,

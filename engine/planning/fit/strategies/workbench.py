@@ -51,7 +51,7 @@ def reach_rank(device: Device, speeds: Speeds) -> int:
 
     Devices with lower ranks are used first.
 
-    A link is slow if a transfer over it takes `SLOW_HOP_S` or longer by its measurement.
+    A link is slow if a transfer over it takes `SLOW_HOP_S` or longer, as measured.
     """
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
@@ -136,7 +136,7 @@ class Workbench:
     # ------------------------------------------------------------------ orders
 
     def rank_of(self, device: Device) -> int:
-        """Return the rank of a device (`reach_rank`) with this bench's speeds; low ranks are used first."""
+        """Return the rank of a device (`reach_rank`) by the measured speeds; devices with low ranks are used first."""
         return reach_rank(device, self.constraints.speeds)
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
@@ -166,7 +166,10 @@ class Workbench:
         return self._needs.of(layout)
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
-        """Return the usable bytes that `layout` leaves on a device other than the host; negative if it exceeds them."""
+        """Return how many usable bytes of a device are left with `layout`; negative if it needs too many.
+
+        The device must not be the host.
+        """
         return self._needs.room(layout).get(device_id, -self.need(layout)[device_id].need_bytes)
 
     def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
@@ -257,9 +260,9 @@ def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, Tenso
 
 
 def _distinct(devices: Sequence[Device]) -> list[Device]:
-    """Return the devices with each physical card once.
+    """Return `devices` with every physical card listed only once.
 
-    Two backends may list a card with the same PCI id; then CUDA and HIP are preferred.
+    Two backends may list the same card (equal PCI id). Then the device of CUDA or HIP is returned.
     """
     found: dict[str, Device] = {}
     for device in devices:

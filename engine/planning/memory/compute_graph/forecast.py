@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of one forecast.
+    """Forecast of the compute buffers for one placement of the layers.
 
     `sizes`: size of the compute buffer by device id.
     `flash`: whether attention is one node (flash attention).

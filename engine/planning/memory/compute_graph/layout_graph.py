@@ -4,7 +4,8 @@ A section is consecutive nodes of the graph, mostly those of one layer. The sect
 with its own list of backends: those of the group's layers and of their neighbours, and those of the devices that
 overrides name. The first backend of each kind of device is in the list too, because the scheduler uses the first one
 that can compute a node. Backends are identified by their position in the list, so cached results are also valid for
-other devices of the same kinds. If a boundary is dragged, only results that depend on it are computed anew.
+other devices of the same kinds. If the user moves a boundary between devices, only the results that depend on it are
+computed again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Scheduling:
 
     `pipeline`: whether pipeline parallelism is on.
     `op_offload`: whether devices compute large batches with weights in host memory.
-    `offload_batch`: smallest batch for which they do, in tokens.
+    `offload_batch`: smallest batch, in tokens, for which devices compute with weights in host memory.
     """
 
     pipeline: bool
@@ -61,15 +62,16 @@ class _PlacedSections:
     A variant is a number for layers with equal graphs and equal overrides (`GraphTables.variants`).
 
     `outer`: variant of the weights outside of blocks.
-    `named`: buffer types to which overrides move weights, for each layer and last for the weights outside of blocks.
-    `alike`: variant of each layer, by the weights whose sizes must be equal in a variant.
-    `uniform`: all sections of layers for a model on a single device, by device.
-    `mixed`: section of layers on several devices, by the section's number and the devices of its layers.
+    `named`: for each layer, the buffer types to which overrides move its weights. The last entry is for the weights
+    outside of blocks.
+    `alike`: variant of each layer, by the rule that says which weights must have equal sizes in a variant (`Sizes`).
+    `uniform`: sections of all layers if the whole model is on one device, by device.
+    `mixed`: section at a boundary between devices, by the section's number and the devices of its layers.
     `groups`: cached section groups (the sections of one device).
     `ends`: section of the output layer, by devices of the last layers and the output layer.
-    `plain`: object for the same overrides with device ids; None if the overrides of this object have device ids.
-    `names`: name of each device in the overrides, by device id; empty if they name devices by id.
-    `renamed`: objects for the same overrides with devices named by position, by the devices of a group.
+    `plain`: the cache for the same overrides in which devices have their ids; None if this object is that cache.
+    `names`: name of each device in the overrides, by device id; empty if devices have their ids.
+    `renamed`: caches for the same overrides in which devices are named by position, by the devices of a group.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -100,9 +102,10 @@ class _GroupBackends:
 
 
 class LayoutGraph:
-    """The graphs of all layouts for one batch. A graph is a list of section groups, and groups are cached.
+    """The compute graphs of all layouts of one model, for one batch.
 
-    A section is consecutive nodes of the graph, mostly those of one layer; a group is the sections of one device.
+    A graph is a list of section groups. A section is consecutive nodes, mostly those of one layer; a group is the
+    sections of one device. Groups are cached.
 
     `pinned`: whether norms are pinned to the backend of their layer's device.
     `whole`: whether graphs must be built whole, because layers read tensors of layers that are not their neighbours.
@@ -187,7 +190,7 @@ class LayoutGraph:
     def _groups(self, placement: Placement) -> Iterator[SectionGroup]:
         """Yield the graph's sections in groups, one for each device.
 
-        If a device is in llama.cpp's list more than once, there is one group with all sections.
+        If llama.cpp's device list contains a device more than once, all sections are one group.
         """
         devices = backend_devices(placement)
         parts = self._parts(placement)
@@ -234,16 +237,16 @@ class LayoutGraph:
         return range(self._firsts[max(0, start - 2)], last + 1)
 
     def _rig(self, placement: Placement) -> int:
-        """Return a number that stands for the backend properties of all devices and for the host's compute buffer."""
+        """Return a cache key for the backend properties of all devices and for the host's compute buffer."""
         return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
     def _backends_for(self, placement: Placement, rig: int, devices: tuple[str, ...]) -> _GroupBackends:
-        """Return the list of backends of `devices`, the last of which must be the CPU.
+        """Return the scheduler's list of backends for `devices`, which must end with the CPU.
 
-        Names of buffer types are made of positions in `devices`, so that cached results are valid for other devices
-        too.
+        A buffer type is named by the position of its device in `devices`. So cached results are also valid for other
+        devices with the same properties.
 
-        `rig`: number that stands for the properties of all devices (`_rig`).
+        `rig`: number for the properties of all devices (`_rig`).
         """
         # A layout may name a device that the rig lacks. That is a violation and has no size; compute it as the host.
         used = {run.device for run in placement.runs} | {placement.output_device}
@@ -291,7 +294,7 @@ class LayoutGraph:
     ) -> SectionGroup:
         """Return the sections `start` to `end` - 1 of the graph as a group with its own list of backends.
 
-        Groups are cached, because most of them do not change in a drag.
+        Groups are cached, because most of them do not change when the user moves a boundary between devices.
 
         `parts`: layers of each device.
         `output`: device id of the output layer.
@@ -320,7 +323,7 @@ class LayoutGraph:
     ) -> SectionGroup:
         """Return a new group of the sections `start` to `end` - 1 of the graph.
 
-        A group begins and ends at a border between devices, or at an end of the graph.
+        A group begins and ends at a boundary between devices, or at an end of the graph.
 
         `parts`: layers of each device in the group and next to it.
         `output`: device id of the output layer.
@@ -365,11 +368,12 @@ class LayoutGraph:
         return found
 
     def _renamed(self, known: _PlacedSections, devices: tuple[str, ...], named: frozenset[str]) -> _PlacedSections:
-        """Return the cached sections for overrides that name devices by position in `devices` instead of by id.
+        """Return the cache of sections for the same overrides, with devices named by position instead of by id.
 
-        So cached results are valid for all devices of the same kinds.
+        Results that name a device by its position in `devices` are valid for all devices of the same kinds.
 
-        `devices`: devices of a section group.
+        `known`: cache of sections in which devices have their ids.
+        `devices`: devices whose backends a section group (the sections of one device) can use.
         `named`: ids of the devices that the overrides of the group's layers name.
         """
         used = tuple([device if device in named else "" for device in devices])
@@ -385,9 +389,9 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _GroupBackends, number: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section with the index `number`, at a border between devices.
+        """Return the section of the graph with the index `number`, which is at a boundary between devices.
 
-        It has layers on several devices, or is on another device than the section before it.
+        Such a section has layers on several devices, or is on another device than the section before it.
 
         `parts`: layers of each device.
         """

@@ -51,7 +51,7 @@ def test_what_the_models_need_together_is_free_on_each_device() -> None:
     found = planned(make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 24)), "middle", "chat", "tiny")
     assert found.is_whole
     assert found.give_way is None
-    assert together_sentence(found) == "All 3 models fit wholly on devices."
+    assert together_sentence(found) == "All 3 models fit without the CPU."
     for device in found.rig.devices:
         assert found.need_bytes(device.id) + device.margin_bytes <= device.available_bytes
         # Each process has its own overhead, and only on devices that it uses.
@@ -91,7 +91,7 @@ def test_the_sentence_names_who_gives_way_and_the_gain() -> None:
     sentence = together_sentence(found)
     # The less important one gives way, if the other is then wholly on devices; here that one has it already.
     assert found.find("middle").is_whole
-    assert "Leave out middle: without this model, chat fits wholly on devices" in sentence
+    assert "Leave out middle: without this model, chat fits without the CPU" in sentence
     assert "tokens/s instead of" in sentence
 
 

@@ -118,7 +118,7 @@ def test_a_plan_of_mode_row_needs_no_probe() -> None:
 def test_split_buffers_of_another_backend_are_known_after_a_probe_only() -> None:
     rig = make_rig(arc(0, backend="HTP"), arc(1, backend="HTP"))
     estimate = memory_of().estimate(rows({"HTP0": 1, "HTP1": 1}), CONTEXT, rig)
-    assert estimate.probe_only == "memory of split mode row is known only after a probe"
+    assert estimate.probe_only == "memory of split mode row is known only after a probe (a load without allocation)"
 
 
 def test_weights_with_which_the_engine_aborts_are_refused() -> None:

@@ -194,7 +194,7 @@ Mixer = Callable[["GraphContext", Tensor], Tensor]
 
 
 class GraphContext:
-    """A graph while it is built, with the current layer.
+    """The graph that is being built, and the current layer with its weights.
 
     Methods return tensors. The order of nodes follows from `build_forward_expand`, as in llama.cpp.
 

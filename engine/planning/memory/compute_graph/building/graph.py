@@ -137,7 +137,7 @@ class Family:
     """The builder functions of one model.
 
     `record`: graph record of the model's architecture.
-    `style`: the variant of llama's graph: the record's style, with the values that depend on the model file.
+    `style`: the variant of the graph in src/models/llama.cpp: the record's style, with values from the model file.
     `embed`: builder of the input embeddings; None for `build_inp_embd`.
     `layer`: builder of a layer, which calls `attention` or `recurrence`.
     `before`, `behind`: builders of the operations before the first and after the last layer; None for no operations.
@@ -163,7 +163,7 @@ def find_builder(name: Builder) -> Any:
 
 
 def find_family(model: ModelFile, architecture: Architecture) -> Family | None:
-    """Return the builders of a model; None if its compute buffers can only be found by a probe."""
+    """Return the builders of a model's graph; None if only a probe (a load without allocation) gives buffer sizes."""
     record = architecture.graph
     if record is None or _is_unmeasured(model):
         return None
@@ -185,7 +185,7 @@ def _find_optional(name: Builder | None) -> Any:
 
 
 def _is_unmeasured(model: ModelFile) -> bool:
-    """Return whether the file is a variant of its architecture for which no graph was compared with llama.cpp."""
+    """Return whether the file is a variant of its architecture whose graph was not compared with that of llama.cpp."""
     mapping = model.hyper_parameter("deepstack_mapping")
     return isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping)
 
@@ -207,7 +207,7 @@ def build_graph(
     `sliding`: whether the model has sliding windows.
     `ends`: whether the graph continues to the output matrix after the last layer.
     `passed`: function that is called with the input of each layer, and with the output of the last one.
-    `inside`: whether the model has further layers before `layers`; one node stands for them in the graph.
+    `inside`: whether the model has layers before `layers`. The graph then has a single node in place of them.
     """
     # Made before the embeddings, because models with a table of positions read it there.
     positions = ctx.graph.new_input("i32", ctx.batch.n_tokens * ctx.hparams.n_pos_per_embd)

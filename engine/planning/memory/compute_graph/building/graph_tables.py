@@ -142,11 +142,9 @@ class GraphTables:
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of a device's kernel class: the devices that lack kernels for the same weights.
+        """Return the number of the kernel class of a device with these kernels.
 
-        llama.cpp puts these weights in host memory.
-
-        `kernels`: kernels of the device.
+        The devices of one kernel class lack kernels for the same weights, which llama.cpp puts in host memory.
         """
         found = self._kernel_classes.get(kernels)
         if found is None:
@@ -158,8 +156,7 @@ class GraphTables:
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
-        """Build one layer of each kind, so that unsuitable tensors raise an error when a model is opened, and not in a
-        drag.
+        """Build one layer of each kind, so that unsuitable tensors raise an error as soon as the model is opened.
 
         Raises:
             MissingNumberError: the tensors of the file do not fit the architecture.
@@ -297,7 +294,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
 def _section_layers(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Yield (first, last) layer of each section. A layer without nodes is in the section of the next layer with nodes.
 
-    `silent`: whether each layer adds no nodes.
+    `silent`: for each layer, True if it adds no nodes to the graph.
     """
     first = 0
     for index, is_silent in enumerate(silent):
@@ -391,7 +388,9 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return the weights that must have equal sizes in layers that share a section of the graph.
+        """Return which weights must have equal sizes in all layers for which one section of the graph is used.
+
+        "moved" means the weights that overrides move.
 
         `buft`: buffer type of the device on which the layers are.
         `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
@@ -409,7 +408,7 @@ class SectionMaker:
         `kind`: "layers", or "end" for the section with the output matrix.
         `before`, `layers`: variants of the layers of the previous section and of this one (indices in
         `GraphTables.variants`); `before` is empty for the first section.
-        `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
+        `kernel_classes`: number of the kernel class of each layer's device; the last one is for the output layer.
         `is_last`: whether the last of the layers is the model's last one.
         `outer`: variant of the weights outside of blocks.
 
@@ -469,7 +468,7 @@ class SectionMaker:
         `kind`: "layers", or "end" for the section with the output matrix.
         `variants`: the variant of each layer, first the layers of the previous section, then those of this one.
         `n_before`: number of layers in the previous section; 0 for the first section.
-        `bufts`: buffer type of each layer's device, and last of the output layer's device.
+        `bufts`: buffer type of each layer's device; the last one is for the output layer.
         `select_buft`: function that chooses the buffer type of a weight.
         `is_last`: whether the last of the layers is the model's last one.
         """
@@ -491,10 +490,9 @@ class SectionMaker:
         return section, tuple([(number, *owner) for number, owner in found if owner is not None])
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
-        """Return all sections of the graph, built whole and then cut into sections (consecutive nodes, mostly one
-        layer's).
+        """Build the whole graph, cut it into sections (consecutive nodes, mostly one layer's), and return all of them.
 
-        `kernel_classes`: number of the kernel class of each layer's device, and last of the output layer's device.
+        `kernel_classes`: number of the kernel class of each layer's device; the last one is for the output layer.
         """
         found = self._parts.get((overrides, kernel_classes))
         if found is None:

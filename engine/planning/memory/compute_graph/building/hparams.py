@@ -213,7 +213,8 @@ def read_model_hparams(
     `positions`: number of position values of each token (`Style.positions`); 0: read from the file.
 
     Raises:
-        MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.
+        MissingNumberError: a key is missing; the message names it. Only a probe (a load without
+            allocation) can then find the model's memory.
     """
     # Hybrid models may begin with recurrent layers, which have no KV heads.
     first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)
@@ -278,7 +279,7 @@ def _positions(model: ModelFile) -> int:
 def _hashes(model: ModelFile) -> int:
     """Return the number of rows that each token reads from the embedding table of hashed n-grams; 0 if there is none.
 
-    It is `ple_n_heads` in llama.cpp: `ple.heads_per_ngram` rows for each n-gram length from 2 to `ple.ngram_size`.
+    In llama.cpp it is `ple_n_heads`: `ple.heads_per_ngram` rows for each n-gram length from 2 to `ple.ngram_size`.
     """
     longest = number(model, "ple.ngram_size", 0, least=0)
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)

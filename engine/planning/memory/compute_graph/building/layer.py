@@ -130,9 +130,9 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return a function that chooses buffer types of weights if several layers use one block's weights (looped models).
+    """Return a function that chooses the buffer types of weights in looped models, whose layers share blocks.
 
-    Such a weight is placed by the device of its block, not by that of the layer.
+    A weight is on the device of its block, even if the layer that reads it is on another device.
 
     `select`: function that chooses the buffer type from a weight and the buffer type of a device.
     `bufts`: buffer type of each block's device.

@@ -191,10 +191,10 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return `copy` with the names by which the section before this one refers to copy and original.
+    """Return `copy` with the names that the previous section uses for the copy and for the copied tensor.
 
     Raises:
-        DistantReadError: the section before has no name for the original, which belongs to a more distant layer.
+        DistantReadError: the previous section has no name for the copied tensor, because a more distant layer makes it.
     """
     key = split_section.section.name_before(copy.key)
     base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
@@ -246,7 +246,7 @@ def _state_of(buffers: dict[str, DynTallocr], held: Sequence[TensorAlloc]) -> Ga
 
 
 def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
-    """Return a `Growth` with the highest ends of these buffers and the bytes in `kept`.
+    """Return the sizes of these buffers as a `Growth`: the highest offset at which a block ends, and the bytes `kept`.
 
     `kept`: bytes that stay allocated for the whole graph, by buffer type.
     """
@@ -254,7 +254,10 @@ def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return the growth of several sections together: the highest end and the sum of the kept bytes of each buffer."""
+    """Return the buffer sizes that several sections need together.
+
+    For each buffer these are the highest of the sections' `ends`, and the sum of their `kept` bytes (see `Growth`).
+    """
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
     for growth in growths:
@@ -308,9 +311,8 @@ class Gallocr:
 class _SectionAlloc:
     """Allocation of the tensors of one section of the graph (consecutive nodes, mostly one layer's).
 
-    Tensors have the indices of `SplitSection`. Tensors of earlier sections that this section does not read, but later
-    ones do, get the indices after those. `_blocks` has (buffer type, offset, size) for each index, or None if the
-    tensor has no memory.
+    Tensors have the indices of `SplitSection`. The next indices are for tensors that earlier sections made and only
+    later sections read. `_blocks` has (buffer type, offset, size) for each index; None if the tensor has no memory.
     """
 
     def __init__(
@@ -419,7 +421,7 @@ class _SectionAlloc:
         return found
 
     def _allocate_copy(self, copy: Copy, index: int) -> None:
-        """Allocate a copy that a split reads. With pipeline parallelism its bytes are kept for the whole graph."""
+        """Allocate a copy that a split reads. With pipeline parallelism it stays allocated for the whole graph."""
         buft = self._backends[copy.backend].buft
         if self._n_copies > 1:
             # One copy for each micro batch in flight. All are marked as outputs (`ggml_set_output`), so none of them

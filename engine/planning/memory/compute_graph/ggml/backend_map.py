@@ -40,9 +40,9 @@ class BackendMap:
     names: Mapping[str, str] = field(compare=False)
 
     def of(self, state: State) -> State:
-        """Return `state`, a state of the first device's sections, as a state of the second device's sections.
+        """Translate `state` from the first device's sections of the graph to those of the second device.
 
-        Backend indices, buffer type names and tensor names are translated.
+        Its backend indices, buffer type names and tensor names are replaced.
 
         Raises:
             DistantReadError: a backend in `state` is not in the second device's list of backends.
@@ -55,18 +55,18 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index of backend `number` in the second device's list of backends; -1 if it is not there."""
+        """Translate the backend index `number` from the first list of backends to the second; -1 if it is not there."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names that the second device's sections use for the tensors `keys`.
+        """Translate tensor names from the first device's sections of the graph to those of the second device.
 
         Tensors are left out if the second device's list has no backend for them.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the name that the second device's sections use for the tensor `key`.
+        """Translate the name of a tensor from the first device's sections of the graph to those of the second device.
 
         None if the second device's list has no backend for the tensor.
         """
@@ -104,8 +104,9 @@ class BackendMap:
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Return allocated tensors with the names and buffer types that the second device's sections use for them.
+        """Translate allocated tensors from the first device's sections of the graph to those of the second device.
 
+        Their names and the names of their buffer types are replaced.
         Tensors are left out if the second device's list has no backend for them.
         """
         return tuple(
@@ -125,11 +126,12 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation from the backends of one device's sections to those of a second device's sections.
+    """Return the translation of backend indices and buffer type names from one device to a second device.
 
-    `names`: for each backend of the first list, the name that the first device's sections use for its buffer type.
-    `bufts`: real buffer type of each backend of the first list.
-    `to_names`, `to`: the same names and buffer types for the second device's sections.
+    The sections of the graph on a device have their own list of backends, with a short name for each buffer type.
+
+    `names`, `bufts`: short name and real buffer type of each backend in the first device's list.
+    `to_names`, `to`: short name and real buffer type of each backend in the second device's list.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(

@@ -124,6 +124,7 @@ class _Matcher:
         Return the index of the sum's last node; `place` if no sum begins there.
 
         `end`: index after the last node of the split.
+        `kept`: tensors that CUDA keeps allocated, by the node until which it keeps them; this dict is changed.
         """
         first, parts = self._number(place), self._split_mul(place)
         weighted, operands = place, parts

@@ -6,8 +6,8 @@ repeat, and the state is the same again after a layer or two, so most results fo
 The sections of one device are a `SectionGroup`. It has a short list of backends: those that its nodes can use. So a
 result for one device is also valid for other devices with the same properties. Results for whole groups are cached too.
 
-The cached state of the buffers consists of their free blocks and the tensors in them. The highest end of a buffer is
-kept apart (`Growth`), because no later result depends on it.
+The cached state of the buffers consists of their free blocks and the tensors in them. The highest offset at which a
+block of a buffer ends is stored separately (`Growth`). It determines the size of the buffer, but no later result.
 """
 
 from __future__ import annotations
@@ -165,11 +165,13 @@ class PassCache:
         return found
 
     def translated(self, origin: PassCache, backend_map: BackendMap, state: int) -> int:
-        """Return this cache's number for a state of another cache, after translation of the state's backends.
+        """Translate a state from the backends of another cache to those of this cache.
+
+        A state is what a pass hands from one section of the graph to the next. Return its number in this cache.
 
         `origin`: the other cache.
         `backend_map`: translation from the backends of the other cache to those of this one.
-        `state`: the other cache's number for the state.
+        `state`: number of the state in the other cache.
         """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
@@ -192,9 +194,10 @@ class PassCache:
     def assign(self, group: SectionGroup, state: int) -> tuple[tuple[Assigned, ...], int]:
         """Run passes 2 to 4 of the scheduler on the sections of a group; results are cached.
 
-        Return the sections with their backends, and the number of the state after them.
+        Return the sections with the backend of each tensor, and the number of the state after the sections. A state is
+        the backends of tensors that earlier sections computed; `number` gives its number in this cache.
 
-        `state`: number of the state before them, which has the backends of tensors that earlier sections computed.
+        `state`: number of the state before the sections.
         """
         found = self._assigned_groups.get((group.number, state))
         if found is None:
@@ -285,12 +288,13 @@ class PassCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in consecutive sections.
+        """Apply the backends' `graph_optimize` to consecutive sections of the graph.
 
-        Return the new sections, and the places of those nodes of later sections that the new sections compute.
+        Vulkan reorders nodes, and CUDA adds allocation dependencies. Return the new sections, and the places (section,
+        index) of nodes that were moved from later sections into these or earlier ones.
 
         `behind`: following sections in which the last split continues.
-        `used`: places of nodes of these sections that were moved to earlier sections.
+        `used`: places of the nodes, in these and later sections, that were moved to earlier sections.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -327,10 +331,10 @@ class PassCache:
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
         """Return the tensors that must stay allocated after each of these sections, and before the first of them.
 
-        Both are `LiveOut` objects, given as numbers (see `number`). They depend on what later sections read, so the
-        search runs backwards.
+        Each set of tensors is a `LiveOut` object, represented by its number in this cache (`number`). The sections are
+        processed backwards, because a set depends on what later sections read.
 
-        `state`: number of the `LiveOut` after the last section.
+        `state`: number of the set after the last section.
         """
         found = self._live_out_groups.get((split_sections, state))
         if found is None:
@@ -358,10 +362,11 @@ class PassCache:
     ) -> tuple[Growth, int]:
         """Allocate the tensors of consecutive sections.
 
-        Return the buffer sizes that these sections need, and the id of the buffers' state after the last section.
+        Return the buffer sizes that these sections need, and the buffers' state after the last section. States are
+        represented by their number in this cache (`number`).
 
-        `live_outs`: id of the `LiveOut` after each section.
-        `state`: id of the buffers' state before the first section.
+        `live_outs`: number of the `LiveOut` (tensors that must stay allocated) after each section.
+        `state`: number of the buffers' state before the first section.
         """
         found = self._filled_groups.get((split_sections, live_outs, state))
         if found is None:
@@ -389,10 +394,10 @@ class PassCache:
         return joined(growths), state
 
     def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
-        """Return the buffers before the first section of the graph, as a state number (`number`), and their sizes.
+        """Allocate the tensors that gallocr allocates before all nodes: inputs and empty leaf tensors.
 
-        gallocr allocates inputs and empty leaf tensors before all nodes. Inputs are in host memory, whatever their
-        section's device is.
+        Return the state of the buffers after that, represented by its number in this cache (`number`), and the sizes of
+        the buffers. Inputs are in host memory, on whatever device their section is.
         """
         by_section = {each.bound.section: each for each in assigned}
         sections = tuple(

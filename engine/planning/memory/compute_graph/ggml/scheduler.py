@@ -313,8 +313,8 @@ class Scheduler:
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
         """Run passes 2 to 4 for the section `bounds[place]`.
 
-        Return the section with the backend of each tensor, and the backends that the next section needs: backend index
-        of a tensor by its name in the next section.
+        Return the section with the backend of each tensor. Also return the backend index of each tensor whose backend
+        the next section needs, by the tensor's name in that section.
 
         `bounds`: the section and its neighbours, because pass 2 expands backends from one section to the next.
         `known`: backend index of each tensor of earlier sections, by name.
@@ -340,7 +340,7 @@ class Scheduler:
     def _assign_remaining(self, bound: Bound, backends: list[int]) -> None:
         """Run passes 3 and 4: assign a backend to all remaining tensors, and move nodes to backends of higher priority.
 
-        `bound`: the section, as pass 1 left it.
+        `bound`: the section of the graph with the result of pass 1.
         `backends`: backend index of each tensor, which is changed.
         """
         section, bases = bound.section, bound.section.bases
@@ -367,7 +367,7 @@ class Scheduler:
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
-        `bound`: the section, as pass 1 left it.
+        `bound`: the section of the graph with the result of pass 1.
         """
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
@@ -388,7 +388,7 @@ class Scheduler:
 
         `number`, `sources`: indices of the node's result and of its sources.
         `backends`: backend index of each tensor in the section, which is changed.
-        `bound`: the section, as pass 1 left it.
+        `bound`: the section of the graph with the result of pass 1.
         """
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
@@ -402,7 +402,7 @@ class Scheduler:
         """Return whether `backend` can read a tensor without a copy (`ggml_backend_sched_buffer_supported`).
 
         `number`: index of the tensor in the section. `backends`: backend index of each tensor.
-        `bound`: the section, as pass 1 left it.
+        `bound`: the section of the graph with the result of pass 1.
         """
         base = bound.section.bases[number]
         buft = bound.bufts[base]
@@ -481,9 +481,9 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return (index of each tensor by name, tensors that the next section may read).
+        """Return (index of each tensor by its name, tensors that the next section of the graph may read).
 
-        The tensors are pairs (index, name in the next section). Copies are not included.
+        The second item has pairs (index, name in the next section). Copies for other backends are not included.
         """
         found = self._named.get(section.form)
         if found is None:
@@ -493,9 +493,9 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the section's nodes as the allocator sees them, provided that all are on `backend` without copies.
+        """Return the allocator's data on each node of a section: size and sources (`NodeAlloc`).
 
-        Results are cached.
+        They are valid for nodes that run on `backend` and read no copies. Results are cached.
         """
         found = self._node_allocs_of.get((section.form, backend))
         if found is None:
@@ -551,9 +551,9 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, indices: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return (tensor index, name in the next section) for those of the given tensors that the next section may read.
+    """Return those of the given tensors that the next section may read, as (index, name in the next section).
 
-    `indices`: (name in this section, index) of the tensors.
+    `indices`: (name in this section, index) of each given tensor.
     """
     behind = ((index, section.name_after(name)) for name, index in indices)
     return tuple([(index, name) for index, name in behind if name is not None])

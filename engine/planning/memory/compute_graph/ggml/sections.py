@@ -1,10 +1,10 @@
 """Sections of a graph: consecutive nodes, mostly those of one layer, with placeholders for devices.
 
-Layers of one kind have the same nodes. So a section is built once for each pair of kinds (that of a layer, and that of
-the layer before), and used for all layers with this pair. A section contains several layers if a layer leaves nodes to
-the next one (ggml adds a tensor to the graph only in `ggml_build_forward_expand`). Buffer types and pinned backends are
-placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
-read have a name (`Key`). It depends on the distance from the section that makes the tensor to the one that reads it.
+Layers of one kind have the same nodes. So a section is built once for each combination of a layer's kind and the kind
+of the layer before it, and is used for all layers with the same combination. A section contains several layers if nodes
+of a layer are added to the graph only with the next layer (`ggml_build_forward_expand`). Buffer types and pinned
+backends are placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that
+several sections read have a name (`Key`), which depends on the number of sections between maker and reader.
 
 Some layers read tensors of layers that are not their neighbours. Then the whole graph is built, and `partition_graph`
 cuts it into sections. Such a section is used for one layer only, but on any devices.
@@ -53,7 +53,7 @@ def buft_at(place: int, kernel_class: int = 0) -> str:
 
 
 def stands_for_place(buft: str) -> bool:
-    """Return whether the name of a buffer type is a placeholder made by `buft_at`."""
+    """Return whether a buffer type is a placeholder such as "@0.1" (see `buft_at`) instead of a real buffer type."""
     return buft.startswith("@")
 
 
@@ -71,10 +71,10 @@ def pin_at(place: int) -> int:
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name that the next section uses for the tensor `key` of this section.
+    """Return the name that the next section uses for the tensor that this section calls `key`.
 
-    None if the next section has no name for it. A section has names for tensors of the section before it, and for the
-    output of the section two before it.
+    None if the next section has no name for the tensor. A section has names only for its own tensors, those of the
+    section before it, and the output of the section before that.
     """
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
@@ -99,9 +99,9 @@ def is_early(key: Key) -> bool:
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name that the previous section uses for the tensor `key` of this section.
+    """Return the name that the previous section uses for the tensor that this section calls `key`.
 
-    None for a tensor that this section makes.
+    None if this section makes the tensor.
     """
     if key[0] == "copy":
         original = _name_before(key[1])  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ class Section:
     `read_counts`: number of times that nodes have each tensor as a source.
     `ops`: operation of each node.
     `fused`: (tensor, buffer type of its layer's device) of fused operations (`Graph.fused`).
-    `layers`: numbers of the layers for which the section has placeholders.
+    `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
     `shape`, `shape_before`: operation, type and shape of the tensors that this layer makes, and that the layer before
     makes. A section's `shape_before` must be the `shape` of the section before it.
     `earlier`, `later`: names that earlier and later sections also use; None if the graph was built section by section.
@@ -188,9 +188,10 @@ class Section:
 
     @property
     def form(self) -> Section:
-        """The section without overrides of weights: `plain`, or this section if it is no copy.
+        """This section as it is without overrides, which move weights to other buffer types.
 
-        It is a cache key for results that do not depend on the buffer types of weights.
+        It is `plain`, or the section itself if overrides move none of its weights. It serves as cache key for results
+        that do not depend on the buffer types of weights.
         """
         return self.plain or self
 
@@ -203,25 +204,25 @@ class Section:
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name that the next section uses for the tensor `key` of this section.
+        """Return the name that the next section of the graph uses for the tensor that this section calls `key`.
 
-        None if the next section has no name for this tensor.
+        None if the next section has no name for the tensor.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name that the previous section uses for the tensor `key` of this section.
+        """Return the name that the previous section of the graph uses for the tensor that this section calls `key`.
 
-        None if the previous section has no name for this tensor.
+        None if the previous section has no name for the tensor.
         """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
     def is_known_after(self, key: Key) -> bool:
-        """Return whether later sections may read the tensor with the name `key`."""
+        """Return whether later sections of the graph may read the tensor that this section calls `key`."""
         return self.later is None or (original := _original(key)) in self.later or _is_weight(original)
 
     def is_known_before(self, key: Key) -> bool:
-        """Return whether earlier sections may make or read the tensor with the name `key`."""
+        """Return whether earlier sections of the graph may make or read the tensor that this section calls `key`."""
         if self.earlier is None or is_early(key):
             return True
         return (original := _original(key)) in self.earlier or _is_weight(original)
@@ -244,7 +245,10 @@ class LayerStart:
 
     @property
     def handed(self) -> frozenset[Tensor]:
-        """Tensors of the previous layer that this layer can read: sources of `waiting` nodes, and their `view_src`."""
+        """Tensors of the previous layer that this layer can read: sources of the nodes in `waiting`.
+
+        The `view_src` of these sources are included.
+        """
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
 
@@ -275,18 +279,18 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the first section: the embeddings and the first layer, up to the second recorded start.
+        """Return the section with the embeddings and the first layer: all nodes before the second recorded layer.
 
-        `shared`: names of the tensors that all sections name alike, such as inputs.
-        `layers`: numbers of the layers for which the section has placeholders.
+        `shared`: tensors that have the same name in all sections, such as inputs, with this name.
+        `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
         """
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
         """Return the section of the last layer.
 
-        `shared`: names of the tensors that all sections name alike, such as inputs.
-        `layers`: numbers of the layers for which the section has placeholders.
+        `shared`: tensors that have the same name in all sections, such as inputs, with this name.
+        `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
         `open_end`: whether nodes after the layer, such as the output matrix, are left out.
         """
         place = len(self.found) - 2 if open_end else len(self.found) - 1
@@ -296,9 +300,9 @@ class LayerRecorder:
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return the nodes `start` to `end` - 1 of the graph as a section.
 
-        `place`: index in `found` (the recorded layer starts) of the section's first layer.
-        `shared`: names of the tensors that all sections name alike, such as inputs.
-        `layers`: numbers of the layers for which the section has placeholders.
+        `place`: index of the section's first layer in `found`, the list of the recorded layers.
+        `shared`: tensors that have the same name in all sections, such as inputs, with this name.
+        `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
         """
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
@@ -345,7 +349,7 @@ def number_tensors(
     `keys`: name of each tensor that other sections use.
     `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
     `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
-    `layers`: numbers of the layers for which the section has placeholders.
+    `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
     `others`: further fields of the `Section`, by name.
     """
     known_before, known_after = tuple(known_before), tuple(known_after)
@@ -456,7 +460,9 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer makes. Nodes that are not in the graph yet at the layer's end come last.
+    """Return the nodes that a layer makes, in the order of the graph.
+
+    Nodes that are not in the graph yet when the next layer starts (`LayerStart.waiting`) are the last ones.
 
     `before`: start of the layer; None for the first one.
     `mark`: start of the next layer.
@@ -575,7 +581,9 @@ def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> dict[Tensor, Key]:
-    """Return names for all leaf tensors, for tensors that several sections use, and for views of these.
+    """Return the names by which the sections of a whole graph refer to tensors.
+
+    All leaf tensors, the tensors that several sections use, and the views of both have names.
 
     `first`, `last`: numbers of the first and last section that use a tensor.
     """
@@ -588,7 +596,7 @@ def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> di
 
 
 def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -> tuple[int, ...]:
-    """Return the numbers of the layers for which a section has placeholders."""
+    """Return the numbers of the layers for whose devices a section has placeholders (`buft_at`, `pin_at`)."""
     here = set(nodes)
     bufts = {leaf.buft for leaf in leafs} | {buft for node, buft in graph.fused if node in here}
     places = {place_of(buft) for buft in bufts if buft is not None and stands_for_place(buft)}

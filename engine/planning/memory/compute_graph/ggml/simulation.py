@@ -101,7 +101,7 @@ class Simulation:
     ) -> dict[str, Size]:
         """Return `sizes` with each buffer above its limit divided into chunks (backend buffers).
 
-        All tensors are allocated again without the cache, whose results are for buffers without a limit.
+        All tensors are allocated again. The cache is not used, because its results are for buffers without a limit.
 
         `largest`: largest possible buffer in bytes, by buffer type.
         `assigned`, `split_sections`, `live_outs`: results of the passes for the sections of each group.
@@ -138,11 +138,11 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number that a state has in the cache of the section group `place`.
+        """Translate a state to the backends of the section group `place`; return its number in that group's cache.
 
-        A state is what a pass hands from one section to the next; a group is the sections of one device.
+        A state is what a pass hands from one section of the graph to the next; a group is the sections of one device.
 
-        `state`: number of the same state in the cache of the group `place` - 1.
+        `state`: number of the state in the cache of the group before.
         """
         origin = self._groups[place - 1].cache
         return self._groups[place].cache.translated(origin, self._backend_maps[place - 1], state)

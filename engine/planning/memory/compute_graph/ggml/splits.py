@@ -53,8 +53,8 @@ class SplitPart:
 class SplitSection:
     """A section (consecutive nodes, mostly one layer's) after pass 5 of the scheduler, divided by the splits.
 
-    Tensors have the same indices as in `section`, as `hash_node` indices in ggml-alloc. Copies have the indices after
-    these.
+    Tensors have the same indices as in `section`, and copies have the next ones. In ggml-alloc these are the indices of
+    `hash_node`.
 
     `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), plus one for an output.
     `indices`: index by name, for tensors that other sections read or compute.
@@ -80,7 +80,10 @@ def make_split_section(
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
 ) -> SplitSection:
-    """Return a `SplitSection` of these parts. Its `names_before` are computed from the uses of the tensors."""
+    """Return a section of the graph that is divided into these parts of splits.
+
+    Its `names_before` (the previous section's names for tensors that this section reads) are computed here.
+    """
     copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
     read = {name for name, index in indices.items() if use_counts[index]}
     read.update(copy.base_key for _, copy in copied if copy.base_key is not None)

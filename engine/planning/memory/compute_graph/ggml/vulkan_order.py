@@ -101,12 +101,11 @@ def reorder(
 ) -> Order:
     """Return the order in which Vulkan computes the nodes of a split.
 
-    The order ends when all nodes before `end` are computed. Nodes from `end` on are in it only if Vulkan moves them
-    forward.
+    The order ends when all nodes before `end` are computed. It contains later nodes only if Vulkan moves them forward.
 
     `end`: index of a node; None for the end of `nodes`.
     `used`: indices of nodes that are already computed.
-    `goes_on`: whether the split has further nodes before `nodes`, which are already computed.
+    `goes_on`: whether the split began earlier, with nodes that are already computed and are not in `nodes`.
     """
     return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 

@@ -1,9 +1,9 @@
-"""The order of the nodes of one section of the graph on Vulkan devices: `vulkan_order` applied section by section.
+"""Vulkan's order of the nodes of a compute graph, found for one section after another (`vulkan_order`).
 
-`order_section` orders the nodes of one section (consecutive nodes, mostly one layer's), and may move nodes of later
-sections into it. Such a node is then computed in the earlier section, where its result has a name of its own
-(`sections.EARLY`). The order depends on the section, on the following sections of the same split, and on which nodes
-were computed early. So callers can cache it.
+A section is consecutive nodes, mostly those of one layer. `order_section` orders its nodes, and may move nodes of later
+sections into it, because Vulkan computes them early. The result of a moved node has a special name (`sections.EARLY`).
+The order depends only on the section, on the following sections of the same split, and on the nodes that were moved to
+earlier sections. So callers can cache it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ The translation is None if both have the same backends.
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the sections at the start of `following` in which the open split continues, up to `_REACH` nodes."""
+    """Return the first sections of `following`: those in which the open split continues, up to `_REACH` nodes."""
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -59,9 +59,10 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return a section in Vulkan's order, and the places of later sections' nodes that are already computed.
+    """Order the nodes of a section (consecutive nodes, mostly one layer's) as Vulkan does; return the new section.
 
-    Such nodes are now in this section or in an earlier one. Their places are counted from the next section.
+    Also return the places (`NodePlace`) of nodes that Vulkan moved from later sections into this one or an earlier one.
+    In these places, sections are counted from the next one.
 
     `ahead`: following sections in which the last split of this one continues.
     `used`: places of the nodes, in this section and later ones, that were moved to earlier sections.
@@ -109,9 +110,9 @@ class _Ordering:
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
-        """Decrease the use counts of the sources of nodes that an earlier section computes.
+        """Decrease the use counts of tensors that were read by nodes moved from this section to an earlier one.
 
-        Return the indices of these nodes' results.
+        Return the indices of the moved nodes' results.
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
@@ -126,9 +127,9 @@ class _Ordering:
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield the places of a split's nodes: those in this section, then those in the following sections.
+        """Yield the place (section, index) of each node of a split, in this section and then in the following ones.
 
-        `part`: the nodes of the split in this section. `start`: index of the first of them in this section.
+        `part`: the nodes of the split in this section. `start`: index of the first of these nodes in this section.
         """
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
         if part is self._split_section.parts[-1]:
@@ -159,9 +160,10 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number by which a tensor is identified in all sections of a split.
+        """Return a number that identifies a tensor in all sections of a split.
 
-        It consists of the first section that has a name for the tensor, and of the tensor's index there (`_BITS`).
+        The low `_BITS` bits are the tensor's index in the first section that has a name for the tensor. The higher bits
+        are the number of sections from this one to that section.
 
         `number`: index of the tensor in a later section.
         `distance`: number of sections from this one to the later one.
@@ -202,9 +204,11 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return the `NodeAlloc` of a node that is moved from a later section to this one, with this section's indices.
+        """Return a node of a later section as a node of this section, with the indices that its tensors have here.
 
-        `distance`: number of sections from this one to the later one.
+        The use counts of its sources in this section increase.
+
+        `distance`: number of sections from this one to the later one; 0 for a node of this section.
         `place`: index of the node in the later section.
         """
         index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
@@ -219,11 +223,12 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _index(self, distance: int, index: int) -> int | None:
-        """Return the index in this section of a tensor that has the index `index` in a later section.
+        """Translate the index of a tensor from a later section to this section.
 
-        None for weights and caches, which are not allocated.
+        None for weights and caches, which the allocator does not place, and for tensors without a name in this section.
 
         `distance`: number of sections from this one to the later one.
+        `index`: index of the tensor in the later section.
         """
         if not distance:
             return index
@@ -238,9 +243,11 @@ class _Ordering:
         return self._named(distance, key)
 
     def _named(self, distance: int, key: Key) -> int | None:
-        """Return the index in this section of the tensor that has the name `key` in a later section.
+        """Return the index in this section of the tensor that a later section calls `key`.
 
-        `distance`: number of sections from this one to the later one. None if this section has no name for the tensor.
+        A tensor that is new to this section gets the next free index. None if this section has no name for the tensor.
+
+        `distance`: number of sections from this one to the later one.
         """
         if distance:
             index = None if is_early(key) else self._split_sections[distance].indices.get(key)
@@ -258,9 +265,9 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name of a tensor in section `distance` - 1; None if that section has no name for it.
+        """Translate the name of a tensor from the section number `distance` to the section before it.
 
-        Sections are counted from this one, which is 0.
+        Sections are numbered from this one, which is 0. None if the section before has no name for the tensor.
 
         `key`: name of the tensor in section `distance`.
         """
@@ -271,7 +278,7 @@ class _Ordering:
 
 
 def _names(split_section: SplitSection) -> dict[int, list[Key]]:
-    """Return the names of each tensor, by its index in the section."""
+    """Return the names by which sections refer to each tensor, by index of the tensor in this section."""
     found: dict[int, list[Key]] = {}
     for name, index in split_section.indices.items():
         found.setdefault(index, []).append(name)

@@ -213,7 +213,7 @@ def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
 
 
 def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
-    """Return `source` multiplied by the weights `stems`, one after another, without those that the layer lacks."""
+    """Return `source` multiplied by the weights `stems`, one after another; those that the layer lacks are skipped."""
     for stem in stems:
         if ctx.has(stem):
             source = ctx.graph.mul_mat(ctx.weight(stem), source)

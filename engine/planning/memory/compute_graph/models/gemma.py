@@ -88,7 +88,7 @@ def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def has_per_layer_inputs(ctx: GraphContext) -> bool:
-    """Return whether the model has per-layer embeddings (`project_per_layer_inputs`)."""
+    """Return whether `project_per_layer_inputs` made per-layer embeddings, because the file has weights for them."""
     return ctx.shared.find(_PerLayerInputs) is not None
 
 
@@ -160,7 +160,7 @@ def _first(ctx: GraphContext, versions: Tensor) -> Tensor:
 
 
 def _rest(ctx: GraphContext, versions: Tensor) -> Tensor:
-    """Return a view of the versions of the residual stream that are not active."""
+    """Return a view of all versions of the residual stream except the active one, which is the first."""
     return ctx.graph.view(versions, (*versions.ne[:2], _N_ALTUP - 1))
 
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA), to all cells or to cells that an indexer selects (DSA).
+"""Multi-head latent attention (MLA) over all cells of the KV cache, or over those that an indexer selects (DSA).
 
 Mirrors src/models/deepseek2.cpp (weights absorbed into queries, or keys expanded for every head), deepseek32.cpp,
 glm-dsa.cpp, dots3note.cpp and hy-v4.cpp with their lightning indexer, and glm5-next.cpp, whose indexer scores pools of
@@ -136,8 +136,8 @@ class _TopK:
 def dsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of attention to the cells that an indexer selects (src/models/deepseek32.cpp).
 
-    Layers with a sliding window attend to all of it. Layers with no indexer use the cells of the last layer that has
-    one.
+    Layers with a sliding window attend to the whole window. Layers without an indexer use the cells that the last layer
+    with an indexer selected.
     """
     return _dsa_attention(ctx, current, ropes=True)
 

@@ -1,6 +1,6 @@
 """The graph of an MTP head, the last block of a file (`graph_mtp` in qwen35.cpp, qwen35moe.cpp and qwen3next.cpp).
 
-A head joins the embedding of a token with the hidden state of the token before, and goes on like a layer of the model.
+A head joins the embedding of a token with the hidden state of the token before. The rest is as in a layer of the model.
 """
 
 from __future__ import annotations

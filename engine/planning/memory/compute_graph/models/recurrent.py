@@ -107,7 +107,7 @@ def build_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of a Mamba 2 layer (`build_mamba2_layer`): a selective scan by heads."""
+    """Return the output of a Mamba 2 layer (`build_mamba2_layer`): a selective scan with a step size per head."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank

@@ -154,7 +154,9 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return the factors of one residual stream, with shape (1, tokens).
+    """Return a view of one residual stream's factors, with shape (1, tokens).
+
+    All streams give equal views, because offsets are not modelled.
 
     `shares`: factors of all streams, with shape (streams, tokens).
     """

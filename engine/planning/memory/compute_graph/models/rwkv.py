@@ -31,8 +31,8 @@ def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
 def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer with time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
 
-    Each mixing needs its input for the previous token. The layer stores the last token of both inputs in one step, so
-    it does not call `ctx.mixed`.
+    Both kinds of mixing combine the input of each token with that of the token before. The layer stores the last token
+    of both inputs in one step, so it does not call `ctx.mixed`.
     """
     graph = ctx.graph
     states, shift = _build_token_shift_load(ctx)
@@ -75,7 +75,10 @@ def _build_token_shift_load(ctx: GraphContext) -> tuple[RecurrentStates, Tensor]
 
 
 def _shifted(ctx: GraphContext, last: Tensor, tokens: Tensor) -> Tensor:
-    """Return the token before each of `tokens`. `last`: last tokens of the previous batch."""
+    """Return `tokens` shifted by one token: for each token, the values of the token before it.
+
+    `last`: last tokens of the previous batch, which come before the first tokens of this one.
+    """
     graph, (width, count, sequences, _) = ctx.graph, tokens.ne
     return graph.concat(last, graph.view(tokens, (width, count - 1, sequences), tokens.nb), 1)
 
@@ -95,7 +98,7 @@ def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
 def _build_rwkv_channel_mix(ctx: GraphContext, current: Tensor, shifted: Tensor) -> Tensor:
     """Return the output of channel mixing (`build_rwkv6_channel_mix`, `build_rwkv7_channel_mix`).
 
-    `shifted`: the token before each of `current`.
+    `shifted`: `current` shifted by one token: for each token, the values of the token before it.
     """
     graph = ctx.graph
     change = graph.like("sub", shifted, current)
@@ -114,7 +117,7 @@ def _squared(ctx: GraphContext, key: Tensor) -> Tensor:
 def _mix_time(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
     """Return the output of time mixing, with shape (width, tokens, sequences).
 
-    `shifted`: the token before each token.
+    `shifted`: `current` shifted by one token: for each token, the values of the token before it.
     """
     mix = _build_rwkv7_time_mix if ctx.has("time_mix_w0") else _build_rwkv6_time_mix
     return _by_sequence(ctx, ctx.linear("time_mix_output", mix(ctx, states, current, shifted)))

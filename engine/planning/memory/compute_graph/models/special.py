@@ -244,7 +244,7 @@ def granite_switch_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with each token's LoRA adapter on all its matrices."""
+    """Return the output of a layer in which each token's LoRA adapter is applied to all weight matrices."""
     graph, scales = ctx.graph, ctx.hparams.scales_residuals
     current, residual = ctx.mixed(ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:

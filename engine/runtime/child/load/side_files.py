@@ -107,7 +107,7 @@ class Adapters:
     scales: tuple[float, ...] = ()
 
     def apply(self, context: int) -> None:
-        """Apply the adapters to a context. The next batch allocates new compute buffers, because its graph is larger."""
+        """Apply the adapters to a context. The next batch allocates new compute buffers, as its graph is larger."""
         if self.handles:
             count = len(self.handles)
             handles = (self.engine.low.llama_adapter_lora_p_ctypes * count)(*self.handles)

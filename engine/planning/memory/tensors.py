@@ -66,7 +66,7 @@ def row_slices(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def is_repacked(tensor: TensorInfo) -> bool:
-    """Return whether the CPU backend repacks this matrix if it may repack weights."""
+    """Return whether ggml's CPU backend has a repacked format for this tensor, which it uses if repacking is on."""
     # The repacked formats interleave 8 rows.
     if tensor.type_name not in REPACKED_TYPES or len(tensor.shape) < 2 or tensor.shape[1] % 8:
         return False

@@ -1,7 +1,7 @@
 """Bytes of weights on each device, added up as in llama.cpp's buffers (`llama_model_loader::load_all_data`).
 
 The bytes of a layer on a device are computed once for each combination of overrides. Sums over ranges of layers are
-cached too: a drag changes two ranges only.
+cached too, because dragging a layer to another device in the editor changes only two ranges.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class _Tally:
     made: set[tuple[str, str]] = field(default_factory=set)
 
     def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
-        """Add a tensor in host memory that is not repacked.
+        """Add a tensor that is in host memory and is not repacked.
 
-        `pinned`: how pinned memory pads tensors, if the tensor is there; None if it is in plain memory.
+        `pinned`: padding rule of pinned memory for a tensor in pinned memory; None for one in plain memory.
         """
         if pinned is None:
             self.plain_bytes += tensor_bytes(tensor, HOST_RULE)

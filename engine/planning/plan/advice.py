@@ -1,4 +1,4 @@
-"""Advice: disadvantages of a layout that llama.cpp can load nevertheless, each with a sentence and a remedy."""
+"""Advice: disadvantages of a layout that can be loaded, each with a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -243,8 +243,8 @@ def _inside_layers(layout: Layout) -> Iterator[Advice]:
         yield Advice(
             "split_runs",
             tr(
-                "In split mode {split_mode} every device holds a part of each layer that is not on the CPU; "
-                "the lanes show shares, not single layers.",
+                "In split mode {split_mode} every device holds a part of each layer that is not on the CPU, "
+                "so the layout editor shows shares instead of single layers.",
                 split_mode=layout.split_mode,
             ),
             tr("Change the shares to move memory between devices."),

@@ -77,7 +77,7 @@ class PlaceChange:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A setting or a share with different values in two plans.
+    """A setting, or a device's share of the tensor split, that has different values in two plans.
 
     `name`: name of the setting for the user.
     `key`: name of the setting in files.
@@ -112,7 +112,7 @@ class Comparison:
         rows = [(capitalised(each.words()), each.one, each.other) for each in self.places]
         rows += [(capitalised(each.name), each.one, each.other) for each in self.values]
         if self.has_other_patterns:
-            rows.append((tr("Overrides by a pattern"), tr("differ"), tr("differ")))
+            rows.append((tr("Overrides by regular expression"), tr("different"), tr("different")))
         return rows
 
     def document(self) -> dict[str, object]:
@@ -219,8 +219,8 @@ def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[Plac
 def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other: Layout) -> Iterable[PlaceChange]:
     """Yield the layers in which a part is on different devices in the two layouts.
 
-    `part`: experts, or dense weights. If a layout has attention and feed-forward of a layer on different devices, each
-    of these two parts is compared alone.
+    `part`: experts, or dense weights (attention and dense feed-forward). If these two are on different devices in a
+    layout, each is compared on its own.
     """
     together: dict[int, OverridePart] = {}
     apart: dict[OverridePart, list[int]] = {}
@@ -243,9 +243,10 @@ def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other
 
 
 def _split_changes(one: Layout, other: Layout) -> Iterable[ValueChange]:
-    """Yield the differences of two layouts of which at least one is in mode tensor or row, besides modes and shares.
+    """Yield differences of two layouts, at least one of them in split mode tensor or row.
 
-    In these modes layers have no device of their own. So CPU layers, moved parts and the main device are compared.
+    In these modes layers have no device of their own. So only the number of CPU layers, the parts moved by overrides
+    and the main device are compared. `compare_plans` compares split modes and shares.
     """
     rows = [
         ("cpu_layers", tr("layers on the CPU"), *(str(leading_cpu_layers(each)) for each in (one, other))),
@@ -312,7 +313,7 @@ def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
     An unknown value is an empty text. Rows without any value are left out.
     """
     rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
-    rows.append((tr("answers, measured"), _measured_words(one), _measured_words(other)))
+    rows.append((tr("answer speed, measured"), _measured_words(one), _measured_words(other)))
     rows.append((tr("transfers for each token"), _transfer_words(one), _transfer_words(other)))
     rows.append((tr("weights sent to workers"), _sent_words(one), _sent_words(other)))
     return [row for row in rows if row[1] or row[2]]

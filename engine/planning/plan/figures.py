@@ -41,7 +41,7 @@ class Figures:
         )
 
 
-FIGURES = (tr("fits"), tr("layers on the CPU"), tr("context"), tr("answers"), tr("prompts"))
+FIGURES = (tr("fits"), tr("layers on the CPU"), tr("context"), tr("answer speed"), tr("prompt speed"))
 
 
 def figures_of(plan: Plan, speeds: Speeds) -> Figures:

@@ -63,7 +63,7 @@ class Plan:
     # ------------------------------------------------------------------ other plans
 
     def with_edit(self, edit: Edit) -> Plan:
-        """Return the plan of another edit of the same model on the same rig; its `probed` is None."""
+        """Return a plan for the same model and devices with another layout, settings and side files, not probed yet."""
         return Plan(self.memory, self.rig, edit)
 
     def with_layout(self, layout: Layout) -> Plan:
@@ -71,7 +71,7 @@ class Plan:
         return self.with_edit(replace(self.edit, layout=layout))
 
     def on(self, rig: Rig) -> Plan:
-        """Return the plan of the same edit on another rig, or on the same rig with new values of free memory."""
+        """Return the plan with the same layout and settings for other devices, or after a change of free memory."""
         return Plan(self.memory, rig, self.edit)
 
     def with_probed(self, rows: tuple[DeviceRow, ...]) -> Plan:
@@ -131,9 +131,9 @@ class Plan:
         return replace(device, overhead_bytes=least_bytes)
 
     def computing(self, device: Device) -> ComputingNeed:
-        """Return a `ComputingNeed` with the properties of this plan on `device`, for comparison with earlier loads.
+        """Return what the overhead of a load on `device` depends on, such as model, context length and micro batch.
 
-        Its `overhead_bytes` is 0: the result describes the plan and contains no measurement.
+        It is compared with earlier loads to find a measured overhead. Its own `overhead_bytes` is 0.
         """
         model, context = self.model, self.settings
         return ComputingNeed(
@@ -148,7 +148,7 @@ class Plan:
 
     @cached_property
     def violations(self) -> tuple[Violation, ...]:
-        """The rules that the edit breaks. If there are any, the edit cannot be loaded."""
+        """Rules of llama.cpp that layout, settings or side files break. If there are any, the plan cannot be loaded."""
         edit = self.edit
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
@@ -160,7 +160,7 @@ class Plan:
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """Disadvantages of the edit that do not prevent a load."""
+        """Disadvantages of layout, settings and side files that do not prevent a load."""
         edit = self.edit
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
@@ -302,7 +302,7 @@ class Plan:
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
-        """The RPC devices that the edit uses, by endpoint ("host:port")."""
+        """The RPC devices that a load of this plan uses, by endpoint ("host:port")."""
         endpoints: dict[str, tuple[Device, ...]] = {}
         for device in self.devices_in_use:
             if device.endpoint is not None:
@@ -330,7 +330,7 @@ def _state(state: os.stat_result) -> tuple[int, int]:
 def _identity(device: Device) -> tuple[object, ...]:
     """Return the fields of a device that are part of `Plan.key`.
 
-    The measured overhead is one of them, because the memory rows that a probe returns contain it.
+    The measured overhead (memory beyond llama.cpp's buffers) is included, because the rows of a probe contain it.
     """
     return (
         device.id,

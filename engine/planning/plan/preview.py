@@ -133,14 +133,14 @@ class LoadedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The last answer of a model, with the layout and settings with which the model was loaded."""
+    """The last answer of a model, and the layout and settings that the model had then."""
 
     edit: Edit
     answer: LastAnswer
 
 
 class PreviewTables:
-    """Values that all previews of an opened model share, so that a step of a drag is fast.
+    """Values of an opened model that do not change while layers are dragged in the editor; all its previews use them.
 
     Only one thread may use an object at a time.
     """
@@ -163,10 +163,10 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of the answer `answered`, which was given with another edit than that of `plan`.
+        """Return the predicted speed of an answer that was given with another layout or other settings than `plan` has.
 
-        None if that other edit cannot be loaded on the rig of `plan`, or if its memory cannot be computed. The last
-        result is cached, because it is the same during a drag.
+        None if that layout cannot be loaded on the devices of `plan`, or if its memory cannot be computed. The last
+        result is cached, because it does not change while layers are dragged in the editor.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
@@ -204,7 +204,7 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
     """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
 
     None if the plan breaks a rule or its memory cannot be computed.
-    `work`: work of one token in each layer of the plan's model.
+    `work`: bytes read and operations computed for one token, by layer of the plan's model.
     """
     # A layout that cannot be loaded has no speed, and the cost model relies on valid runs and shares.
     tables = None if plan.violations else plan.memory.for_context(plan.settings)
@@ -216,7 +216,7 @@ def plan_speed(
 ) -> SpeedForecast | None:
     """Return the predicted speed of answers; None if `plan` breaks a rule or its memory cannot be computed.
 
-    `work`: work of one token in each layer of the plan's model.
+    `work`: bytes read and operations computed for one token, by layer of the plan's model.
     `fill_tokens`: number of tokens in the context; None for the usual number.
     `prompt_tokens`: number of tokens of the prompt whose speed is predicted too; 0 for a prompt of `fill_tokens`.
     """
@@ -228,7 +228,7 @@ def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedF
     """Return the predicted speed of a prompt of `n_tokens` tokens.
 
     None if `plan` breaks a rule or its memory cannot be computed.
-    `work`: work of one token in each layer of the plan's model.
+    `work`: bytes read and operations computed for one token, by layer of the plan's model.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.prompt(plan.edit.layout, n_tokens)
@@ -246,7 +246,8 @@ def make_preview(
 
     `tables`: the tables of the plan's model.
     `speeds`: measured speeds of the devices.
-    `answered`: last answer of the model, if possible one with the plan's edit; None if the model gave no answer yet.
+    `answered`: last answer of the model with the layout and settings of `plan`, else with others; None if there was no
+    answer yet.
     """
     usual = plan_speed(tables.work, plan, speeds) if plan.report.fits else None
     speed = usual

@@ -61,9 +61,9 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
         return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
 
     def without_overhead(self) -> DeviceRow:
-        """Return the row without overhead and without memory allocated during answers, to compare with a measured row.
+        """Return the row without overhead (memory beyond llama.cpp's buffers) and memory allocated during answers.
 
-        A measured row does not contain this memory, because llama.cpp reports its buffers only.
+        This row can be compared with a measured one, because llama.cpp reports its buffers only.
         """
         besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(
@@ -103,12 +103,15 @@ class FitReport:
 
     @property
     def fits(self) -> bool:
-        """Whether no device is short and no rule is broken."""
+        """Whether every device has enough memory and no rule is broken."""
         return not self.violations and not any(row.is_short for row in self.rows)
 
 
 def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
-    """Return the row of `device`, which holds or would hold `memory`. `grade`: source of these numbers."""
+    """Return the row of a memory report for `device`, which holds or would hold `memory`.
+
+    `grade`: how these numbers are known: estimated, probed or measured.
+    """
     need_bytes = memory.need_bytes
     return DeviceRow(
         id=device.id,
@@ -146,8 +149,8 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     """Correct `rows` for memory that devices share with the host (unified memory), so that it is counted once.
 
-    In the rows of these devices, memory that one of them needs is not free for the others, and the shortfall of each is
-    at least the shortfall of all together. Rows of other devices are unchanged.
+    In the rows of these devices, `free_bytes` excludes what the others need, and `shortfall_bytes` is at least what all
+    of them lack together. Rows of other devices are unchanged.
     """
     pool = rig.pool
     if pool is None:
@@ -187,7 +190,7 @@ def missing_bytes(rows: Iterable[DeviceRow], rig: Rig) -> dict[str, int]:
 def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
     """Return the memory that each device of `rig` would hold, by device id.
 
-    If overhead was measured on a device, it replaces the estimated one.
+    Overhead (memory beyond llama.cpp's buffers) that was measured on a device replaces the estimated one.
     """
     return {
         device.id: with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING))
@@ -196,7 +199,7 @@ def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
-    """Return `memory` with its overhead replaced by the overhead that was measured on `device`.
+    """Return `memory` with the overhead (memory beyond llama.cpp's buffers) that was measured on `device`.
 
     `memory` is returned unchanged if no overhead was measured, or if the device holds nothing.
     """

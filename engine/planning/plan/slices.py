@@ -23,9 +23,10 @@ Device i has the part from `bounds[i]` to `bounds[i + 1]`.
 
 @dataclass(frozen=True, slots=True)
 class LayerSlices:
-    """Boundaries between the devices' parts of one layer.
+    """Boundaries between the parts of one layer that the devices get, as fractions from 0 to 1 (`Bounds`).
 
-    `index`: number of the layer. The other fields are the boundaries in its attention, dense feed-forward and experts.
+    `index`: number of the layer.
+    `attention`, `ffn`, `experts`: boundaries in these weights of the layer; `ffn` is the dense feed-forward.
     """
 
     index: int
@@ -39,7 +40,7 @@ class Slices:
     """The part of each split layer that each device gets.
 
     `members`: ids of the devices with a share, in the order of the parts.
-    `layers`: boundaries in each layer that is split.
+    `layers`: boundaries between the parts of each split layer, as fractions from 0 to 1.
     """
 
     members: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""Settings of a load and of an answer, and the tables behind files, command line options, dialogs and docs."""
+"""Settings of a load and of an answer, in tables from which files, command line, dialogs and docs take them."""

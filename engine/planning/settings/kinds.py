@@ -35,7 +35,7 @@ class LeftOpen:
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether `text`, which a user typed, leaves the setting open."""
+        """Return whether `text`, which a user typed, means "no number", as "auto" does."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
@@ -71,7 +71,7 @@ class WholeNumber:
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
+            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
         """
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
@@ -82,7 +82,7 @@ class WholeNumber:
         return item.integer(key, self.low, self.high)
 
     def written(self, value: Value) -> Value:
-        """Return the JSON value for `value`: the number, or null or a word for the state without a number."""
+        """Return the JSON value for `value`: the number, or the word or null that means "no number" (`left_open`)."""
         is_open = self.left_open is not None and value == self.left_open.kept
         return self.left_open.written if is_open and self.left_open is not None else value
 
@@ -170,7 +170,7 @@ class Real:
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
+            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
@@ -221,7 +221,7 @@ def _as_float32(value: float) -> float:
 
 
 class _Words:
-    """Base class of the settings that are typed as one of a few words."""
+    """Base class of settings for which a user types one of a few words."""
 
     __slots__ = ()
     words: tuple[str, ...]
@@ -252,7 +252,7 @@ class Choice(_Words):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
+            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
         """
         return item.choice(key, self.words)
 
@@ -295,7 +295,7 @@ class Switch(_Words):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid; a subclass for the kind of file that `item` is from.
+            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
         """
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 

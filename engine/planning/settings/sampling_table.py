@@ -80,7 +80,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "keep_tokens",
         WholeNumber(0, MAX_WINDOW, left_open=LeftOpen(None, None, "start", or_empty=True)),
         "Answer",
-        tr("Tokens kept by a shift"),
+        tr("Tokens kept at a context shift"),
         tr(
             "number of first tokens that stay when a full context is shifted; empty: all tokens before the first "
             "question"
@@ -114,7 +114,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "penalty_last_n",
         WholeNumber(-1, MAX_WINDOW),
         "Repetition",
-        tr("Penalised tokens"),
+        tr("Penalty range (tokens)"),
         tr("number of latest tokens checked by the three penalties; 0: none, -1: the whole context"),
         "penalty_last_n",
     ),
@@ -166,7 +166,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "dry_penalty_last_n",
         WholeNumber(-1, MAX_WINDOW),
         "Repetition",
-        tr("DRY tokens"),
+        tr("DRY range (tokens)"),
         tr("number of latest tokens checked by DRY; 0: none, -1: the whole context"),
     ),
     SamplingSetting(
@@ -272,7 +272,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Choice(MIROSTAT_MODES),
         "Mirostat",
         "Mirostat",
-        tr("keeps the surprise of the answer at a target; replaces penalties and the samplers above"),
+        tr("keeps the entropy of the answer near a target (tau); replaces penalties and the samplers above"),
         "mirostat",
     ),
     SamplingSetting(
@@ -280,7 +280,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.1),
         "Mirostat",
         tr("Mirostat tau"),
-        tr("target surprise of each token for Mirostat"),
+        tr("target entropy for Mirostat; higher values give more varied answers"),
         "mirostat_tau",
     ),
     SamplingSetting(

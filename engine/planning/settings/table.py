@@ -77,8 +77,8 @@ class Setting:
     `effect`: how it affects memory.
     `decided_by`: module of `engine.planning.plan.decisions` that chooses the value for "auto"; empty if there is none.
     `rare`: whether a file contains the setting only if its value is not the default.
-    `server_options`: llama-server's options with the same values; exports write the first one. If llama-server accepts
-    further values, `_VALUES` of `engine.planning.exchange.server_options` reads them. Empty: there is no such option.
+    `server_options`: llama-server's options for this setting; exports write the first one. Empty if there is none.
+    Values that only llama-server accepts are translated in `engine.planning.exchange.server_options` (`_VALUES`).
     `engine_field`: whether `llama_context_params` has a field of the same name with the same values.
     `in_kv_state`: whether the content or shape of the KV cache depends on the setting, so that a saved KV state can
     only be restored with the same value.
@@ -292,7 +292,7 @@ SETTINGS: tuple[Setting, ...] = (
         Choice(PIPELINE_MODES),
         "--pipeline",
         "Batches",
-        tr("Pipeline"),
+        tr("Pipeline parallelism"),
         tr(
             "devices compute different micro batches of a prompt at the same time, which needs extra copies of "
             "the inputs; auto: on if a pipeline is faster and there is room"
@@ -439,7 +439,10 @@ ENGINE_LOAD_MODES: Mapping[LoadMode, int] = {
 
 
 def engine_fields(context: ContextSettings) -> dict[str, Value]:
-    """Return the fields of `llama_context_params` that depend on the settings alone, and those of `FROM_FILE`."""
+    """Return the fields of `llama_context_params` that depend on the settings alone, as C values.
+
+    The YaRN fields of `FROM_FILE` are included; they tell llama.cpp to use the values of the model file.
+    """
     return {
         **FROM_FILE,
         **{setting.key: getattr(context, setting.key) for setting in SETTINGS if setting.engine_field},
@@ -452,7 +455,7 @@ def engine_fields(context: ContextSettings) -> dict[str, Value]:
 
 
 def kv_state_values(context: ContextSettings) -> dict[Setting, Value]:
-    """Return the values that a saved KV state depends on; rare settings are left out at their default."""
+    """Return the values that a saved KV state depends on; `rare` settings are left out if they have their default."""
     values = {setting: getattr(context, setting.key) for setting in SETTINGS if setting.in_kv_state}
     return {setting: value for setting, value in values.items() if not setting.rare or value != setting.default}
 
@@ -467,7 +470,8 @@ def parse_context(item: JsonObject) -> ContextSettings:
     """Return the settings in a JSON object, with defaults for missing keys.
 
     Raises:
-        EngineError: a key is unknown or a value is invalid; a subclass for the file of `item`, with the key's path.
+        EngineError: a key is unknown or a value is invalid. The subclass is that of the file, such as `LayoutError`,
+            and the message contains the key's path.
     """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)
@@ -478,7 +482,7 @@ def parse_context(item: JsonObject) -> ContextSettings:
 
 
 def context_document(context: ContextSettings) -> dict[str, object]:
-    """Return the settings as a JSON object for a layout file; rare settings are left out at their default."""
+    """Return the settings as a JSON object for a layout file; `rare` ones are left out if they have their default."""
     values = {setting: getattr(context, setting.key) for setting in SETTINGS}
     return {
         setting.key: setting.kind.written(value)

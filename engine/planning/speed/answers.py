@@ -41,7 +41,7 @@ _COMMON = 0.5
 class Answer(msgspec.Struct, frozen=True):
     """Seconds per token of one answer or prompt, measured and predicted.
 
-    `layout_class`: class of the layout (`speeds.layout_class`).
+    `layout_class`: class of the layout, such as several GPUs with overrides (`speeds.layout_class`).
     `parts`: predicted seconds by device key, without learnt corrections.
     `seconds`: measured seconds, for all devices together.
     """
@@ -101,7 +101,9 @@ def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[s
 def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:
     """Return the ratio of measured to predicted time by class of layouts: the median of the latest answers.
 
-    `factors`: learnt factors by device key, with which the predicted times are multiplied first.
+    The predicted time of each device is first multiplied by the device's factor.
+
+    `factors`: learnt factors by device key.
     """
     ratios: dict[str, list[float]] = {}
     for answer in answers:

@@ -338,7 +338,7 @@ class CostModel:
 
         The cost of each device is multiplied by `scale` and by the device's factor.
 
-        `scale`: the share of one token in the batch, times the learnt ratio for the class of the layout.
+        `scale`: factor from seconds of the batch to seconds of a token, times the learnt ratio for the class of layout.
         `factors`: learnt factor of each device, by id.
         `source_of`: function that returns how the speed of a device is known.
         `is_learnt`: whether learnt corrections are in `scale` or `factors`.
@@ -525,7 +525,7 @@ def usual_fill(context: ContextSettings) -> int:
 
 
 def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
-    """Return the least reliable source among devices with a noticeable share of the time."""
+    """Return the least reliable source of the devices' speeds; devices that take little of the time do not count."""
     weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
     return max(weighty, key=SOURCES.index, default="guess")
 

@@ -1,4 +1,4 @@
-"""Speeds of devices and links: measured here, learnt from answers, published for the card, or usual for its kind."""
+"""Speeds of devices and links: measured, learnt from answers, published for the card, or typical for its kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Speeds:
     `links`: latency and throughput of transfers.
     `products`: speed of matrix multiplications in large batches, in multiply-adds per second, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
-    `ratios`: ratio of real to predicted time that remains with `factors`, by class of layout (`layout_class`).
+    `ratios`: ratio of real to predicted time that remains after `factors` are applied, by class of layout, such as
+    several GPUs with overrides (`layout_class`).
     `prompt_factors`, `prompt_ratios`: the same as `factors` and `ratios`, for prompts instead of answers.
     """
 
@@ -59,7 +60,7 @@ LINKS = "links"
 
 
 def layout_class(layout: Layout, rig: Rig) -> str:
-    """Return the class of a layout as text, under which learnt corrections are stored.
+    """Return the class of a layout: a text that is the key of the learnt corrections.
 
     Predictions for layouts of one class are assumed to be wrong by the same ratio. A class is the split mode, the kinds
     of devices that read weights, whether there are several devices, and whether there are overrides.
@@ -168,7 +169,10 @@ def _known_name(device_name: str) -> str | None:
 
 
 def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
-    """Return the bytes per second at which `device` reads memory: measured, published, or usual for its kind."""
+    """Return the bytes per second at which `device` reads memory.
+
+    The value was measured, else is published for this card, else is typical for this kind of device.
+    """
     measured = speeds.bandwidths.get(device.id)
     if measured is not None:
         return measured
@@ -357,7 +361,7 @@ def sent_graph_seconds(device: Device, speeds: Speeds) -> float:
 
 
 def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
-    """Return latency and throughput of transfers to `device`: measured, or usual for its kind."""
+    """Return latency and throughput of transfers to `device`: measured, else typical for this kind of link."""
     measured = speeds.links.get(device.id)
     if measured is not None:
         return measured
@@ -416,7 +420,8 @@ class HopCosts:
 def hop_costs(size_bytes: float, rig: Rig, speeds: Speeds) -> HopCosts:
     """Return the cost of passing a hidden state of `size_bytes` bytes between any two devices of `rig`.
 
-    A transfer takes the fixed time of the device, and latency and throughput of its link.
+    The time of a transfer is a fixed time of the device, plus the latency of its link, plus the bytes divided by the
+    link's throughput.
     """
     times = []
     for device in rig.devices:

@@ -1,4 +1,4 @@
-"""Sentences and numbers of predicted speeds, for people."""
+"""Formats predicted speeds as sentences and numbers for the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.planning.speed.prediction import LinkUse, SpeedForecast
 
 _SOURCE_WORDS: Mapping[Source, str] = {
-    "measured": tr("measured here"),
+    "measured": tr("from a speed measurement"),
     "answers": tr("from earlier answers"),
     "card": tr("from the graphics card's specifications"),
     "guess": tr("not measured"),

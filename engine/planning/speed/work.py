@@ -119,7 +119,7 @@ class Moved:
 
 
 class Work:
-    """Work of one token in each layer of a model. The sum over a range of layers costs two look-ups.
+    """Bytes that one token reads, and operations that it needs, in each layer of a model, stored as prefix sums.
 
     Only one thread at a time may use a `Work`.
 
@@ -182,10 +182,9 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share of experts that a batch reads in addition to those of one token, from 0 to 1.
+        """Return, from 0 to 1, the share of a first token's unused experts that the other tokens of the batch use.
 
-        The share is that of the experts that this one token does not use. Routers are trained to use all experts
-        equally, so each token is assumed to choose experts at random.
+        Routers are trained to use all experts equally, so each token is assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.

@@ -300,7 +300,7 @@ def test_what_was_measured_here_is_used_where_nothing_is_chosen(
     decided = {each["setting"]: each for each in found["decisions"]}
     assert (decided["threads"]["value"], decided["threads_batch"]["value"]) == (3, 2)
     assert ", as measured: 1.20 times as fast as with 2 " in decided["threads"]["reason"]
-    assert decided["n_ubatch"]["reason"].startswith("Measured with prompts: 1.20 times")
+    assert decided["n_ubatch"]["reason"].startswith("Chosen by measuring prompt speed: 1.20 times")
     assert found["layout"]["context"]["n_ubatch"] == 1024
     chosen = plan(capsys, model, "--device", "CPU", "--ctx", "2048", "--threads", "1", "--ubatch", "256")
     decided = {each["setting"]: each["value"] for each in chosen["decisions"]}

@@ -56,7 +56,7 @@ def test_people_get_both_in_a_table(capsys: pytest.CaptureFixture[str], folder: 
     lines = answer.out.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.endswith("with the cards"))
     assert [line.split("  ")[0] for line in lines[begin + 1 :]] == [
-        "fits", "layers on the CPU", "context", "answers", "prompts"
+        "fits", "layers on the CPU", "context", "answer speed", "prompt speed"
     ]  # fmt: skip
     assert "0 of 80" in lines[begin + 2]
 

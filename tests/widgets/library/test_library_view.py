@@ -245,7 +245,7 @@ def test_a_speed_of_another_layout_is_not_shown_beside_the_forecast(view: Librar
     view.list_view.select(0)
     assert (row_words(elsewhere).fit, row_words(elsewhere).speed) == ("fits on CUDA0", "about 35 tokens/s")
     words = view.details.fit_label.text()
-    assert "about 35 tokens/s (measured here)" in words
+    assert "about 35 tokens/s (from a speed measurement)" in words
     assert words.endswith(f"The last answer had 9.1 tokens/s, with another layout ({measured_on}).")
     assert row_words(model("m", notes=Notes(measured=9.1, measured_on=measured_on), fit=None)).speed == ""
 

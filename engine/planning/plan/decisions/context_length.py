@@ -159,6 +159,8 @@ def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
             )
             yield Decision(setting, value, reason, value != default)
         elif whole:
-            yield Decision(setting, value, tr("As long as the context: this model needs a text in one batch."))
+            yield Decision(
+                setting, value, tr("As large as the context, because this model must read each text in one batch.")
+            )
         elif value != default:
             yield Decision(setting, value, tr("Set explicitly."), True)

@@ -1,6 +1,7 @@
-"""`Decision`: the value of one setting for a load, and the reason for it; settings that were measured on this computer.
+"""`Decision`: the value of one setting for a load, and the reason for it.
 
-Measured choices are stored under the keys that this module makes, and decisions look them up.
+For some settings the fastest value was measured on this computer. The measurement is stored under a key that this
+module makes, and `measured_choice` looks it up.
 """
 
 from __future__ import annotations

@@ -113,7 +113,10 @@ def decide_draft(
     if draft.layout is not None:
         reason = tr("You chose this device for the draft model, which takes {size} with its KV cache.", size=size)
     elif placed.devices == (CPU_ID,):
-        reason = tr("No graphics card has room for the draft model, which takes {size} with its KV cache.", size=size)
+        reason = tr(
+            "No graphics card has room for the draft model, which takes {size} with its KV cache, so the CPU runs it.",
+            size=size,
+        )
     else:
         reason = tr(
             "The first graphics card with room for the draft model, which takes {size} with its KV cache.", size=size

@@ -43,9 +43,9 @@ class ModeChoice:
 def load_modes(
     model: ModelFile, rig: Rig, layout: Layout, asked: LoadMode, host: HostFacts, *, has_adapters: bool
 ) -> tuple[ModeChoice, ...]:
-    """Return the load modes to try, in order: one, or a second one for a host with too little memory for the first.
+    """Return the load modes to try, in order. The second one, if any, is for a host that lacks memory for the first.
 
-    `asked`: the user's choice; any mode except "auto" is the only one returned.
+    `asked`: the user's choice. Unless it is "auto", only this mode is returned.
     `host`: platform and processor of the computer that loads the model.
     `has_adapters`: whether the load has LoRA adapters.
     """

@@ -33,8 +33,8 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
     """Return the values of `op_offload` to try, in order.
 
-    For "auto" True is the first value. False follows if it would save memory, for a device without memory for copies of
-    the weights.
+    For "auto" True comes first. False follows if that would free memory: without op offload a device needs no copies of
+    weights.
 
     `asked`: settings as the user left them.
     """
@@ -57,7 +57,7 @@ def decide_op_offload(
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
     chosen = used.op_offload_min_batch is not None and measured is None
     reason = (
-        tr("Measured with prompts: {gain}.", gain=gain_words(measured))
+        tr("Chosen by measuring prompt speed: {gain}.", gain=gain_words(measured))
         if measured is not None
         else tr(
             "Set explicitly; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH

@@ -2,7 +2,7 @@
 
 llama.cpp turns it on if it can (`pipeline_parallel` in `llama-context.cpp`). It then keeps four copies of each input
 and of each tensor that crosses between devices (`GGML_SCHED_MAX_COPIES`). Answers do not become faster, because each
-token needs the one before. Nor does a prompt that fits into one micro batch.
+token needs the one before. A prompt that fits into one micro batch does not become faster either.
 """
 
 from __future__ import annotations

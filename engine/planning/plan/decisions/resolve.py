@@ -120,7 +120,9 @@ def _decide_sizes(
         if each.setting != "n_ubatch" or not is_measured:
             yield each
     if choice is not None and is_measured:
-        yield Decision("n_ubatch", used.n_ubatch, tr("Measured with prompts: {gain}.", gain=gain_words(choice)))
+        yield Decision(
+            "n_ubatch", used.n_ubatch, tr("Chosen by measuring prompt speed: {gain}.", gain=gain_words(choice))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +190,8 @@ class _Trials:
     def each(self) -> Iterator[_Tried]:
         """Yield combinations of settings with their forecasts.
 
-        A value is skipped if it cannot save memory on the devices without enough of it: the load mode affects the host
-        only, and op offload affects the other devices only.
+        A value that cannot help is skipped: another load mode is tried only if the host lacks memory, and turning off
+        op offload only if another device does.
         """
         # The innermost choice gives way first: the load mode, then op offload, the pipeline, last the context length.
         model = self.memory.model

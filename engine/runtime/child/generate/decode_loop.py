@@ -134,7 +134,7 @@ class DecodeLoop:
     def may_wait(self) -> bool:
         """Return whether this process may be waiting for RPC workers that compute a batch.
 
-        Heartbeats are then sent although the process itself shows no work. May be called in any thread.
+        The process then sends heartbeats even if it uses no processor time itself. May be called in any thread.
         """
         return self._loaded.may_wait()
 
@@ -270,8 +270,8 @@ class DecodeLoop:
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch.
 
-        Each answer gets one token. Prompts share the remaining room evenly; with each batch another prompt is the first
-        to get tokens.
+        Each answer gets one token. Prompts share the rest of the batch evenly; they take turns in getting the tokens
+        that are left over by the division.
         """
         missing = [self._until_checkpoint(task) for task in self._running]
         # A micro batch may have fewer tokens than there are slots; then answers take turns too.
@@ -399,7 +399,7 @@ class DecodeLoop:
     # ------------------------------------------------------------------ images and sounds
 
     def _read_media(self) -> None:
-        """Compute the next part of an image or sound, if a prompt has reached one."""
+        """Decode the next image or sound part into the KV cache, if one comes next in a running prompt."""
         task = next((task for task in self._running if task.next_part is not None), None)
         if task is None or task.slot is None or task.next_part is None:
             return

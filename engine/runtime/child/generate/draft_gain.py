@@ -55,7 +55,7 @@ class Rest:
 
     @property
     def is_on(self) -> bool:
-        """Whether the pause has begun and not ended, so that an answer that begins now gets no drafts."""
+        """Whether drafting is paused. An answer that begins during the pause gets no drafts."""
         return self._left > 0
 
     def begin(self) -> None:
@@ -72,7 +72,7 @@ class Rest:
         return was_on and not self.is_on
 
     def forget(self) -> None:
-        """Forget earlier losses and end the pause, because drafts made the last `TESTED_TOKENS` tokens faster."""
+        """End the pause, because drafts made the last `TESTED_TOKENS` tokens faster; the next pause is short again."""
         self._left, self._tokens = 0, RESTED_TOKENS
 
 
@@ -108,12 +108,12 @@ class PlainSteps:
 
 
 class AnswerDraft:
-    """Counts and times the drafts of one answer, and pauses them if they lose time.
+    """Counts and times the drafts of one answer, and pauses drafting if drafts make the answer slower.
 
     `pauses`: whether drafts that lose time are paused.
     `paused`: why drafts are paused; empty: they are not.
     `ngrams`: n-gram drafts of the sequence.
-    `step_tokens`: number of tokens that the present step has added so far.
+    `step_tokens`: number of tokens that the current step has added to the answer so far.
     `rest`: the pause that all answers of the loaded model share.
     """
 

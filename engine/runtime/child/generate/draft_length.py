@@ -79,7 +79,7 @@ class StepCosts:
         """Add the duration of a step.
 
         `answers`: number of running answers.
-        `drafted`: number of tokens that were to be drafted, for all answers together.
+        `drafted`: number of tokens that were requested from the drafter, for all answers together.
         `cost`: the duration, divided by that of a plain step (a step without drafts) with as many answers.
         """
         self._measured.setdefault(answers, {}).setdefault(drafted, deque(maxlen=KEPT_COSTS)).append(cost)

@@ -97,9 +97,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute the tokens of each slot that the drafter's sequence for this slot lacks.
+        """Compute, in the drafter's context, the tokens of each slot that are not in the drafter's KV cache yet.
 
-        Return a draft for each of `wanted`, without tokens so far. Its `place` is set if tokens can be drafted for it.
+        Return an empty draft for each of `wanted`. Its `place` is set if tokens can be drafted for it.
         """
 
     @abstractmethod

@@ -192,7 +192,7 @@ class Drafting:
     def _chosen(
         self, tasks: Sequence[SequenceTask], wanting: Sequence[int], possible: Sequence[Possible], room: int
     ) -> list[int]:
-        """Return the number of tokens to draft for each request in `wanting`. The numbers are also kept for `note`.
+        """Return the number of tokens to draft for each request in `wanting`; store the numbers for the statistics.
 
         `wanting`: indices in `tasks` of the requests for which drafts are possible.
         `possible`: the possible draft of each of these requests.

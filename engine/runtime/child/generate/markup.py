@@ -1,9 +1,10 @@
 """Prevents special tokens in messages, files and results of tools from being read as markup of the chat template.
 
 llama.cpp finds special tokens by their names anywhere in a text. So a message or an attached file with `<|im_end|>` in
-it could end the turn and begin a system turn. Names of special tokens in a conversation are therefore replaced by
-placeholders that nobody can guess before the template is rendered. Afterwards the names are put back, and the text is
-divided at special tokens here, as `tokenizer_st_partition` of llama-vocab.cpp does it, except inside these names.
+it could end the turn and begin a system turn. Before the template is rendered, names of special tokens in a
+conversation are therefore replaced by random placeholders that nobody can guess. Afterwards the names are put back, and
+this module divides the text at special tokens as `tokenizer_st_partition` of llama-vocab.cpp does, except inside these
+names.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PromptText(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """The text with a zero-width space inside each literal name, so that mtmd finds no special token there."""
+        """The text with a zero-width space in each range of `literal`, so that mtmd finds no special token there."""
         text = self.text
         for start, _ in reversed(self.literal):
             text = f"{text[: start + 1]}{_BREAK}{text[start + 1 :]}"
@@ -113,9 +114,10 @@ class Shield:
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
         """Return whether the template has changed the text of a message, in which names were replaced by placeholders.
 
+        Messages of the assistant always count as unchanged: a template may remove the reasoning at their beginning, but
+        that cannot join two halves of a special token's name.
+
         `rendered`: the prompt that the template has rendered.
-        Messages of the assistant count as unchanged. A template may remove the reasoning at their beginning, but that
-        cannot join two halves of a special token's name.
         """
         return message.role != "assistant" and message.content.strip() not in rendered
 
@@ -239,7 +241,7 @@ def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: b
 
 
 def _markup(special: SpecialTokens, prompt: PromptText) -> list[re.Match[str]]:
-    """Return the matches of names of special tokens outside of the literal parts, in their order."""
+    """Return the matches of names of special tokens that are markup: those outside of `prompt.literal`, in order."""
     found: list[re.Match[str]] = []
     place, part = 0, 0
     while special.names is not None and (match := special.names.search(prompt.text, place)) is not None:

@@ -1,4 +1,4 @@
-"""Computes the images and sounds of a prompt into the KV cache, part by part, when the decode loop has reached them."""
+"""Encodes images and sounds of a prompt, and decodes their embeddings into the KV cache, part by part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
 
 
 class MediaReader:
-    """Computes the images and sounds of one prompt. A file whose embeddings are in the KV cache is not decoded."""
+    """Encodes images and sounds of one prompt, and decodes their embeddings into the KV cache.
+
+    A file whose embeddings are all in the KV cache already is not decoded.
+    """
 
     def __init__(self, loaded: LoadedContext, prompt: MediaPrompt = NO_MEDIA) -> None:
         self._loaded = loaded
@@ -30,10 +33,12 @@ class MediaReader:
         self._last_chunk = max((part.chunk for part in prompt.parts.values()), default=0)
 
     def read(self, part: MediaPart, position: int, sequence: int, stop: StopFlag) -> int:
-        """Compute a part at the end of a sequence, and return the status of llama_decode.
+        """Encode an image or sound part, decode its embeddings at the end of a sequence, and return the status of
+        llama_decode.
 
-        The status is `ABORTED` if any request was stopped during the call. The decode loop then handles the stop. If
-        this prompt's own request continues, the loop calls this method again.
+        The status is `ABORTED` if any request was stopped during the call. Call again with the same part if its own
+        request was not the stopped one.
+
         `position`: position of the part's first token in the sequence.
 
         Raises:

@@ -25,7 +25,7 @@ class _Sequence:
     """The draft model's sequence for one slot of the loaded model.
 
     `tokens`: tokens in the draft model's KV cache.
-    `sure`: number of leading tokens that are tokens of the slot; the tokens after them are drafts.
+    `sure`: length of the prefix that consists of tokens of the slot; the tokens after it are drafted.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -46,10 +46,10 @@ class ModelDrafter(Drafter):
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute one batch of the tokens that the draft model's sequences lack, compared with their slots.
+        """Compute, with the draft model, one batch of those tokens of the slots that are not in its KV cache yet.
 
-        Return a draft for each slot, without tokens so far. Nothing is drafted yet for a slot whose missing tokens do
-        not all fit into the batch.
+        Return an empty draft for each slot. If the missing tokens of a slot do not all fit into the batch, nothing is
+        drafted for the slot in this step.
         """
         begun = [self._cut_to(each) for each in wanted]
         self._batch.clear()

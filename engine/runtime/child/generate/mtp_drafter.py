@@ -66,8 +66,9 @@ class _Sequence:
 
 
 class MtpDrafter(Drafter):
-    """Computes drafts with the MTP heads of a loaded model. Prompts are computed in `note`, so `is_reading` stays
-    False.
+    """Computes drafts with the MTP heads of a loaded model.
+
+    The heads compute prompts in `note`, not in `draft`, so `is_reading` is always False.
 
     `target`: the context of the model itself.
     `heads`: the context of the model's MTP heads.
@@ -100,10 +101,10 @@ class MtpDrafter(Drafter):
                 self._read(part.number)
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Let the heads compute those tokens of each slot that their sequence for this slot lacks.
+        """Compute, with the MTP heads, the tokens of each slot that are not in the heads' KV cache yet.
 
-        Return a draft for each slot, without tokens so far. Nothing can be drafted for a slot if hidden states of its
-        tokens are missing.
+        Return an empty draft for each of `wanted`. Nothing can be drafted for a slot if hidden states of its tokens are
+        missing.
         """
         drafts = [Draft(each.number, each.most, len(each.tokens)) for each in wanted]
         room = self._batch.size // max(1, len(wanted))
@@ -130,7 +131,7 @@ class MtpDrafter(Drafter):
         self._sequences = [_Sequence() for _ in self._sequences]
 
     def _prepare(self, draft: Draft, tokens: Sequence[int], room: int) -> bool:
-        """Cut the heads' sequence to its common prefix with the slot; return whether the draft can begin.
+        """Cut the heads' sequence to its common prefix with the slot; return whether drafting can begin.
 
         `tokens`: all tokens of the slot. The model has not computed the last one yet.
         `room`: largest number of tokens that the draft may add to the batch.
@@ -160,8 +161,8 @@ class MtpDrafter(Drafter):
     def _first(self, number: int) -> int:
         """Return the position of the next token that the heads compute for the slot `number`.
 
-        If hidden states are missing between the tokens that the heads have read and the kept hidden states, the
-        sequence begins anew.
+        If there is a gap between the tokens that the heads have computed and the stored hidden states, the sequence is
+        emptied and begins anew after the gap.
         """
         sequence = self._sequences[number]
         if not sequence.tokens:
@@ -190,7 +191,9 @@ class MtpDrafter(Drafter):
         return last
 
     def _read(self, number: int) -> bool:
-        """Let the heads read all kept hidden states of the slot `number`, in batches, and keep only the last one.
+        """Compute, with the MTP heads, all tokens of slot `number` whose hidden states are stored.
+
+        Then delete all of these hidden states but the last.
 
         Return False if a batch could not be computed.
         """
@@ -222,8 +225,9 @@ class MtpDrafter(Drafter):
         sequence.hidden_start = position
 
     def _cut(self, number: int, kept: int) -> bool:
-        """Cut the heads' sequence of the slot `number` to its first `kept` tokens, without drafts; return False if that
-        fails.
+        """Cut the heads' sequence of slot `number` to its first `kept` tokens, and remove drafted tokens after them.
+
+        Return False if llama.cpp cannot do that.
         """
         sequence = self._sequences[number]
         if kept == len(sequence.tokens) and not sequence.has_drafts:

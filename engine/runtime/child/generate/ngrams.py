@@ -3,8 +3,8 @@
 Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
 way. The index here makes a search as fast in a long sequence as in a short one. Of several places the one with the
 longest match is taken, because a long copy will probably go on. So the length of the match tells how likely the answer
-is to continue with the drafted tokens (`NgramDraft.kind`). Drafts that get into no batch are compared with the answer's
-next tokens too (`NgramDrafts`).
+is to continue with the drafted tokens (`NgramDraft.kind`). Drafts that are made but not used are compared with the
+answer's next tokens too (`NgramDrafts`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _match(tokens: Sequence[int], place: int) -> int:
 class NgramDrafts:
     """Makes n-gram drafts for one answer, and records how many of their tokens agree with the answer.
 
-    Drafts that got into no batch are recorded too.
+    The comparison needs no batch, so it includes drafts that were made but not used.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class Outbox:
         self._lock = threading.Lock()
 
     def send(self, *messages: Message) -> None:
-        """Send the pieces that are held back, and then `messages`."""
+        """Send the pieces of answer text that were held back, and then `messages`."""
         with self._lock:
             self._send(messages)
 

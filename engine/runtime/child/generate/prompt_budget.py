@@ -1,4 +1,4 @@
-"""`PromptBudget`: how many prompt tokens go into a batch, by measured times.
+"""`PromptBudget`: chooses how many prompt tokens go into a batch, from the measured times of earlier batches.
 
 A micro batch takes a + b·n seconds for n tokens. a is the time to read all weights: from host memory, from a disk if
 the model is larger than the memory, or over PCIe with op offload. b is the time to compute a token. Usually b
@@ -63,7 +63,9 @@ class _Measured(NamedTuple):
 
 
 class PromptBudget:
-    """Limits the number of prompt tokens in a batch, so that progress is seen and answers go on, but no speed is lost.
+    """Chooses the number of prompt tokens in a batch.
+
+    Short batches report progress often and do not delay running answers for long. Long ones are faster for each token.
 
     `most`: largest number of tokens in a batch.
     `micro_batch`: number of tokens that are computed together; larger batches read the weights several times.
@@ -135,7 +137,7 @@ class PromptBudget:
         return 0.0, latest.seconds / latest.tokens
 
     def _enlarged(self, fewest: int, further_s: float, token_s: float) -> float:
-        """Return the number of tokens in a batch that takes `further_s` seconds longer than one of `fewest` tokens.
+        """Return how many tokens a batch may have, to take `further_s` seconds longer than a batch of `fewest` tokens.
 
         It is at most a micro batch, and at most `GROWTH` times the largest measured batch, because a measurement may be
         wrong.
@@ -145,5 +147,5 @@ class PromptBudget:
 
 
 def _within(seconds: float, fixed_s: float, token_s: float) -> float:
-    """Return how many tokens can be computed in `seconds`, of which `fixed_s` are needed for any number of tokens."""
+    """Return how many tokens can be computed in `seconds`, if a batch takes `fixed_s` plus `token_s` for each token."""
     return max(0.0, seconds - fixed_s) / token_s

@@ -2,8 +2,8 @@
 
 A chat template comes with the model's file and is an untrusted program (Jinja). The sandbox refuses operations that
 make a huge value in one step. A template may still stay in one C call for a minute, which no limit inside the
-interpreter can interrupt. So this process has the kernel's alarm, a limited address space, and no access to files. It
-never loads llama.cpp.
+interpreter can interrupt. So the kernel ends this process after a time limit (SIGALRM). The process also has a limited
+address space and no access to files, and never loads llama.cpp.
 """
 
 from __future__ import annotations

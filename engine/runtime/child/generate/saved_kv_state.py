@@ -88,7 +88,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `digest`: SHA-256 of everything after the header.
     `checkpoints`: entries of the checkpoints, ascending by tokens.
     `images`: names of the images and sounds. The token -1 stands for the first name, -2 for the second, and so on.
-    `settings`: values of the rare settings that a state depends on, by key (`kv_state_values`).
+    `settings`: values, by key, of the other settings that a state depends on; those that had their default are missing.
     """
 
     model: ModelIdentity

@@ -89,8 +89,8 @@ class Slots:
         The slot's `tokens` are then the cached prefix of `wanted`, which is not computed again. At least the last token
         of `wanted` is left to compute, because its logits are needed.
 
-        A slot with a restored KV state is chosen in the same way: `_usable` counts the tokens that it has in common
-        with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its beginning.
+        A slot whose KV state was read from a file is chosen in the same way, by the length of its common prefix with
+        `wanted` (`_usable`). The prefix is short if old messages were left out or the system prompt was changed.
         """
         free = self.free
         if not free:
@@ -163,7 +163,7 @@ class Slots:
         return dropped
 
     def drop_end(self, slot: Slot) -> None:
-        """Remove KV cells beyond the tokens of a slot. Empty the slot if llama.cpp cannot remove them."""
+        """Remove all KV cells after the last token of a slot. Empty the slot if llama.cpp cannot remove them."""
         low, memory = self._loaded.engine.low, self._loaded.memory
         if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
             self.empty(slot)

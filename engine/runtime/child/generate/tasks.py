@@ -25,7 +25,7 @@ class Task:
         self.id = request
 
     def stopped(self) -> Sequence[Message]:
-        """Return the last messages of a request that is stopped, the final one last."""
+        """Return the messages to send when the request is stopped; the last one ends the request."""
         return [failure("cancelled", "The request was stopped.").message_for(self.id)]
 
     def free(self) -> None:
@@ -38,7 +38,7 @@ class Task:
 
 
 class SequenceTask(Task, ABC):
-    """A request whose tokens are computed in the common batch, and which continues with the logits of the last token.
+    """A request whose tokens are computed in the common batch; the logits of its last token give the next token.
 
     `tokens`: all tokens of the prompt and the answer so far. The decode loop computes those that the slot lacks.
     `media`: computes the images and sounds among the tokens.
@@ -105,8 +105,7 @@ class SequenceTask(Task, ABC):
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Record the progress after a batch; return a message about the progress of the prompt, or None during the
-        answer.
+        """Record the progress after a batch; return a message about it while the prompt is computed, and None later.
 
         `count`: number of KV cells that the batch filled.
         """

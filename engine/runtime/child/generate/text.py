@@ -87,7 +87,7 @@ class PieceDecoder:
 
     A character whose bytes are split over several tokens is returned with the last of these tokens.
 
-    `told`: names of the special tokens that are written by their names. All other special tokens give no text.
+    `told`: special tokens, by name, whose names become part of the text. All other special tokens give no text.
     """
 
     def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:

@@ -203,19 +203,21 @@ class _Kernel:
         return result
 
     def product(self, type_number: int, rows: int, n_tokens: int, growth: int) -> int:
-        """Add a product of one matrix with `n_tokens` columns, one for each token.
+        """Add to the graph a product of one matrix with `n_tokens` columns, one for each token; return its address.
 
         `type_number`: ggml type of the matrix.
-        `rows`, `growth`: the matrix has `rows` times `growth` rows.
+        `rows`, `growth`: the matrix has `rows` times `growth` rows. A larger `growth` makes a longer measurement.
         """
         matrix = self._tensor(type_number, (_WIDTH, rows * growth), weights=True)
         return self._call("ggml_mul_mat", matrix, self._tensor(_F32, (_WIDTH, n_tokens)))
 
     def experts(self, type_number: int, growth: int) -> int:
-        """Add a product with expert matrices: each token uses `_USED` experts, all experts equally often.
+        """Add to the graph a product with expert matrices (`ggml_mul_mat_id`); return its address.
+
+        Each of `_TOKENS` tokens uses `_USED` experts. All experts are used equally often.
 
         `type_number`: ggml type of the matrices.
-        `growth`: factor that multiplies the number of their rows.
+        `growth`: factor for the number of rows, to make the measurement longer.
         """
         matrices = self._tensor(type_number, (_WIDTH, _ROWS * growth, _EXPERTS), weights=True)
         columns, ids = self._tensor(_F32, (_WIDTH, 1, _TOKENS)), self._tensor(_I32, (_USED, _TOKENS))
@@ -224,12 +226,13 @@ class _Kernel:
         return self._call("ggml_mul_mat_id", matrices, columns, ids)
 
     def attention(self, width: int, n_tokens: int, n_heads: int, n_layers: int, growth: int) -> int:
-        """Add flash attention of `n_tokens` tokens to a KV cache in F16, in each of `n_layers` layers.
+        """Add to the graph, for each of `n_layers` layers, flash attention of `n_tokens` tokens to a KV cache in F16.
 
-        Each layer has a KV cache of its own. So with enough layers no KV cache is still in a CPU cache when it is read.
+        Each layer has its own KV cache. With enough layers the processor's caches no longer hold a KV cache when it is
+        read. Return the address of the last result.
 
         `width`: width of a head.
-        `n_heads`, `growth`: there are `n_heads` times `growth` KV heads.
+        `n_heads`, `growth`: there are `n_heads` times `growth` KV heads. A larger `growth` makes a longer measurement.
         """
         mask, n_heads = self._tensor(_F16, (_CELLS, n_tokens)), n_heads * growth
         real = ctypes.c_float
@@ -252,11 +255,11 @@ class _Kernel:
         return self._call("ggml_permute", cache, 0, 2, 1, 3, types=(ctypes.c_int,) * 4)
 
     def scan(self, shape: tuple[int, int, int], *, decays: bool, growth: int) -> int:
-        """Add a scan of `_TOKENS` tokens over a recurrent state.
+        """Add to the graph a scan of `_TOKENS` tokens over a recurrent state (`ggml_ssm_scan`); return its address.
 
         `shape`: width of the state, width of a head, number of heads.
         `decays`: whether each element of the state has its own decay.
-        `growth`: factor that multiplies the number of heads.
+        `growth`: factor for the number of heads, to make the measurement longer.
         """
         width, head, n_heads = shape[0], shape[1], shape[2] * growth
         state = self._tensor(_F32, (width, head, n_heads, 1))
@@ -266,15 +269,15 @@ class _Kernel:
         return self._call("ggml_ssm_scan", state, x, dt, a, b, c, self._tensor(_I32, (1,)), 1, types=(ctypes.c_int64,))
 
     def convolution(self, growth: int) -> int:
-        """Add a convolution of `_TOKENS` tokens, which also reads the tokens before them.
+        """Add to the graph a convolution over `_TOKENS` tokens (`ggml_ssm_conv`); return its address.
 
-        `growth`: factor that multiplies the number of channels.
+        `growth`: factor for the number of channels, to make the measurement longer.
         """
         columns = self._tensor(_F32, (_CONVOLVED - 1 + _TOKENS, _CHANNELS * growth, 1))
         return self._call("ggml_ssm_conv", columns, self._tensor(_F32, (_CONVOLVED, _CHANNELS * growth)))
 
     def quick_s(self) -> float:
-        """Return the approximate duration in seconds of one computation, from two computations after an untimed one."""
+        """Return a rough duration of one computation in seconds: the shorter of two runs after a warm-up run."""
         self._pass()
         return min(self._timed(self._pass) for _ in range(2))
 

@@ -97,7 +97,7 @@ _BYTES_EACH = 16
 
 
 class _Tensor(ctypes.Structure):
-    """The beginning of `struct ggml_tensor` (ggml.h)."""
+    """ctypes structure with the first fields of `struct ggml_tensor` (ggml.h)."""
 
     _fields_ = (
         ("type", ctypes.c_int),

@@ -141,11 +141,11 @@ class LoadedContext:
         """Largest number of tokens that may be decoded in one batch: `batch_tokens`, or the micro batch if sequences
         with sliding windows share one cache.
 
-        Otherwise llama.cpp would compute wrong logits. `llama_kv_cache::prepare` applies all micro batches of a batch
-        on trial, and then restores only the cells that they took. But `apply_ubatch` also removes each position before
-        an overwritten one (of that sequence). So the trial of a later micro batch removes positions that are still in
-        the windows of the first one. If a cache has one sequence, its cells are in the order of their positions, so
-        that all removed cells are also taken ones. This holds for `swa_full` too, which reuses cells in the same way.
+        With larger batches llama.cpp would compute wrong logits. `llama_kv_cache::prepare` first places all micro
+        batches on trial, and then restores only the cells that they overwrote. But if a cell is overwritten,
+        `apply_ubatch` also removes all earlier positions of its sequence. So placing a later micro batch removes
+        positions that the first one still needs. A cache with one sequence is safe: its cells are in the order of
+        positions, so all removed cells were also overwritten. With `swa_full` cells are reused in the same way.
         """
         low = self.engine.low
         if self.n_sequences > 1 and self.settings.kv_unified and int(low.llama_model_n_swa(self.model)) > 0:

@@ -30,7 +30,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A run of embeddings in a prompt: an image, a tile of one, or a stretch of sound.
+    """An image, a tile of an image, or a stretch of sound in a prompt, which becomes consecutive embeddings.
 
     `chunk`: index of its mtmd chunk in the prompt.
     `n_positions`: positions that it takes in the sequence.
@@ -51,7 +51,7 @@ class MediaPrompt:
 
     `text`: the text with a marker for each file; empty if there are no files.
     `add_special`: whether BOS and EOS were added.
-    `tokens`: the tokens; each image or sound part is a run of one negative number.
+    `tokens`: the tokens; an image or sound part is one negative number, repeated for each position that it takes.
     `parts`: the image and sound parts, by their negative numbers.
     """
 
@@ -289,9 +289,10 @@ def identity_of(file: MediaFile) -> tuple[str | int, ...]:
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Replace the negative tokens of images and sounds by -1, -2 and so on, for a saved state.
+    """Return a token list for a saved KV state, and the names of the images and sounds in it.
 
-    Return the tokens, and the names of the images and sounds: the first is that of -1, the second that of -2.
+    In `tokens` a negative number stands for an image or sound; the number is valid in this process only. The returned
+    list has -1 for the first name, -2 for the second, and so on.
     """
     names: list[str] = []
     numbers: dict[int, int] = {}
@@ -303,10 +304,11 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 
 
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Replace the tokens -1, -2 and so on of a saved state by this process's tokens for the images and sounds in
-    `names`.
+    """Return the token list of a saved KV state for use in this process.
 
-    The reverse of `without_numbers`.
+    In `tokens`, -1 stands for the image or sound with the first of `names`, -2 for the second, and so on. Each is
+    replaced by the negative number that stands for this image or sound in this process. The reverse of
+    `without_numbers`.
     """
     if media is None or not names:
         return list(tokens)

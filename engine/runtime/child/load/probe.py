@@ -164,9 +164,9 @@ def without_surplus(
     """Return the sizes of a dry run (a load without memory) with compute buffers corrected for pipeline parallelism.
 
     Pipeline parallelism copies the hidden state at boundaries between backends. A dry run assigns the norms to other
-    backends than a load does, so it counts other boundaries. Two errors are corrected. A device with a single entry in
-    the layout has one set of copies too many. The device of the first entry has one set too few if the layout has no
-    CPU entry.
+    backends than a load does, so it counts other boundaries. Two errors are corrected. A device that appears only once
+    in llama.cpp's device list has one set of copies too many. The first device of the list has one set too few if the
+    CPU is not in the list.
 
     `buffer_types`: from `backend_buffer_types`.
     `host`: buffer type of CPU backends.

@@ -1,8 +1,8 @@
 """Loads the side files of a model: LoRA adapters, and the projector for images or sound.
 
 The bytes of a projector on each device come from a C++ function that is not part of the C interface
-(`clip_get_mem_usage`). If it is not exported, or returns another map than `read_map` knows, the sizes come from the
-log.
+(`clip_get_mem_usage`) and returns a `std::map`. If the function is not exported, or `read_map` cannot read the map, the
+sizes come from the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ none.
 
 
 def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
-    """Return the bytes of a loaded projector by device address, weights without padding; None if unknown.
+    """Return the bytes of a loaded projector by device address; None if unknown. Padding of weights is not included.
 
     `library`: the binding of mtmd. `handle`: address of the projector.
     """
@@ -107,7 +107,7 @@ class Adapters:
     scales: tuple[float, ...] = ()
 
     def apply(self, context: int) -> None:
-        """Apply the adapters to a context. The next batch allocates its compute buffers anew, with larger graphs."""
+        """Apply the adapters to a context. The next batch allocates new compute buffers, as its graph is larger."""
         if self.handles:
             count = len(self.handles)
             handles = (self.engine.low.llama_adapter_lora_p_ctypes * count)(*self.handles)

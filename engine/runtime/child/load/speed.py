@@ -1,11 +1,11 @@
 """Measures the speed of a device with ggml's own kernels on a matrix of zeros.
 
-- A token multiplies every weight with one column. So the product of a large matrix with one column gives the rate at
-  which weights are read. It is measured for each type, because on CPUs the unpacking of the type decides.
-- A product with many columns gives the arithmetic speed, which decides the speed of prompts.
+- The product of a large matrix with one column gives the rate at which weights are read. This limits the speed of
+  answers. It is measured for each tensor type, because on CPUs the time to unpack quantised weights dominates.
+- The product with many columns gives the arithmetic speed. This limits the speed of prompts.
 - A graph with many additions of one column gives the cost of a graph node that reads almost nothing.
-- Reading a few bytes back gives the round trip. It also waits until the computation has ended, which ggml does not do
-  by itself on RPC devices.
+- Reading a few bytes of the result back gives the round trip. It also waits for the end of the computation, because
+  ggml does not wait on RPC devices.
 """
 
 from __future__ import annotations

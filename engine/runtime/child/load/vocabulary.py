@@ -30,7 +30,7 @@ _NO_DEVICES = EngineParameters(n_gpu_layers=0, devices=(), tensor_split=(), spli
 
 @dataclass(slots=True)
 class LoadedVocabulary(LoadedContext):
-    """A model of which only the vocabulary is loaded. There is no context, so the context length is 0."""
+    """A loaded vocabulary without the model's weights. There is no context, so the context length is 0."""
 
     @property
     def context_tokens(self) -> int:

@@ -55,7 +55,10 @@ class StageReporter:
         self._ticks.__exit__(*raised)
 
     def begin_draft(self, as_draft: Callable[[Message], Message]) -> None:
-        """Begin the load of the draft model. `as_draft`: turns a final message into one about the draft model."""
+        """Mark all following messages as messages about the draft model, whose load begins now.
+
+        `as_draft`: turns a final message into one about the draft model.
+        """
         self._is_draft, self._as_draft = True, as_draft
 
     def enter(self, stage: LoadStage, fraction: float | None = None) -> None:
@@ -70,7 +73,7 @@ class StageReporter:
             self._send(StageProgress(stage=self._latest.stage, fraction=fraction, device=self._latest.device))
 
     def name_device(self, device: str) -> None:
-        """Send the id of the device that is being filled."""
+        """Report to the parent the id of the device on which llama.cpp has just allocated a buffer."""
         if device != self._latest.device:
             self._send(StageProgress(stage=self._latest.stage, fraction=self._latest.fraction, device=device))
 

@@ -221,7 +221,7 @@ def _with_output(parts: dict[str, Part], facts: LogFacts, output_bytes: int) -> 
 
 
 def _filled(parts: dict[str, Part]) -> tuple[Part, ...]:
-    """Return the parts that have any bytes."""
+    """Return the `Part` (bytes by purpose) of each buffer type, without those whose sizes are all 0."""
     return tuple(
         part
         for part in parts.values()

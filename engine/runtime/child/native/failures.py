@@ -28,7 +28,7 @@ class RequestError(Exception):
         self.message = message
 
     def message_for(self, request: int) -> Message:
-        """Return the message of this error with the id of a request to the loaded model."""
+        """Return the error's message to the parent. If it is a failure, its request id is `request`."""
         if isinstance(self.message, FailureMessage | AllocationFailure):
             return msgspec.structs.replace(self.message, request=request)
         return self.message

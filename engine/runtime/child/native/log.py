@@ -51,7 +51,7 @@ _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 @dataclass(frozen=True, slots=True)
 class LoggedBuffer:
-    """A buffer of which the log reports the size. `size_bytes`: rounded to 0.01 MiB."""
+    """A buffer whose size is in the log. `size_bytes`: rounded to 0.01 MiB."""
 
     use: BufferUse
     buffer_type: str
@@ -124,7 +124,7 @@ class LogFacts:
         return sizes
 
     def grow_output(self, size_bytes: int) -> None:
-        """Set the size of the output buffer. llama.cpp logs only its first allocation."""
+        """Replace the logged size of the output buffer, which llama.cpp may later enlarge without logging that."""
         self.buffers = [replace(each, size_bytes=size_bytes) if each.use == "output" else each for each in self.buffers]
 
     def reasons(self) -> list[str]:

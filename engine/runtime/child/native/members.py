@@ -105,9 +105,9 @@ class MemberBuffers:
         self._in_context = True
 
     def note(self, buffer: LoggedBuffer) -> None:
-        """Count the allocations since the last call as KV cache or as recurrent state, whichever `buffer` is.
+        """Count the allocations since the last call as KV cache or as recurrent state, depending on `buffer`.
 
-        llama.cpp logs a buffer right after it has allocated it.
+        llama.cpp logs a buffer right after allocating it, so these allocations belong to `buffer`.
         """
         if not buffer.buffer_type.startswith(META_PREFIX):
             return
@@ -156,7 +156,7 @@ class MemberBuffers:
     def _agrees(self, whole: Part) -> bool:
         """Return whether the bytes counted for each member (device of the split) agree with `whole`.
 
-        `whole` has llama.cpp's figures for the Meta device. For each tensor they contain the largest slice only. So
+        `whole` has the bytes that llama.cpp reports for the Meta device: those of the largest slice of each tensor. So
         they must lie between the bytes of the largest member and the bytes of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}

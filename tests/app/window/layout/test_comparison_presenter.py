@@ -223,7 +223,7 @@ def test_a_measured_speed_is_shown(window: WindowParts, qtbot: QtBot) -> None:
     def measured() -> str:
         for row in range(table.rowCount()):
             name, value = table.item(row, 0), table.item(row, 1)
-            if name is not None and value is not None and name.text() == "Answers, measured":
+            if name is not None and value is not None and name.text() == "Answer speed, measured":
                 return value.text()
         return ""
 

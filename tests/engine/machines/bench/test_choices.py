@@ -95,7 +95,7 @@ def test_a_first_layout_has_the_measured_micro_batch(plan: Plan) -> None:
     assert (edit.context.n_ubatch, edit.context.n_batch) == (1024, 2048)
     found = [each for each in Plan(plan.memory, rig, edit).resolved.decisions if each.setting == "n_ubatch"]
     assert [(each.value, each.reason.partition(" (")[0]) for each in found] == [
-        (1024, "Measured with prompts: 1.29 times as fast as with 512")
+        (1024, "Chosen by measuring prompt speed: 1.29 times as fast as with 512")
     ]
     # Other devices, and a micro batch that the user chose.
     elsewhere = replace(plan.edit, layout=single_device(8, CPU_ID))
@@ -124,7 +124,7 @@ def test_a_measured_threshold_is_used_where_none_is_chosen(plan: Plan) -> None:
     assert by_hand.settings.op_offload_min_batch == 64
     decisions = {each.setting: each for each in used.resolved.decisions}
     assert not decisions["op_offload_min_batch"].overridden
-    assert decisions["op_offload_min_batch"].reason.startswith("Measured with prompts: 1.29 times")
+    assert decisions["op_offload_min_batch"].reason.startswith("Chosen by measuring prompt speed: 1.29 times")
     assert plan.on(rig).settings.op_offload_min_batch is None, "of another layout"
 
 

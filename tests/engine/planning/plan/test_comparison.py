@@ -113,7 +113,7 @@ def test_other_patterns_are_told(model: ModelFile) -> None:
     other = replace(ONE, overrides=(Override("CPU", pattern=r"ffn_down"),))
     found = compare_plans(plan(model), plan(model, other))
     assert found.has_other_patterns
-    assert found.rows() == [("Overrides by a pattern", "differ", "differ")]
+    assert found.rows() == [("Overrides by regular expression", "different", "different")]
 
 
 def test_memory_and_costs_of_both_sides(model: ModelFile) -> None:
@@ -123,7 +123,7 @@ def test_memory_and_costs_of_both_sides(model: ModelFile) -> None:
     assert memory["CUDA0"][2].startswith("−")
     assert memory["CUDA1"][2].startswith("+")
     figures = {name: words for name, *words in figure_rows(*sides)}
-    assert figures["answers, measured"] == ["", "12 tokens/s"]
+    assert figures["answer speed, measured"] == ["", "12 tokens/s"]
     assert sides[0].costs is not None
     assert sides[1].costs is not None
     assert sides[1].costs.transfers == sides[0].costs.transfers + 2, "from CUDA0 and to CUDA1"

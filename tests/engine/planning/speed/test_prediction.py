@@ -229,7 +229,7 @@ def test_what_is_not_known_is_not_said(memory: ModelMemory) -> None:
     assert "The speed of CPU was not measured yet" in plan_text(plan, speed=guessed)
     assert "devices --measure" in plan_text(plan, speed=guessed)
     known = plan_text(plan, speed=speed_of(memory, layout))
-    assert "tokens/s with 2048 tokens in the context (measured here)" in known
+    assert "tokens/s with 2048 tokens in the context (from a speed measurement)" in known
 
 
 def test_what_cannot_be_loaded_has_no_speed(memory: ModelMemory) -> None:

@@ -173,7 +173,7 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
 
 
 class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
-    """Progress of a load, sent at least every second while the counters of the process show work.
+    """Progress of a load, sent at least every second while the process computes, reads or receives data.
 
     `fraction`: completed fraction of the stage, 0 to 1; None if unknown.
     `device`: device being filled; None if unknown.

@@ -98,14 +98,15 @@ class ModelSession:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current public state. It includes the effect of every call that has returned."""
+        """The current public state. Every change by a method that has returned is already in it."""
         return self._driver.snapshot
 
     def load(self, order: LoadOrder) -> None:
         """Load `order`. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
-        A load or requests that run are stopped first. If several loads wait, the last one begins and the others end
-        with `Cancelled`. The loaded model stays until the new layout was checked and its RPC workers have answered.
+        A running load or running requests are stopped first. If several loads wait, the last one begins and the others
+        end with `Cancelled`. The previous model is unloaded after the new layout was checked and its RPC workers have
+        answered.
 
         Raises:
             ArgumentError: after `close`.
@@ -141,9 +142,9 @@ class ModelSession:
     def stop(self, request: int | None = None) -> None:
         """Stop one request. If `request` is None, stop the load, the waiting load, and every request.
 
-        A load ends with `Cancelled`, or with the proposals found so far if it had run out of memory. A generation ends
-        with `Done` and stop reason `stopped`, and the model stays loaded. A stop waits for the operation that is being
-        computed. Does nothing if nothing runs.
+        This method does not wait. A load ends with `Cancelled`; if it had run out of memory, it ends with `OutOfMemory`
+        and the proposals found so far. A generation ends with `Done` and stop reason `stopped`, after the operation
+        that is being computed; the model stays loaded. Does nothing if nothing runs.
         """
         self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
 

@@ -1,4 +1,4 @@
-"""The widget of one message: Markdown that grows while it streams, with thought, attachments, note and actions."""
+"""The widget of one message: thought, attachments, Markdown text (also while it streams), note and action buttons."""
 
 from __future__ import annotations
 

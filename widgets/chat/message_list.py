@@ -94,7 +94,7 @@ class MessageList(QAbstractScrollArea):
         return tuple(self._bubbles[each.id] for each in self._messages if each.id in self._bubbles)
 
     def bubble(self, message: str) -> Bubble | None:
-        """Return the bubble of a message; None if the message is unknown, or too far away to have a bubble."""
+        """Return the bubble (widget) of a message; None if the message is unknown or too far outside the view."""
         return self._bubbles.get(message)
 
     def set_messages(self, messages: Sequence[ShownMessage]) -> None:

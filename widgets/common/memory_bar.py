@@ -113,9 +113,9 @@ def available_bytes(row: DeviceRow) -> int:
 
 
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
-    """Return the missing bytes: need and margin of `row` less the memory available in `room`; negative if all fits.
+    """Return the missing bytes: need and margin of `row`, less the available memory; negative if everything fits.
 
-    `room`: row of the same device, of which only free memory and cap are used.
+    `room`: row of the same device, whose free memory and cap give the available memory.
     """
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 

@@ -226,7 +226,7 @@ class Questions:
 
         `cancel`: the request's token; it wakes this call.
         `deadline_s`: time of `time.monotonic`; None: no deadline.
-        `cancelled`: called several times a second; also tells whether the request was cancelled.
+        `cancelled`: called several times a second; True cancels the request.
 
         Raises:
             queue.Empty: the deadline has passed.

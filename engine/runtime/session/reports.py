@@ -308,7 +308,11 @@ def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
 
 
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether the worker of these devices ran on this machine and nothing listens at its port now."""
+    """Return whether a worker ran on this machine and nothing listens at its port now.
+
+    `held`: devices of the worker.
+    `greeting`: result of the check after the loss; None if there was no check.
+    """
     # Of another machine that refuses a connection nobody knows what happened: the network may have changed.
     refused = greeting is not None and greeting.status is GreetingStatus.REFUSED
     # A paired machine may be reached at a local address, and its worker cannot be restarted from here.

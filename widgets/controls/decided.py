@@ -22,7 +22,7 @@ def decided_text(decision: Decision) -> str:
 
 
 def value_text(value: str | int | bool) -> str:
-    """Return the value that was decided for a setting, as text, such as "on" or "16,384"."""
+    """Return the value that was decided for a setting, as text, such as "on"."""
     # First, because `bool` is a subclass of `int`.
     if isinstance(value, bool):
         return tr("on") if value else tr("off")

@@ -3,8 +3,8 @@ it.
 
 Threads: `take` runs the machine in the caller's thread, under a lock, and puts the effects into a queue. The session's
 thread reads the queue: it starts children, sends them requests and ends them, runs the timers, and calls the receiver.
-Each piece of slow work (prepare, probe, greet, explain) has its own thread and reports one result. Messages of a child
-arrive in the reader thread of its `ChildProcess`.
+Each effect that takes time, such as a probe, has its own thread and reports one result. Messages of a child arrive in
+the reader thread of its `ChildProcess`.
 """
 
 from __future__ import annotations

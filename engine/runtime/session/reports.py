@@ -347,8 +347,8 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
     """Return the free memory of a device when the allocation failed; None if unknown.
 
-    An RPC server reports the memory of its whole machine. So the result is limited to the device's available memory in
-    the rig, minus our allocations.
+    An RPC server reports the memory of its whole machine. So the result is at most the memory that was available on
+    `device` before the load, minus our allocations.
 
     `reported_bytes`: free memory that the device reported; None if it did not.
     `placed_bytes`: memory that we had allocated on the device before.

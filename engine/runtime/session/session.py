@@ -1,14 +1,15 @@
 """One open model: the object with which window, command line and tests load a model, send it requests, and unload it.
 
 A load: `ModelSession.load` passes the order to the state machine (`machine.py`, `loads.py`), which returns effects
-(actions for the driver). The driver (`driver.py`) prepares the request, and probes the layout first if other layouts
-may be tried instead. It then greets the RPC workers, ends the child of the model loaded before, and starts a child with
-the request. The child reports the stages and finally `LoadedModel`, with the bytes measured in each buffer type.
-`loads.py` turns this message into `Loaded`, whose rows the load report shows next to the forecast.
+(actions for the driver). The driver (`driver.py`) prepares the request. If other layouts may be tried, it first probes
+the layout (loads it without memory). It then checks whether the RPC workers answer, ends the child of the previous
+model, and starts a child with the request. The child reports the stages and finally `LoadedModel`, with the bytes
+measured in each buffer type. `loads.py` turns this message into `Loaded`, whose rows the load report shows next to the
+forecast.
 
 A request: `ModelSession.ask` gives it a number and sends it to the child. `answers.py` turns the child's messages into
-events with this number: `Reading` while the prompt is computed, `Token` for each piece of the answer, and one ending.
-`Reading` and `Token` also state how much of the context is in use.
+events with this number: `Reading` while the prompt is computed, `Token` for each piece of the answer, and one final
+event. `Reading` and `Token` also state how much of the context is in use.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ class State:
 
 
 def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
-    """Return the ending of `load`, which must be an `OutOfMemory`."""
+    """Return the final event of `load`, which must be an `OutOfMemory`."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
 

@@ -110,7 +110,7 @@ class StopFlag:
             self._update()
 
     def begin_load(self) -> None:
-        """Clear the stop of earlier loads. Called when a new `Load` was read."""
+        """Discard a stop of an earlier load, so that it does not abort the next one. Called when a `Load` was read."""
         with self._lock:
             self._load_stopped = False
             self._update()

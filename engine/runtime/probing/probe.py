@@ -121,7 +121,10 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
-        """Return the child of the last probe, or a new one if environment, files, devices or memory limit differ."""
+        """Return the child of the last probe if it can run `request` too, else a new child.
+
+        A new child is needed if the environment, files, devices or memory limit differ from those of the last probe.
+        """
         # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
         rights = request.access, request.devices, request.memory_bytes

@@ -20,7 +20,7 @@ from engine.runtime.session.reports import done_event, out_of_memory_event
 from engine.runtime.session.state import LoadProgress
 
 DRAFTS = DraftStatistics(kind="model", drafted_tokens=100, accepted_tokens=62, steps=45, gain=1.31)
-WORDS = "drafted tokens: 62 % accepted, 2.4 tokens per step, 1.3 times as fast"
+WORDS = "drafted tokens: 62 % accepted, 2.4 tokens per step, 1.3 times as fast as without drafts"
 GENERATED = Generated(
     request=1,
     prompt_tokens=3,

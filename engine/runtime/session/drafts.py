@@ -32,8 +32,8 @@ def draft_words(drafts: DraftStatistics | None) -> list[str]:
         else:
             words.append(
                 tr(
-                    "drafted tokens: {percent} % accepted, {tokens:.1f} tokens per step, {gain:.1f} times as fast as without "
-                    "drafts",
+                    "drafted tokens: {percent} % accepted, {tokens:.1f} tokens per step, {gain:.1f} times as fast as "
+                    "without drafts",
                     percent=percent,
                     tokens=tokens,
                     gain=drafts.gain,

@@ -55,7 +55,7 @@ class Banner(QFrame):
         return QSize(width, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put the buttons below the sentence if there is little room beside them."""
+        """Place the buttons below the sentence if both do not fit side by side."""
         super().resizeEvent(event)
         is_narrow = self.width() < self._flow.sizeHint().width() + LEAST_SENTENCE_PX
         direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight

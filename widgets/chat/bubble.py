@@ -1,4 +1,4 @@
-"""The widget of one message: Markdown that grows while it streams, with thought, attachments, note and actions."""
+"""The widget of one message: thought, attachments, Markdown text (also while it streams), note and action buttons."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class Bubble(QWidget):
 
     @property
     def unfolded(self) -> frozenset[Fold]:
-        """Names of the parts that the reader has opened."""
+        """Names of the parts that the user has unfolded, such as the thought."""
         opened: list[Fold] = ["details"] if self._shows_details else []
         opened += ["thinking"] if self.thinking.is_unfolded else []
         opened += ["result"] if self.result_button.isChecked() else []
         return frozenset([*opened, *self.calls.unfolded()])
 
     def unfold(self, parts: Collection[Fold]) -> None:
-        """Open `parts`, which the reader had opened in an earlier bubble of this message."""
+        """Unfold `parts`, which the user had unfolded in an earlier bubble of this message."""
         self.thinking.fold_button.setChecked("thinking" in parts)
         self.result_button.setChecked("result" in parts)
         self.calls.unfold(parts)
@@ -204,7 +204,7 @@ class Bubble(QWidget):
         return top + BELOW_PX
 
     def _fit_part(self, part: ThinkingBox | ImageStrip | CallsBox, top: int, width: int, *, is_shown: bool) -> int:
-        """Move a part to `top` if it is shown, and return the height that it needs, with the gap below it."""
+        """Show a part at `top`, or hide it. Return its height with the gap below it; 0 if it is hidden."""
         part.setVisible(is_shown)
         if not is_shown:
             return 0
@@ -213,7 +213,7 @@ class Bubble(QWidget):
         return height + GAP_PX
 
     def _fit_label(self, label: QLabel, top: int, width: int) -> int:
-        """Move a label to `top` if it has text, and return the height that it needs, with the gap below it."""
+        """Show a label at `top`, or hide it if it has no text. Return its height with the gap below it; 0 if hidden."""
         label.setVisible(bool(label.text()))
         if not label.text():
             return 0
@@ -226,7 +226,7 @@ class Bubble(QWidget):
     def start_editing(self, text: str | None = None) -> None:
         """Replace the message by an editor, if it is a question or a tool's result and is complete.
 
-        `text`: the text in the editor; None for that of the message.
+        `text`: initial text of the editor; None for the text of the message.
         """
         # Answers cannot be edited; a message that is being written has no final text.
         if self.edit_box is not None or self.message.role not in ("user", "tool") or self.message.is_open:
@@ -277,7 +277,7 @@ class Bubble(QWidget):
         arrow = "▾" if self.result_button.isChecked() else "▸"
         words = " ".join(self._source[: 4 * RESULT_CHARACTERS].split())
         words = words if len(words) <= RESULT_CHARACTERS else f"{words[:RESULT_CHARACTERS]}…"
-        self.result_button.setText(f"{arrow} {words.replace('&', '&&') or tr('empty')}")
+        self.result_button.setText(f"{arrow} {words.replace('&', '&&') or tr('empty result')}")
         self.result_button.setAccessibleName(self.message.speaker)
 
     def _on_result_toggled(self) -> None:
@@ -322,7 +322,7 @@ class Bubble(QWidget):
         self.head.set_active(self._is_pointed_at or has_keyboard or is_waiting)
 
     def set_last(self, is_last: bool) -> None:
-        """Set whether this is an answer at the end of the conversation. Once complete, it always shows its buttons."""
+        """Set whether this is the last answer of the conversation, which shows its buttons once it is complete."""
         if is_last != self._is_last:
             self._is_last = is_last
             self.show_actions()

@@ -196,7 +196,7 @@ class ChatHeading(QWidget):
         self._show_words(self.width() >= self._roomy_px)
 
     def minimumSizeHint(self) -> QSize:
-        """Return the minimum size with symbols on the buttons; the size with words would keep the panel wide."""
+        """Return the minimum size, computed for buttons with symbols, which are narrower than buttons with words."""
         return QSize(self._least_px, super().minimumSizeHint().height())
 
     def _show_words(self, is_roomy: bool) -> None:

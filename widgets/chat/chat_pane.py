@@ -76,7 +76,7 @@ def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
 
 
 class ChatPane(QWidget):
-    """Widget of one conversation. It emits a signal for each action of a person, and has no access to models."""
+    """Widget of one conversation. It shows given values, and emits a signal for each action of the user."""
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
@@ -175,7 +175,7 @@ class ChatPane(QWidget):
         self._draft_timer.stop()
 
     def flush(self) -> None:
-        """Emit the signals for typed text at once, without their usual delay: input, tool results and settings."""
+        """Emit the delayed signals for typed text at once. The text may be in the input, tool results or settings."""
         # The last letters may still wait for the pause.
         self._draft_timer.flush()
         self.message_list.flush()

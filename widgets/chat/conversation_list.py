@@ -299,7 +299,10 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
 
 
 def bold_range(text: str, fitted: FittedSnippet) -> QTextLayout.FormatRange:
-    """Return the bold format of the match in `text`, which is the text of `fitted`, perhaps elided at its end."""
+    """Return the format that draws the search match in bold.
+
+    `text`: text of `fitted`, which may be elided at its end.
+    """
     bold = QTextLayout.FormatRange()
     bold.start = utf16_length(text[: fitted.begin])
     bold.length = utf16_length(text[fitted.begin : fitted.end])

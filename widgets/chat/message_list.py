@@ -94,7 +94,7 @@ class MessageList(QAbstractScrollArea):
         return tuple(self._bubbles[each.id] for each in self._messages if each.id in self._bubbles)
 
     def bubble(self, message: str) -> Bubble | None:
-        """Return the bubble of a message; None if the message is unknown, or too far away to have a bubble."""
+        """Return the bubble (widget) of a message; None if the message is unknown or too far outside the view."""
         return self._bubbles.get(message)
 
     def set_messages(self, messages: Sequence[ShownMessage]) -> None:
@@ -119,7 +119,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def update_message(self, message: ShownMessage) -> None:
-        """Replace the value of the shown message with the same id. An unknown message is ignored."""
+        """Show `message` in place of the message with the same id. Does nothing if no such message is shown."""
         place = self._places.get(message.id)
         if place is None:
             return
@@ -221,7 +221,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def flush(self) -> None:
-        """Emit the signals for typed tool results at once, without their usual delay."""
+        """Emit the delayed signals for typed tool results at once."""
         for bubble in self.bubbles():
             bubble.calls.flush()
 

@@ -179,7 +179,7 @@ class MessageHead(QWidget):
         self.more_button.setVisible(bool(self._rest))
 
     def _fitting(self, offered: list[str]) -> list[str]:
-        """Return the first actions of `offered` that fit as buttons. A menu button for the others fits beside them."""
+        """Return the first actions of `offered` that fit as buttons, with a menu button for the others if needed."""
         others = (self.older_button, self._versions, self.newer_button)
         around = [widget.sizeHint().width() + SPACING_PX for widget in others if not widget.isHidden()]
         room = self.width() - sum(around) - SPACING_PX

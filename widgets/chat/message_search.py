@@ -2,8 +2,8 @@
 
 Thoughts and tool calls are not searched.
 
-Messages are searched from the first to the last in batches, in the thread that parses Markdown. Most messages are ruled
-out by their source alone; only the others are parsed.
+Messages are searched from the first to the last in batches, in the thread that parses Markdown. A message is parsed
+only if its Markdown source shows that it may contain the text.
 """
 
 from __future__ import annotations

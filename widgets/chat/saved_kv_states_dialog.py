@@ -40,7 +40,7 @@ class SavedKvStatesDialog(Dialog):
         self.limit_box.setDecimals(1)
         self.limit_box.setSuffix(" GiB")
         # Shown for the minimum, which is 0.
-        self.limit_box.setSpecialValueText(tr("Save no states"))
+        self.limit_box.setSpecialValueText(tr("Do not save KV states"))
         self.limit_box.setKeyboardTracking(False)
         self.empty_button = QPushButton(tr("Remove all"))
         # As an auto-default button of the dialog, Enter in the limit would press it and remove everything.

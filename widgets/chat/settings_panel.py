@@ -74,7 +74,10 @@ class SamplingField(QWidget):
                 return self.control.text()
 
     def show_text(self, text: str, *, keeps_typed: bool = False) -> None:
-        """Show `text` as the current value of the setting. `keeps_typed`: typed text that is not committed stays."""
+        """Show `text` as the current value of the setting.
+
+        `keeps_typed`: whether text that the user has typed but not committed stays in place of `text`.
+        """
         if keeps_typed and self.text != self._shown:
             return
         if self.text != text:
@@ -89,11 +92,11 @@ class SamplingField(QWidget):
         self._shown = self.text
 
     def flush(self) -> None:
-        """Emit `committed` at once if typed text is not committed yet."""
+        """Emit `committed` now if the user has typed text since the last commit."""
         self._commit()
 
     def drop_typed(self) -> None:
-        """Let the next `show_text` replace typed text in any case."""
+        """Give up typed text that is not committed: the next `show_text` replaces it, even with `keeps_typed`."""
         self._shown = self.text
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -154,7 +157,8 @@ class TemplateField(QWidget):
         """Show the conversation's own chat template.
 
         `text`: the template; empty if the conversation uses the model's template.
-        `is_same`: whether the conversation was already shown. If so, "Custom" stays chosen while no text is typed yet.
+        `is_same`: whether this conversation was already shown. If so, the choice "Custom" stays even if `text` is
+        empty, because the user may have chosen it and not typed a template yet.
         """
         names = {template: name for name, template in self._known.items()}
         self._is_showing = True
@@ -395,7 +399,7 @@ class SettingsPanel(QScrollArea):
     def flush_texts(self) -> None:
         """Emit pending changes of the system prompt, the template and the tools at once.
 
-        Sampler values stay pending: a half-typed value may be invalid, or have another meaning.
+        Values of samplers stay pending, because the user may have typed only half of a number.
         """
         self._timer.flush()
         self.template_field.flush()

@@ -1,4 +1,4 @@
-"""Values of the chat: the messages that it shows, and the actions of people on them."""
+"""Data classes of the chat: the messages that it shows, and the actions of the user on them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class ShownMessage:
     `is_left_out`: whether the prompt omits the message, because the context is full.
     `calls`: the tools that the model called after the text.
     `source`: the text that Copy and Edit use; empty if they use `text`.
-    `can_answer`: whether a button lets the model answer. The last message has it if it is a tool's result, and if all
-    calls have their results.
+    `can_answer`: whether a button is shown that lets the model answer. That is so if the message is the last one and a
+    tool's result, and all calls have their results.
     """
 
     id: str

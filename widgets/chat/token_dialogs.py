@@ -223,7 +223,7 @@ class PromptDialog(TokenDialog):
     def __init__(self, parent: QWidget | None = None) -> None:
         self._prompt = ShownPrompt((), ())
         super().__init__(tr("Raw prompt"), tr("The prompt"), parent)
-        self.count_label.setText(tr("Asking the model…"))
+        self.count_label.setText(tr("Waiting for the prompt…"))
         self.table.hide()
         self.source_label.hide()
 

@@ -63,7 +63,10 @@ class Dialog(QDialog):
 
 
 class StatusDialog(Dialog):
-    """A dialog for work such as an examination, with a sentence on the state of the work. Closing deletes it."""
+    """A dialog for work that takes time, such as a check of the computer. A label shows the state of the work.
+
+    The dialog is deleted when it closes.
+    """
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(title, parent, once=True)

@@ -113,9 +113,9 @@ def available_bytes(row: DeviceRow) -> int:
 
 
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
-    """Return the missing bytes: need and margin of `row` less the memory available in `room`; negative if all fits.
+    """Return the missing bytes: need and margin of `row`, less the available memory; negative if everything fits.
 
-    `room`: row of the same device, of which only free memory and cap are used.
+    `room`: row of the same device, whose free memory and cap give the available memory.
     """
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
@@ -165,12 +165,12 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
 
 def room_text(bar: MemoryBar) -> str:
-    """Return text on the memory that layout and margin leave free, or lack: "free 4.10 GiB" or "short 312.0 MiB".
+    """Return text on the memory that layout and margin leave free, or lack: "free 4.10 GiB" or "lacks 312.0 MiB".
 
-    A device on which the layout places nothing is never short.
+    A device on which the layout places nothing never lacks memory.
     """
     if bar.shortfall_bytes > 0 and bar.parts:
-        return tr("short {size}", size=format_bytes(bar.shortfall_bytes))
+        return tr("lacks {size}", size=format_bytes(bar.shortfall_bytes))
     return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
 
 
@@ -217,7 +217,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
             (tr("recurrent state"), row.recurrent_bytes),
             (tr("compute buffer"), row.compute_bytes),
             (tr("including copies for pipeline parallelism"), row.pipeline_bytes),
-            (tr("including the projector's largest image"), row.projector_bytes),
+            (tr("including the projector's buffer for the largest image"), row.projector_bytes),
             (tr("output buffer"), row.output_bytes),
             (tr("draft model"), row.draft_bytes),
             (tr("overhead"), row.overhead_bytes),
@@ -241,7 +241,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
     )
     text.append(tr("free: {free}; total: {total}", free=free, total=format_bytes(room.total_bytes)))
     if room.free_bytes is not None and available_bytes(room) < room.free_bytes:
-        text.append(tr("cap: {available}", available=format_bytes(available_bytes(room))))
+        text.append(tr("memory cap: {available}", available=format_bytes(available_bytes(room))))
     if row.need_bytes and shortfall_bytes > 0:
         text.append(tr("missing: {shortfall}", shortfall=format_bytes(shortfall_bytes)))
     return "\n".join(text)

@@ -1,4 +1,4 @@
-"""The colours of the window: one accent, and six colours that each stand for one part of memory everywhere."""
+"""The colours of the window: an accent colour, and a fixed colour for each part of memory, such as the KV cache."""
 
 from __future__ import annotations
 

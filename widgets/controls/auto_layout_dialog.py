@@ -67,8 +67,8 @@ class AutoLayoutDialog(Dialog):
         self.one_backend_box = QCheckBox(tr("Use devices of one backend only"))
         self.one_backend_box.setToolTip(
             tr(
-                "Finds a layout for each backend alone (CUDA, Vulkan, RPC), and uses the backend that takes the most "
-                "layers."
+                "Finds a layout for each backend alone (CUDA, Vulkan, RPC), and uses the one with the most layers on "
+                "devices of its backend."
             )
         )
         self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}

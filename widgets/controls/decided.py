@@ -1,4 +1,4 @@
-"""Rows of a form for settings: the control, and the decision (the value that a load uses, with the reason)."""
+"""Rows of a form for settings. A row has a control, and the decision: the value that a load uses, with the reason."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MIN_COUNT = 10_000
 
 
 def decided_text(decision: Decision) -> str:
-    """Return the decided value and the reason in one line; only the reason if the user chose the value."""
+    """Return the value of a decision and its reason in one line; only the reason if the user chose the value."""
     return decision.reason if decision.overridden else f"{value_text(decision.value)}: {decision.reason}"
 
 
 def value_text(value: str | int | bool) -> str:
-    """Return a decided value as text."""
+    """Return the value that was decided for a setting, as text, such as "on"."""
     # First, because `bool` is a subclass of `int`.
     if isinstance(value, bool):
         return tr("on") if value else tr("off")

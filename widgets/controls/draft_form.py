@@ -1,4 +1,4 @@
-"""The form that chooses the draft for the next load: none, n-gram, MTP head, a model of the library, or a file."""
+"""Form for speculative decoding in the next load: none, n-gram, MTP head, a model of the library, or a file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from widgets.controls.values import DraftChoice, ProposedDraft
 
 _NONE, _NGRAM, _MTP, _FILE = "none", "ngram", "mtp", "file"
 _TIP = tr(
-    "A draft proposes several tokens at a time, and the model checks them in one step. Answers stay the same, "
-    "and are faster if the model accepts enough of the proposed tokens."
+    "Speculative decoding: a draft model, an MTP head or repeated text (n-gram) proposes several tokens at a time, and "
+    "the model checks them in one step. Answers stay the same, and are faster if the model accepts enough of the "
+    "proposed tokens."
 )
 
 
@@ -72,11 +73,11 @@ class DraftForm(QWidget):
     def set_draft(
         self, draft: DraftChoice, proposed: Sequence[ProposedDraft], devices: Sequence[str], *, has_mtp: bool = False
     ) -> None:
-        """Show `draft` as the chosen draft.
+        """Show `draft` as the chosen kind of speculative decoding.
 
         `proposed`: models of the library that can be chosen as draft model.
-        `devices`: ids of the devices that a draft model can be on.
-        `has_mtp`: whether the model has an MTP head that can draft.
+        `devices`: ids of the devices that can hold the draft model.
+        `has_mtp`: whether the model has an MTP head that can propose tokens.
         """
         self._draft = draft
         entries = [(tr("off"), _NONE), (tr("n-gram (needs no memory)"), _NGRAM)]

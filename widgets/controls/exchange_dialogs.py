@@ -62,7 +62,7 @@ class ExportLayoutDialog(Dialog):
         self.text_view = _Code(tr("Command or file"))
         self.text_view.setReadOnly(True)
         self.notes_label = plain_label("", wrap=True)
-        self.notes_view = _Notes(tr("What cannot be exported"))
+        self.notes_view = _Notes(tr("Settings that cannot be exported"))
         form = QFormLayout()
         form.addRow(tr("Program"), self.target_box)
         self.copy_button = self.add_button(tr("Copy"), self._copy)
@@ -153,11 +153,11 @@ class ImportLayoutDialog(Dialog):
 
     @property
     def name(self) -> str | None:
-        """Name of the chosen model of a configuration file; None if the text offers no choice of models."""
+        """Name of the chosen model, if the text is a configuration file with several models; else None."""
         return self.name_box.currentText() if self.name_box.count() else None
 
     def clear(self) -> None:
-        """Remove the text, the models and the result."""
+        """Remove the text, the choice of models and the result."""
         self.text_edit.setPlainText("")
         self.set_names(())
         self.show_fault("")

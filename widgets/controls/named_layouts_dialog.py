@@ -19,7 +19,11 @@ MAX_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class NamedLayoutRow:
-    """Texts of a named layout. `layout`: layers of each device. `made_for`: devices for which it was made."""
+    """Texts of a named layout for a row of the table.
+
+    `layout`: number of layers on each device, such as "CUDA0 20, CPU 12".
+    `made_for`: names of the devices that the layout was made for.
+    """
 
     name: str
     layout: str
@@ -42,7 +46,7 @@ class NamedLayoutsDialog(Dialog):
         super().__init__(tr("Named Layouts"), parent)
         self._rows: tuple[NamedLayoutRow, ...] = ()
         self._has_model = False
-        headings = (tr("name"), tr("layers"), tr("made for"))
+        headings = (tr("name"), tr("layers per device"), tr("made for the devices"))
         self.table = RowTable(headings, tr("Named layouts"), wide=1)
         self.name_edit = QLineEdit()
         self.name_edit.setMaxLength(MAX_NAME)

@@ -269,7 +269,11 @@ def _guard(port: int, client_port: int) -> bool:
 
 
 def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
-    """Return the bytes that the server needs in addition to tensors, such as a stack for each further thread."""
+    """Return the memory in bytes that the server needs besides tensors: receive buffers, and stacks of its threads.
+
+    `cap_bytes`: limit of the memory for tensors.
+    `n_threads`: number of compute threads.
+    """
     if not sys.platform.startswith("linux"):
         return 0
     import resource

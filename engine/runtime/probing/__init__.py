@@ -1,1 +1,5 @@
-"""Probes: llama.cpp's own numbers for a plan, from a load without memory, and proposals that are checked with them."""
+"""Probes and proposals.
+
+A probe is a load without memory, which gives the sizes of llama.cpp's buffers. A proposal is a change of layout or
+settings after which a model should fit; probes check proposals.
+"""

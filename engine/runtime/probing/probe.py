@@ -1,4 +1,4 @@
-"""Probes a layout: a load without memory (`no_alloc`) in a short-lived child gives llama.cpp's own numbers.
+"""Probes a layout: a load without memory (`no_alloc`) in a short-lived child gives the sizes of llama.cpp's buffers.
 
 Results are cached for the run of the program. If a forecast disagrees with a probe, the log gets everything that is
 needed to reproduce the difference.
@@ -35,15 +35,16 @@ ENDPOINTS_TIMEOUT_S = 8.0
 
 
 class Probes:
-    """Runs probes one after another in a child process, which starts with the first probe that is not cached.
+    """Runs probes (loads without memory) one after another in a child process.
 
-    As a context manager it ends the child when the block is left. Use it in one thread only.
+    The child starts with the first probe that is not cached, and ends when the `with` block is left. Use this object in
+    one thread only.
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
     `argv`: command of the child; None for that of the model child.
     `cancel`: token that another thread may cancel to end the running probe; None if probes are not cancelled.
-    `spare`: provides the child, and replaces `timeout_s` and `argv` by its own. None: a new child is started.
+    `spare`: source of the child process, whose `timeout_s` and `argv` are used instead. None: a new child is started.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Probes:
         self._end()
 
     def probed(self, plan: Plan) -> Plan:
-        """Return `plan` with a row of grade `probed` for every device of its rig, from the cache or a probe. Blocks.
+        """Return `plan` with the memory of every device as a probe reports it, from the cache or a new probe. Blocks.
 
         Raises:
             RuleViolationError, LayoutError: the layout cannot be loaded.
@@ -120,7 +121,10 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
-        """Return the child of the last probe, or a new one if environment, files, devices or memory limit differ."""
+        """Return the child of the last probe if it can run `request` too, else a new child.
+
+        A new child is needed if the environment, files, devices or memory limit differ from those of the last probe.
+        """
         # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
         rights = request.access, request.devices, request.memory_bytes
@@ -196,11 +200,10 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
 
 
 def _plans_otherwise(plan: Plan) -> bool:
-    """Return whether a dry load of `plan` has other compute buffers than a load with memory. That happens on CUDA
-    devices.
+    """Return whether the compute buffers of a dry load of `plan` differ in size from those of a real load.
 
-    A dry load ignores two assignments of a load: attention that stays on the CPU, and norms that are pinned to a
-    device. In these cases the computed sizes agree with a load to the byte (`tests/zoo`).
+    That happens on CUDA devices, because a dry load ignores two assignments of a real load: attention that stays on the
+    CPU, and norms that are pinned to a device. The sizes that we compute are exact in these cases (`tests/zoo`).
     """
     placement = place(plan.edit.layout, plan.rig, plan.settings)
     entries = [entry for entry in placement.entries if entry != CPU_ID]
@@ -260,7 +263,7 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: H
 
 
 class ProbeRun:
-    """A single probe: `run` is called in one thread, and `cancel` in any other."""
+    """A single probe (load without memory). One thread calls `run`; any other thread may call `cancel`."""
 
     def __init__(self, plan: Plan, cache: ProbeCache | None = None, spare: SpareChild | None = None) -> None:
         self._plan = plan
@@ -269,7 +272,7 @@ class ProbeRun:
         self._cancel = CancelToken()
 
     def run(self) -> Plan:
-        """Return the plan with probed rows. Blocks.
+        """Return the plan with the memory of every device as the probe reports it. Blocks.
 
         Raises:
             RuleViolationError, LayoutError: the layout cannot be loaded.
@@ -324,7 +327,7 @@ class ProbeCache:
         return known and plan.report.fits
 
     def over(self, plan: Plan) -> Plan:
-        """Return `plan` with its cached probe rows; unchanged if none are cached.
+        """Return `plan` with the cached result of its probe; unchanged if none is cached.
 
         A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's mtime.
         """
@@ -338,7 +341,7 @@ class ProbeCache:
         return plan.with_probed(rows)
 
     def keep(self, plan: Plan) -> None:
-        """Add the probed rows of `plan` to the cache. Does nothing if `plan` has no probed rows."""
+        """Add the probe result of `plan` to the cache. Does nothing if `plan` was not probed."""
         if plan.key is None or plan.probed is None:
             return
         with self._lock:

@@ -1,4 +1,7 @@
-"""Proposals of other layouts after a load that ran out of memory. Each is probed before it is shown."""
+"""Proposals after a load that ran out of memory: changes of layout or settings after which it should fit.
+
+Each proposal is probed (loaded without memory) before it is shown.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,9 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
 
 
 class ProposalCheck:
-    """Searches for layouts after one failed load, and probes each of them.
+    """Searches for proposals (changes after which a failed load should fit), and probes each of them.
 
-    After `limit_s` seconds, or after `cancel`, the remaining proposals keep their estimated numbers.
+    Proposals that are not probed within `limit_s` seconds, or before `cancel`, are returned with estimated memory.
 
     `plan`: the plan whose load failed.
     `missing`: missing bytes by device id, from `missing_bytes`.
@@ -139,7 +142,7 @@ class ProposalCheck:
     def _stronger(self, proposal: Proposal, unseen: Mapping[str, int]) -> Proposal | None:
         """Return a proposal of the same kind that frees more memory; None if there is none.
 
-        `unseen`: bytes on each device by which the probe exceeded the estimate.
+        `unseen`: bytes by which the probe exceeded the estimate, by device id.
         """
 
         def tighter(device: Device) -> Device:

@@ -193,7 +193,7 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall limit on or off; after `start` it is on. The limit counts from this call.
+        """Turn the stall limit on or off; after `start` it is on. The child's silence is counted from this call.
 
         `active`: False while the child has no work.
         """

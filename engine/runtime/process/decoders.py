@@ -55,7 +55,7 @@ def run_decoder(requests: type[_R], answer: Callable[[_R], Message], rights: Rig
 
     `requests`: type of the requests.
     `answer`: decodes the file of one request and returns the message to send.
-    `rights`: the decoder's row of the table in `engine.base.confinement`; it allows no files besides the code.
+    `rights`: rights that the process keeps, from `engine.base.confinement`. They allow no files besides the code.
     """
     # Libraries log warnings that quote the file, which would reach the parent's log.
     logging.disable()

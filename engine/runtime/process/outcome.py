@@ -73,7 +73,7 @@ class EndReason(StrEnum):
     ITSELF: it exited, aborted, or got a signal that we did not send.
     STOPPED: `ChildProcess.stop` was called.
     STALLED: it was silent for the stall limit.
-    BROKEN: it broke the protocol, went on after it had closed its output, or could not be killed.
+    BROKEN: it broke the protocol, kept running after it had closed its output, or could not be killed.
     NOT_STARTED: the process or one of its threads in the parent could not be started.
     """
 
@@ -150,7 +150,9 @@ class ProcessOutcome:
 
     @property
     def gave_up(self) -> bool:
-        """Whether the child ended itself at a limit of time or memory, and sent a text about it (`StepLimit`)."""
+        """Whether the child ended itself because it reached a limit of time or memory, and sent the reason
+        (`StepLimit`).
+        """
         return self.reason is EndReason.ITSELF and self.exit_code == GAVE_UP_EXIT_CODE and bool(self.abort_text)
 
     @property
@@ -168,10 +170,10 @@ class ProcessOutcome:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether the child ended by itself: we did not end it, and no signal from outside did.
+        """Whether the child ended by itself: neither we nor a signal from outside ended it.
 
-        Signals from outside are those with which a user or the system ends processes, such as SIGTERM, and SIGBUS. The
-        system sends SIGBUS if a mapped model file became shorter, or if a disk fails.
+        Signals from outside are SIGHUP, SIGINT, SIGTERM and SIGKILL from a user or the system, and SIGBUS. The system
+        sends SIGBUS if a mapped model file became shorter, or if a disk fails.
         """
         outside = _SENT_BY_OTHERS | {getattr(signals, "SIGBUS", 0)}
         return self.reason is EndReason.ITSELF and self.signal not in outside

@@ -202,7 +202,9 @@ class Questions:
     def stream(
         self, request: Request, answer_type: type[_Answer], last: type[Message], cancel: CancelToken
     ) -> Iterator[_Answer]:
-        """Send `request` and yield its answers up to a message of type `last`. Only the stall limit limits the time.
+        """Send `request` and yield its answers, until a message of type `last` arrives.
+
+        There is no time limit for the whole, only the stall limit for the silence between two messages.
 
         Raises:
             EngineError: the child reported a `Failure` or crashed, or the request was cancelled.
@@ -224,7 +226,7 @@ class Questions:
 
         `cancel`: the request's token; it wakes this call.
         `deadline_s`: time of `time.monotonic`; None: no deadline.
-        `cancelled`: called several times a second; also tells whether the request was cancelled.
+        `cancelled`: called several times a second; True cancels the request.
 
         Raises:
             queue.Empty: the deadline has passed.
@@ -411,8 +413,8 @@ def error_with_endpoints(
 ) -> EngineError:
     """Return an error that names the RPC endpoints in use if one of them may be the cause; else return `error`.
 
-    The endpoints had answered a greeting before. A crash or silence afterwards means that an endpoint did not answer
-    llama.cpp's requests, or answered wrongly.
+    The endpoints answered when they were checked before the request. A crash or silence of the child afterwards means
+    that an endpoint did not answer llama.cpp's requests, or answered wrongly.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
     """

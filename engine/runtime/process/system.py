@@ -90,17 +90,18 @@ _SET_SIGNAL = 10
 
 @cache
 def _make_pipe_of_our_life() -> tuple[int, int]:
-    """Return a pipe whose writing end is closed by the kernel when this process ends, and not before.
+    """Return a pipe by which the kernel notices the end of this process.
 
-    The writing end is open in this process only. Nothing is written to the pipe.
+    The kernel closes its writing end when this process ends, and not before, because no other process has it open.
+    Nothing is written to the pipe.
     """
     return os.pipe()
 
 
 def _open_lifeline() -> int | None:
-    """Open the reading end of the pipe of `_make_pipe_of_our_life` once more, for one child, and return its descriptor.
+    """Return a new descriptor of the reading end of `_make_pipe_of_our_life`, for one child.
 
-    None: the system cannot do that.
+    The kernel signals the child by it when this process ends. Return None if the system cannot do that.
     """
     if not sys.platform.startswith("linux"):
         return None

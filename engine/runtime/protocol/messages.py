@@ -173,7 +173,7 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
 
 
 class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
-    """Progress of a load, sent at least every second while the counters of the process show work.
+    """Progress of a load, sent at least every second while the process computes, reads or receives data.
 
     `fraction`: completed fraction of the stage, 0 to 1; None if unknown.
     `device`: device being filled; None if unknown.
@@ -481,10 +481,11 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     """The RPC worker accepts connections.
 
     `port`: local port on which it listens.
-    `caps_enforced`: whether the system limits its memory; False if it has no RLIMIT_DATA.
+    `caps_enforced`: whether the system limits the worker's memory; False on a system without RLIMIT_DATA.
     `baseline_bytes`: VmData of the process before any allocation of a client.
     `is_guarded`: whether only connections from `Serve.client_port` are accepted.
-    `is_memory_bound`: whether its memory comes only from `Serve.numa_node`. Its threads run on that node in any case.
+    `is_memory_bound`: whether the worker's memory comes only from `Serve.numa_node`. The worker's threads always run on
+    that node.
     """
 
     port: int

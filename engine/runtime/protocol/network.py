@@ -119,7 +119,7 @@ class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
 
 
 class TunnelFailed(Message, frozen=True, tag="tunnel_failed", kw_only=True):
-    """No local port leads to `device`. `message`: sentences for the user."""
+    """Answer to `OpenTunnel`: there is no tunnel to `device`. `message`: the reason, as sentences for the user."""
 
     message: str
     device: str = ""

@@ -138,7 +138,7 @@ class Requests(Generic[_R]):
         self._begun: list[bytes] = []
 
     def read_first(self) -> bool:
-        """Read in the calling thread until a request is queued; return False at the end of input."""
+        """Read standard input in the calling thread until the queue has a request; return False at the end of input."""
         while self._queue.empty():
             if not self._read_some():
                 return False
@@ -195,11 +195,11 @@ class Requests(Generic[_R]):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rights that a child keeps after its first request.
+    """Access rights that a child keeps after it has read its first request; it gives up all others.
 
-    `rights`: row of the table in `engine.base.confinement`. Its `memory_bytes` limit the address space that the child
-    adds to what it uses now.
-    `readable`, `writable`: files and folders that the first request needs.
+    `rights`: rights of this kind of child, from `engine.base.confinement`. Their `memory_bytes` limit the address space
+    that the child may add to what it uses now.
+    `readable`, `writable`: files and folders that the child may still open.
     """
 
     rights: Rights
@@ -237,7 +237,7 @@ def run_child(
     If a `Job` takes longer than its `seconds`, the kernel's alarm ends the process: a C function may never return to
     the interpreter.
     `requests`: union of the request types.
-    `limits`: returns the rights that the process keeps, from the first request.
+    `limits`: gets the first request, and returns the rights that the process keeps.
     `answer`: carries out a request and sends its answer.
     """
     pipe = begin_child("layerdeck")

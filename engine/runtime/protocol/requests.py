@@ -64,7 +64,7 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
 class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     """List local devices and devices of RPC servers; answered by `DeviceList`.
 
-    The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
+    The parent must have checked that the endpoints answer: ggml aborts the child if it cannot connect to one.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
     `known_cards`: UUIDs of NVIDIA cards whose free memory the parent has read from the driver. They are listed without
@@ -113,11 +113,12 @@ DraftKind = Literal["ngram", "model", "mtp"]
 class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
     """The source of drafted tokens for speculative decoding; the loaded model checks the drafted tokens in one batch.
 
-    `kind`: "ngram" (repeats of the sequence itself), "model" (a draft model), or "mtp" (the model's own MTP heads).
+    `kind`: "ngram" (copies of earlier text of the sequence), "model" (a draft model), or "mtp" (the model's own MTP
+    heads).
     `n_tokens`: largest number of tokens drafted for one step.
     `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
     are those of the load.
-    `pauses`: whether drafts that lose time are paused. False if drafts themselves are tested or measured.
+    `pauses`: whether drafting pauses if it makes answers slower. False in tests and measurements of drafting.
     """
 
     kind: DraftKind
@@ -129,7 +130,7 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
-    """Load without memory (`no_alloc`) to get llama.cpp's own numbers; answered by `Probed` or `Failure`.
+    """Load without memory (`no_alloc`) to get the sizes of llama.cpp's buffers; answered by `Probed` or `Failure`.
 
     `access`: files that the child may open from now on; None for no limit.
     `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.

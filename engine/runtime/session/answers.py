@@ -65,7 +65,7 @@ def stop(transition: Transition, number: int) -> None:
 
 
 def stop_all(transition: Transition) -> None:
-    """Ask the child to end every request, except those that outlast a stop."""
+    """Ask the child to end every request, except those that a stop does not end, such as saving a KV state."""
     stoppable = _stoppable(transition.state)
     if all(run.stopping for run in stoppable):
         return
@@ -128,13 +128,13 @@ def take_message(transition: Transition, message: AnyMessage) -> None:
 
 
 def end_all(transition: Transition, ending_of: Callable[[RequestRun], RequestEnding]) -> None:
-    """End all requests. `ending_of`: returns the ending of each."""
+    """End all requests. `ending_of`: returns the final event to report for a request."""
     for run in transition.state.requests:
         _end(transition, run, ending_of(run))
 
 
 def killed_ending(state: State, run: RequestRun) -> Failed:
-    """Return the ending of a request whose child was killed because this or another request did not stop in time."""
+    """Return the final event of a request whose child was killed because it or another request did not stop in time."""
     limit_s = _stop_timeout_s(state)
     if run.stopping:
         what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
@@ -171,7 +171,7 @@ def _ending(
 
 
 def _end(transition: Transition, run: RequestRun, ending: RequestEnding) -> None:
-    """End a request and report its ending. No other function does that."""
+    """End a request and report its final event. No other function does that."""
     left = tuple(each for each in transition.state.requests if each.id != run.id)
     transition.change(requests=left)
     # From now on silence is no stall: an idle child sends nothing.
@@ -201,7 +201,7 @@ def _is_on_cpu(transition: Transition) -> bool:
 
 
 def _stop_timeout_s(state: State) -> float:
-    """Return how many seconds a child that is to end gets to stop its requests, before it is killed."""
+    """Return the seconds that the child has to stop its requests before it is killed, if it has to end."""
     # When the session is closed the model goes anyway.
     ends_late = not state.closing and any(run.ends_late for run in state.requests)
     return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)

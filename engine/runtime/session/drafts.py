@@ -6,16 +6,19 @@ from engine.base.language import tr
 from engine.runtime.protocol.messages import DraftPause, DraftStatistics
 
 PAUSES: dict[DraftPause, str] = {
-    "slower": tr("drafts paused: they made the answer slower"),
-    "earlier": tr("no drafts: they made an earlier answer slower"),
-    "state": tr("no drafts: the model's recurrent state is too large to be copied at each step"),
-    "context": tr("drafts paused: the conversation is longer than the context of the draft model"),
-    "failed": tr("drafts paused: the draft model could not compute"),
+    "slower": tr("speculative decoding paused: it made the answer slower"),
+    "earlier": tr("no speculative decoding: it made an earlier answer slower"),
+    "state": tr("no speculative decoding: the model's recurrent state is too large to be copied at each step"),
+    "context": tr("speculative decoding paused: the conversation is longer than the context of the draft model"),
+    "failed": tr("speculative decoding paused: the draft model could not compute"),
 }
 
 
 def draft_words(drafts: DraftStatistics | None) -> list[str]:
-    """Return texts about the drafts of an answer: their gain, and why they were paused; empty if there were none."""
+    """Return texts about speculative decoding in an answer; empty if no tokens were drafted.
+
+    They state the share of accepted tokens, the gain in speed, and why drafting was paused.
+    """
     if drafts is None:
         return []
     words = []
@@ -24,12 +27,13 @@ def draft_words(drafts: DraftStatistics | None) -> list[str]:
         percent = round(100 * acceptance)
         if drafts.gain is None:
             words.append(
-                tr("draft: {percent} % accepted, {tokens:.1f} tokens per step", percent=percent, tokens=tokens)
+                tr("drafted tokens: {percent} % accepted, {tokens:.1f} tokens per step", percent=percent, tokens=tokens)
             )
         else:
             words.append(
                 tr(
-                    "draft: {percent} % accepted, {tokens:.1f} tokens per step, {gain:.1f} times as fast",
+                    "drafted tokens: {percent} % accepted, {tokens:.1f} tokens per step, {gain:.1f} times as fast as "
+                    "without drafts",
                     percent=percent,
                     tokens=tokens,
                     gain=drafts.gain,

@@ -3,8 +3,8 @@ it.
 
 Threads: `take` runs the machine in the caller's thread, under a lock, and puts the effects into a queue. The session's
 thread reads the queue: it starts children, sends them requests and ends them, runs the timers, and calls the receiver.
-Each piece of slow work (prepare, probe, greet, explain) has its own thread and reports one result. Messages of a child
-arrive in the reader thread of its `ChildProcess`.
+Each effect that takes time, such as a probe, has its own thread and reports one result. Messages of a child arrive in
+the reader thread of its `ChildProcess`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WorkRunner:
     sequences: Path | None = None
 
     def do(self, work: effects.Work, cancel: CancelToken) -> inputs.Work:
-        """Return the result of `work`; blocks. After `cancel` the result may be incomplete."""
+        """Carry out an effect that takes time, and return its result. Blocks. After `cancel` it may be incomplete."""
         match work:
             case effects.Prepare():
                 return self._prepare(work)
@@ -130,9 +130,9 @@ class WorkRunner:
         return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
 
     def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
-        """Return `plan` with the forecast of a probe.
+        """Return `plan` with the memory that a probe (a load without memory) reports.
 
-        If the probe fails, return it unchanged; the load will report why.
+        If the probe fails, return the plan unchanged; the load will report why.
         """
         try:
             with Probes(cache=self.cache, argv=self.argv, cancel=cancel) as probes:
@@ -191,8 +191,8 @@ class _Result:
 class Driver:
     """Runs the state machine of one session, and executes its effects (actions that the machine returns).
 
-    Any thread passes inputs by `take`, `ask` and `close`, which run the machine under a lock. The session's thread
-    executes the effects. It owns the child process, the timers and the worker threads, and calls the receiver.
+    `take`, `ask` and `close` pass an input to the machine, which runs under a lock in the caller's thread. The thread
+    of the session executes the effects, owns the child process, timers and worker threads, and calls the receiver.
     """
 
     def __init__(self, receiver: Receiver, runner: WorkRunner, options: DriverOptions) -> None:
@@ -305,7 +305,7 @@ class Driver:
     def _next_result(self) -> _Result | None:
         """Wait for the next result in the queue and return it.
 
-        Return None if a timer expired first. The machine has then already handled `TimerExpired`.
+        If a timer expires first, pass `TimerExpired` to the state machine and return None.
         """
         if not self._timers:
             return self._results.get()

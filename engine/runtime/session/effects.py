@@ -104,7 +104,7 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Effect: greet RPC workers, to see whether they answer; the result is `Greeted`.
+    """Effect: check whether RPC workers answer (greet them); the result is `Greeted`.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
     """
@@ -116,7 +116,9 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Effect: search for proposals after a load that ran out of memory, and probe them; the result is `Explained`.
+    """Effect: after a load ran out of memory, search for changes after which it should fit (proposals).
+
+    Each proposal is probed (loaded without memory). The result is `Explained`.
 
     `plan`: the plan that was ordered.
     `tried`: the layouts that failed.
@@ -133,7 +135,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Effect: cancel the work with this ticket (number). The work still reports a result, which may be incomplete."""
+    """Effect: cancel the slow effect with this ticket (number). It still reports a result, which may be incomplete."""
 
     ticket: int
 

@@ -16,21 +16,21 @@ from engine.runtime.session.events import Failed
 from engine.runtime.session.load_order import LoadOrder
 
 Greetings = Mapping[str, Greeting]
-"""Results of greeting RPC workers, by endpoint (`host:port`)."""
+"""Results of the check whether RPC workers answer, by endpoint (`host:port`)."""
 
 # ------------------------------------------------------------------ commands
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Command: load `order`, after stopping the load or the requests that run. Refused after `Close`."""
+    """Command: stop the running load or requests, then load `order`. Refused after `Close`."""
 
     order: LoadOrder
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Command: send a request to the loaded model; refused if none is ready. The machine assigns the request its id."""
+    """Command: send a request to the loaded model; refused if no model is ready. The state machine assigns its id."""
 
     request: requests.AnyModelRequest
 
@@ -71,7 +71,7 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 class Prepared:
     """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
-    `plan`: the plan with a computed forecast. It shares no cached tables with plans of other threads
+    `plan`: the plan with a computed forecast. It has caches of its own, so only one thread uses them
     (`Plan.with_own_tables`).
     `request`: the request for the child.
     """
@@ -83,7 +83,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Result of `Prepare`: the plan cannot be loaded. `ending`: ending of the load."""
+    """Result of `Prepare`: the plan cannot be loaded. `ending`: final event of the load, with the reason."""
 
     ticket: int
     ending: Failed
@@ -112,7 +112,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """Result of `Greet`: the answers of the RPC workers."""
+    """Result of `Greet`: whether each RPC worker answered."""
 
     ticket: int
     greetings: Greetings
@@ -120,7 +120,11 @@ class Greeted:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Result of `Explain`: proposals for another load, and the processes that hold memory of the full device."""
+    """Result of `Explain`, after a load ran out of memory on a device.
+
+    `proposals`: changes after which the load should fit.
+    `holders`: processes that hold memory of that device.
+    """
 
     ticket: int
     proposals: tuple[Proposal, ...]
@@ -155,16 +159,16 @@ class ChildEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """Input: a timer has expired. The machine may have cancelled it just before."""
+    """Input: a timer has expired. The state machine ignores the input if it has cancelled the timer in the meantime."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """Input: the machine or an effect raised an unexpected exception, which is in the log.
+    """Input: code of the state machine or of an effect raised an unexpected exception, which is in the log.
 
-    The machine then ends the load or the requests.
+    The state machine then ends the running load or requests.
     """
 
 

@@ -1,4 +1,4 @@
-"""Orders to load a plan, and the layouts that were tried for one."""
+"""`LoadOrder`: the plan that a load is to load, and its retry policy. `LoadAttempt`: a layout that the load tried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_RETRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How a load may try other layouts if its layout does not fit.
+    """Whether and how a load may try other layouts if its layout does not fit.
 
     `retries`: largest number of other layouts; 0 if none may be tried.
     `constraints`: pinned layers and excluded devices.
@@ -30,10 +30,10 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """An order to load a plan.
+    """What a session is to load: a plan (model, layout, settings and devices).
 
-    `retry`: policy for other layouts if the plan's layout does not fit.
-    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None for the default.
+    `retry`: whether other layouts may be tried if the plan's layout does not fit.
+    `stall_limit_s`: seconds without progress after which the child is ended; None for the default.
     """
 
     plan: Plan
@@ -47,8 +47,8 @@ class LoadOrder:
     def possible_endpoints(self) -> frozenset[str]:
         """Return the endpoints of all RPC workers that this load may use.
 
-        The result has the endpoints of the layout. If other layouts may be tried, it also has all idle endpoints of the
-        rig.
+        The result has the endpoints of the layout. If other layouts may be tried, it also has the endpoints of all
+        workers that serve no other loaded model.
         """
         used = self.plan.used_endpoints
         if not self.retry.retries:
@@ -69,7 +69,7 @@ class LoadAttempt:
     `number`: number of the attempt, from 1.
     `reason`: why this layout was tried, as a sentence.
     `outcome`: result as a sentence; empty while the layout is being tried.
-    `loaded`: whether a load of it was tried; False if its forecast did not fit and so no load was tried.
+    `loaded`: whether a load of it began; False if its forecast did not fit, so that no load began.
     """
 
     number: int
@@ -80,7 +80,7 @@ class LoadAttempt:
 
 
 def refusal_of(event: OutOfMemory) -> Refusal:
-    """Return the `Refusal` of the device in an event, with the bytes that were allocated on the device before."""
+    """Return the failed allocation that an event reports, as a `Refusal`."""
     # A device that is not among the rows has got nothing before.
     placed_bytes = next((row.need_bytes for row in event.allocated if row.id == event.device), 0)
     return Refusal(event.device, event.requested_bytes, event.free_bytes, placed_bytes)

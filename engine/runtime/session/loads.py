@@ -3,11 +3,11 @@
 1. `_prepare`: the plan becomes a request (`Step.PREPARING`). A plan that breaks a rule ends the load here.
 2. If other layouts may be tried, `_try` probes the layout (FORECASTING). If it does not fit, `_choose_after` looks for
    the next layout (CHOOSING), and `_try` probes that one.
-3. `_greet` asks the RPC workers (GREETING), so that a dead one costs no child.
+3. `_greet` checks whether the RPC workers answer (GREETING). If one does not, the load ends before a child is started.
 4. The child of the model that was loaded before ends (REPLACING), because its memory is needed.
 5. `_start` starts a child (LOADING). `LoadedModel` becomes the event `Loaded`, with measured bytes for each device.
-6. If a device refused memory, the child ends (ENDING), and the load goes on with another layout, or with proposals for
-   the user (EXPLAINING). If the child was lost, `machine.py` looks for the lost device (DIAGNOSING).
+6. If an allocation failed, the child ends (ENDING). The load then tries another layout, or searches for changes to
+   propose to the user (EXPLAINING). If the child was lost, `machine.py` looks for the lost device (DIAGNOSING).
 
 `_finish` is the only place that reports an ending.
 """
@@ -55,10 +55,10 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 
 
 def begin(transition: Transition, order: LoadOrder) -> None:
-    """Begin a load. Nothing else may be running.
+    """Begin a load. No other load and no request may be running.
 
-    A model with the same layout and settings may have run out of memory in an answer just before. If other layouts may
-    be tried now, that load counts as the first attempt.
+    If the model loaded before ran out of memory in an answer, its layout is not tried again. It counts as the first
+    attempt, provided that the order asks for the same layout and settings and allows other layouts.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -71,15 +71,15 @@ def begin(transition: Transition, order: LoadOrder) -> None:
 
 
 def cancelled_before_it_began() -> Cancelled:
-    """Return the ending of a load that was cancelled while it waited."""
+    """Return the final event of a load that was cancelled before it began, while it waited for another load."""
     return Cancelled(stage="header")
 
 
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    While a load prepares its request, chooses a layout or greets RPC workers, it ends at once. While it waits for a
-    child or for probes, it ends when these have ended.
+    A load that prepares its request, chooses a layout or checks its RPC workers ends at once. In other steps it ends
+    after the child processes that it waits for, because these hold device memory.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -116,7 +116,7 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
 
 
 def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutOfMemory) -> None:
-    """Search for proposals after a loaded model ran out of memory in an answer, as after a failed load."""
+    """Begin to search for changes to propose (proposals), after a loaded model ran out of memory in an answer."""
     # Tables of its own: other threads plan with those of the loaded plan.
     plan = order.plan.with_own_tables()
     run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)
@@ -201,7 +201,7 @@ def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> No
     """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
 
     `reason`: why this layout is tried, as a sentence.
-    `tenths`: back-off in tenths: how much of the capacity of devices that refused memory the layout leaves unused.
+    `tenths`: back-off: tenths of their capacity that the layout leaves unused on devices with a failed allocation.
     """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
@@ -257,7 +257,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
         _note(
             transition,
             tr(
-                "The model was not loaded, because the engine's forecast says that memory is short: {shortage}.",
+                "This layout was not loaded, because its forecast shows that memory is short: {shortage}.",
                 shortage=shortage_words(tried.rows),
             ),
             loaded=False,
@@ -285,7 +285,7 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan (`LoadRun.base`). Its cached tables are its own, so a worker thread can plan with it."""
+    """Return the ordered plan (`LoadRun.base`). It shares no cache with other plans, so a worker thread can use it."""
     assert transition.load.base is not None
     return transition.load.base
 
@@ -309,7 +309,10 @@ def _load_really(transition: Transition) -> None:
 
 
 def _greet(transition: Transition) -> None:
-    """Greet the RPC workers of the layout. Workers that the loaded model uses are greeted after its child has ended."""
+    """Check whether the RPC workers of the layout answer (greet them).
+
+    Workers that the loaded model uses are checked after its child has ended.
+    """
     # A worker serves one client at a time, so that it would not answer while the old child is connected.
     endpoints = tuple(transition.load.plan.used_endpoints)
     held = transition.state.child.plan.used_endpoints if transition.state.child is not None else {}
@@ -340,7 +343,10 @@ def _take_greetings(transition: Transition, greetings: Greetings) -> None:
 
 
 def _start(transition: Transition) -> None:
-    """Start the child that loads the model. RPC workers that the child before it has used are greeted first."""
+    """Start the child that loads the model.
+
+    If the previous child used some of the RPC workers, first check whether these answer.
+    """
     unchecked = transition.load.unchecked
     if unchecked:
         transition.change_load(unchecked=())
@@ -383,9 +389,9 @@ def _take_progress(transition: Transition, message: StageProgress) -> None:
 
 
 def _keep_ending(transition: Transition, ending: LoadEnding) -> None:
-    """Set the ending of the load, and stop the child.
+    """Store the final event of the load (its ending), and stop the child.
 
-    The ending is reported after the child has ended: only then is its memory free for another attempt.
+    The event is reported after the child has ended: only then is its memory free for another attempt.
     """
     if transition.load.ending is None:
         transition.change_load(step=Step.ENDING, ending=ending)
@@ -420,7 +426,7 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
 
 
 def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Callable[[], None]) -> None:
-    """Handle the end of the child that loads, or of the child of the model loaded before.
+    """Handle the end of a child during a load: the child that loads, or the child of the previous model.
 
     `diagnose`: called to find the cause if the child ended without reporting one.
     """
@@ -444,7 +450,7 @@ def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Ca
 
 
 def _can_do_without_tensor_api(transition: Transition, outcome: ProcessOutcome) -> bool:
-    """Return whether the load failed in Metal's tensor API and can be tried without it, which happens only once."""
+    """Return whether the load failed in Metal's tensor API, and this session has not yet loaded without that API."""
     ending = transition.load.ending
     has_failed = ending is None or isinstance(ending, Failed)
     state = transition.state
@@ -471,10 +477,10 @@ def _load_without_tensor_api(transition: Transition) -> None:
 
 
 def _note(transition: Transition, outcome: str, *, loaded: bool = True) -> None:
-    """Set the outcome of the latest attempt, unless the attempt has one already.
+    """Set the outcome of the latest attempt to load a layout, unless it is already set.
 
     `outcome`: result of the attempt, as a sentence.
-    `loaded`: whether a load of the layout was tried, and not only a forecast.
+    `loaded`: whether a load of the layout began; False if only its memory was forecast.
     """
     attempts = transition.load.attempts
     if attempts and not attempts[-1].outcome:

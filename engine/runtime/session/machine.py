@@ -1,11 +1,11 @@
 """State machine of one open model: a pure function from state and input to state and effects.
 
 It does no input or output and reads no clock. `driver.py` carries out the effects, and reports as inputs what happens.
-This module takes commands and sorts reports; `loads.py` has the steps of a load, `answers.py` the requests.
+This module handles commands, and passes reports on: those of loads to `loads.py`, those of requests to `answers.py`.
 
-Promises, which `tests/engine/runtime/session` checks with random inputs: each load and each request has exactly one
-ending; nothing starts after close; the loaded model stays until the real load of the new layout begins; no effect names
-a child that has ended.
+Invariants, which `tests/engine/runtime/session` checks with random inputs: each load and each request has exactly one
+final event (ending). Nothing starts after close. The previous model stays loaded until the new layout has been checked
+and its load begins. No effect names a child that has ended.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End the requests whose child ran out of memory during an answer, if the search for proposals has ended."""
+    """End requests that wait for a search for proposals, if the search has ended.
+
+    Their child ran out of memory during an answer, so they end with `OutOfMemory`.
+    """
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
         ending = state.last.ending
@@ -130,7 +133,10 @@ def _forget_waiting(transition: Transition) -> None:
 
 
 def _stop_what_runs(transition: Transition) -> None:
-    """Stop the running load or the running requests. Each gets its ending when the child has answered or has ended."""
+    """Stop the running load or the running requests.
+
+    The final event of each is reported later, when the child has acknowledged the stop or has ended.
+    """
     # A lost child has ended already. Only the greetings that look for the lost device are under way; the ending does
     # without their answers.
     if transition.state.loss is not None:
@@ -143,7 +149,7 @@ def _stop_what_runs(transition: Transition) -> None:
 
 
 def _settle(transition: Transition) -> None:
-    """If nothing runs any more, execute the waiting command: unload, close, or load."""
+    """Execute the waiting command (unload, close or load) if no load and no request runs."""
     # The order matters: a load that was requested after an unload begins when the old child has ended, because both
     # children together might not fit into the memory.
     if not transition.state.is_idle:
@@ -232,9 +238,11 @@ def _take_bug(transition: Transition) -> None:
 
 
 def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
-    """End the load or the requests of a lost child. If an RPC worker may be the cause, greet the workers first.
+    """Handle a lost child: end its load or its requests.
 
-    `stage`: stage of the load; None: the child was answering or idle.
+    If the loss of an RPC worker may be the cause, first check which workers still answer.
+
+    `stage`: stage of the load; None if the child was answering or idle.
     `plan`: plan of the child.
     """
     # ggml's RPC client aborts the process when a server does not answer, and often without its address. A greeting from
@@ -268,7 +276,7 @@ def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: Load
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
     If other layouts may be tried, the requests end, and the next load of the same order tries another layout first.
-    Otherwise the requests wait for proposals, as a failed load does.
+    Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end after it.
     """
     state, order = transition.state, loaded.order
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
@@ -296,7 +304,10 @@ def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
-    """End the load or the requests of the lost child, with the results of greeting its RPC workers (`greetings`)."""
+    """End the load or the requests of the lost child.
+
+    `greetings`: results of the check whether its RPC workers still answer; empty if the check was cancelled.
+    """
     loss = transition.state.loss
     assert loss is not None
     transition.change(loss=None)
@@ -328,7 +339,7 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
 
 
 def _cut_short(transition: Transition) -> None:
-    """End the load or the requests of a lost child at once. Greetings of its RPC workers are cancelled."""
+    """End the load or the requests of a lost child at once, and cancel the check whether its RPC workers answer."""
     assert transition.state.loss is not None
     transition.do(effects.CancelWork(transition.state.loss.ticket))
     _take_lost_greetings(transition, {})

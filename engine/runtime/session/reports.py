@@ -1,4 +1,7 @@
-"""Functions that build events from messages of the child, greetings of RPC workers, and process outcomes."""
+"""Functions that build the events of a session.
+
+They get messages of the child, results of the check whether RPC workers answer (greetings), and process outcomes.
+"""
 
 from __future__ import annotations
 
@@ -131,8 +134,9 @@ def done_event(message: Generated) -> Done:
 
 
 def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[Device]]) -> Failed | None:
-    """Return the ending of a load if an RPC worker did not answer correctly; None if all did.
+    """Return the event `Failed` for a load if an RPC worker did not answer correctly; None if all workers did.
 
+    `greetings`: result of the check of each worker, by endpoint.
     `devices`: devices of the rig by endpoint.
     """
     bad = [greeting for greeting in greetings.values() if not greeting.ok]
@@ -151,12 +155,12 @@ def crash_event(
     *,
     model: str = "",
 ) -> Failed | Crashed:
-    """Return the ending for a child that ended without an answer, if no device is known to be the cause.
+    """Return the final event for a child that ended without an answer, if no RPC worker is known to be the cause.
 
-    `model`: name of the model's file. The message names it unless something outside ended the child.
     `known`: sentences about known faults of llama.cpp with this plan; empty if there are none.
-    `devices`: devices that the child used over RPC, by endpoint. The message names them, because a server that answers
-    a greeting may still crash the child with a wrong answer.
+    `devices`: devices that the child used over RPC, by endpoint. The message names them, because a server that passed
+    our check may still crash the child with a wrong answer.
+    `model`: name of the model's file. The message names it if the file may be the cause of a crash.
     """
     peers = ""
     if devices:
@@ -182,7 +186,7 @@ def crash_event(
 
 
 def progress_words(progress: LoadProgress) -> str:
-    """Return sentences on how far a stalled load was, and on what to do if the load was only slow."""
+    """Return sentences for the user: which stage a stalled load had reached, and what to do if it was only slow."""
     fraction = progress.fraction
     reached = (
         tr("The load had reached this stage: {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
@@ -201,10 +205,10 @@ def progress_words(progress: LoadProgress) -> str:
 def memory_event(
     outcome: ProcessOutcome, plan: Plan, stage: Stage | AnswerStage, allocated: tuple[DeviceRow, ...]
 ) -> OutOfMemory | None:
-    """Return the ending for a child whose allocation failed during a computation; None if something else ended it.
+    """Return the event `OutOfMemory` for a child that a failed allocation ended; None if something else ended it.
 
-    Pools, cuBLAS workspaces and converted weights are allocated late, during the warm-up and the first long prompt. The
-    forecast does not contain them.
+    Only allocations during a computation end the child. Pools, cuBLAS workspaces and converted weights are allocated
+    during the warm-up and the first long prompt; the forecast does not contain them.
 
     `allocated`: memory that was allocated before, a row for each device.
     """
@@ -221,7 +225,7 @@ def memory_event(
         free_bytes=outcome.free_bytes,
         allocated=allocated,
         message=tr(
-            "{device} ran out of memory {when}: computing needs more than the buffers that were allocated before. Move "
+            "{device} ran out of memory {when}: a computation needed more memory than the allocated buffers. Move "
             "layers off {device}, shorten the context, lower the micro batch or turn flash attention on.",
             device=device,
             when=when,
@@ -252,11 +256,13 @@ def lost_event(
     is_answering: bool = False,
     model: str = "",
 ) -> Failed | Crashed:
-    """Return the ending for a child that was lost while it used RPC workers.
+    """Return the final event for a child that ended or stalled while it used RPC workers.
+
+    The event names the worker that was lost, if it is known.
 
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     `devices`: devices that the child used, by endpoint.
-    `greetings`: results of greeting the workers after the loss, by which the lost worker is found; may be empty.
+    `greetings`: results of the check which workers still answer, by endpoint; empty if there was no check.
     `known`: sentences about known faults of llama.cpp with this plan. `model`: name of the model's file.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
@@ -279,7 +285,7 @@ def lost_event(
     what = (
         tr("{names} made no progress {when}.", names=names, when=when)
         if outcome.reason is EndReason.STALLED
-        else tr("{names} was lost {when}.", names=names, when=when)
+        else tr("The connection to {names} was lost {when}.", names=names, when=when)
     )
     remedy = tr("Restart the RPC worker, then load again.")
     # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
@@ -293,12 +299,20 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether a paired machine's worker with the devices `held` has answered a greeting after it was lost."""
+    """Return whether a paired machine's worker answers again, after the connection to it was lost.
+
+    `held`: devices of the worker.
+    `greeting`: result of the check after the loss; None if there was no check.
+    """
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether the worker of these devices ran on this machine and nothing listens at its port now."""
+    """Return whether a worker ran on this machine and nothing listens at its port now.
+
+    `held`: devices of the worker.
+    `greeting`: result of the check after the loss; None if there was no check.
+    """
     # Of another machine that refuses a connection nobody knows what happened: the network may have changed.
     refused = greeting is not None and greeting.status is GreetingStatus.REFUSED
     # A paired machine may be reached at a local address, and its worker cannot be restarted from here.
@@ -333,8 +347,8 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
     """Return the free memory of a device when the allocation failed; None if unknown.
 
-    An RPC server reports the memory of its whole machine. So the result is limited to the device's available memory in
-    the rig, minus our allocations.
+    An RPC server reports the memory of its whole machine. So the result is at most the memory that was available on
+    `device` before the load, minus our allocations.
 
     `reported_bytes`: free memory that the device reported; None if it did not.
     `placed_bytes`: memory that we had allocated on the device before.

@@ -1,14 +1,15 @@
 """One open model: the object with which window, command line and tests load a model, send it requests, and unload it.
 
 A load: `ModelSession.load` passes the order to the state machine (`machine.py`, `loads.py`), which returns effects
-(actions for the driver). The driver (`driver.py`) prepares the request, and probes the layout first if other layouts
-may be tried instead. It then greets the RPC workers, ends the child of the model loaded before, and starts a child with
-the request. The child reports the stages and finally `LoadedModel`, with the bytes measured in each buffer type.
-`loads.py` turns this message into `Loaded`, whose rows the load report shows next to the forecast.
+(actions for the driver). The driver (`driver.py`) prepares the request. If other layouts may be tried, it first probes
+the layout (loads it without memory). It then checks whether the RPC workers answer, ends the child of the previous
+model, and starts a child with the request. The child reports the stages and finally `LoadedModel`, with the bytes
+measured in each buffer type. `loads.py` turns this message into `Loaded`, whose rows the load report shows next to the
+forecast.
 
 A request: `ModelSession.ask` gives it a number and sends it to the child. `answers.py` turns the child's messages into
-events with this number: `Reading` while the prompt is computed, `Token` for each piece of the answer, and one ending.
-`Reading` and `Token` also state how much of the context is in use.
+events with this number: `Reading` while the prompt is computed, `Token` for each piece of the answer, and one final
+event. `Reading` and `Token` also state how much of the context is in use.
 """
 
 from __future__ import annotations
@@ -98,14 +99,15 @@ class ModelSession:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current public state. It includes the effect of every call that has returned."""
+        """The current public state. Every change by a method that has returned is already in it."""
         return self._driver.snapshot
 
     def load(self, order: LoadOrder) -> None:
         """Load `order`. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
-        A load or requests that run are stopped first. If several loads wait, the last one begins and the others end
-        with `Cancelled`. The loaded model stays until the new layout was checked and its RPC workers have answered.
+        A running load or running requests are stopped first. If several loads wait, the last one begins and the others
+        end with `Cancelled`. The previous model is unloaded after the new layout was checked and its RPC workers have
+        answered.
 
         Raises:
             ArgumentError: after `close`.
@@ -141,9 +143,9 @@ class ModelSession:
     def stop(self, request: int | None = None) -> None:
         """Stop one request. If `request` is None, stop the load, the waiting load, and every request.
 
-        A load ends with `Cancelled`, or with the proposals found so far if it had run out of memory. A generation ends
-        with `Done` and stop reason `stopped`, and the model stays loaded. A stop waits for the operation that is being
-        computed. Does nothing if nothing runs.
+        This method does not wait. A load ends with `Cancelled`; if it had run out of memory, it ends with `OutOfMemory`
+        and the proposals found so far. A generation ends with `Done` and stop reason `stopped`, after the operation
+        that is being computed; the model stays loaded. Does nothing if nothing runs.
         """
         self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
 

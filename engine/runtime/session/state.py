@@ -78,7 +78,7 @@ class LoadProgress:
 class LoadedInfo:
     """The loaded model.
 
-    `order`: the order, with the plan that was loaded in the end.
+    `order`: the order of the load, with the plan that was loaded (after retries perhaps not the ordered one).
     `n_ctx`: context of all slots together in tokens, as rounded by llama.cpp.
     `n_ctx_seq`: context of one request in tokens.
     `slots`: number of requests that are computed at the same time.
@@ -125,7 +125,7 @@ class Child:
 
 
 class Step(Enum):
-    """The step of a load: what it waits for. `loads.py` describes the order of the steps."""
+    """Step of a load. Each step is named after the work that the load waits for; `loads.py` has their order."""
 
     PREPARING = auto()
     """Waits for the check of the plan, and for the request to the child that is made from it."""
@@ -142,9 +142,9 @@ class Step(Enum):
     ENDING = auto()
     """Waits for the end of the child that loads; the ending of the load is known."""
     DIAGNOSING = auto()
-    """Waits for greetings of the RPC workers, to find the one whose loss may have ended the child."""
+    """Waits for a check which RPC workers still answer, because the loss of one may have ended the child."""
     EXPLAINING = auto()
-    """Waits for proposals, after the load ran out of memory."""
+    """Waits for proposals (changes after which the model should fit), after the load ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +153,18 @@ class LoadRun:
 
     `asked`: the order of the load.
     `plan`: the plan that is being tried.
-    `base`: the ordered plan, with cached tables that no other thread uses; None until the plan is prepared.
+    `base`: the ordered plan, with caches that no other thread uses; None until the plan is prepared.
     `step`: the present step, which names what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
-    `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: back-off in tenths: how much of the capacity of devices that refused memory the layout leaves unused
+    `unchecked`: endpoints in use by the previous child. Whether they answer is checked after that child has ended.
+    `tenths`: back-off: tenths of their capacity that the layout leaves unused on devices with a failed allocation
     (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
-    `ending`: result of the load, kept until the child has ended or the proposals are found.
+    `ending`: final event of the load, to be reported when the child has ended or the proposals are found.
     `cancelled`: whether the load was cancelled and is ending.
     `of_answer`: whether this is only a search for proposals, after an answer ran out of memory. Nothing is loaded then.
     """
@@ -189,7 +189,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Result of the last load that has ended: its attempts, its ending, and proposals for another load."""
+    """Result of the last load that has ended: its attempts, its final event, and proposed changes for another load."""
 
     attempts: tuple[LoadAttempt, ...]
     ending: LoadEnding
@@ -211,7 +211,7 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request to the loaded model that has not ended. `id` of `request` is the number that its events carry."""
+    """A request to the loaded model that has not ended. Its events carry the number `request.id`."""
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
@@ -229,7 +229,11 @@ class RequestRun:
         return self.state is RequestState.STOPPING
 
     def stopped(self, *, on_cpu: bool) -> RequestRun:
-        """Return this request in the state STOPPING. `on_cpu`: whether the model is on the CPU alone."""
+        """Return this request in the state STOPPING.
+
+        `on_cpu`: whether the model is on the CPU alone. Only the CPU backend can interrupt a batch; otherwise a request
+        that is stopped during its prompt gets more time (`ends_late`).
+        """
         # Nothing interrupts the tokenizer either, which takes seconds for some MiB of text.
         ends_late = self.state is RequestState.ASKED or (not on_cpu and self.state is RequestState.READING)
         return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
@@ -237,9 +241,9 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A child that ended or stalled while it used RPC workers, which are being greeted to find the lost one.
+    """A child that ended or stalled while it used RPC workers. A check which workers still answer is under way.
 
-    `ticket`: number of the effect that greets the workers; its result has the same number.
+    `ticket`: number of the effect that checks the workers; its result has the same number.
     `outcome`: how the child ended.
     `stage`: stage of the load; None if the child was answering or idle.
     `plan`: plan of the child.
@@ -269,19 +273,19 @@ class Exhausted:
 class State:
     """State of one open model.
 
-    `numbers`: last number given to a child, ticket or timer.
+    `numbers`: the highest id so far; children, slow effects (tickets) and timers get their ids from one counter.
     `asked`: number of requests so far.
     `context_used`: number of tokens in the context at the end of the last answer.
-    `waiting`: load that was ordered while another load or a request was running; it begins when nothing runs any more.
-    `stop_timer`: number of the running stop timer; None if none runs.
+    `waiting`: load that was ordered while another load or a request was running; it begins when those have ended.
+    `stop_timer`: id of the running stop timer; None if none runs.
     `loss`: a lost child, while the cause of its loss is searched for; else None.
-    `lost`: how the loaded model was lost while a new load was preparing to replace it. It is reported only
-    if that load and all loads that waited for it are cancelled.
-    `exhausted`: the last model, if it ran out of memory in an answer. If its layout and settings are loaded again and
-    other layouts may be tried, the load begins with another layout.
+    `lost`: event for the loss of the loaded model during the preparation of a new load. It is reported only if that
+    load and all loads that waited for it are cancelled.
+    `exhausted`: the layout of the last model, if it ran out of memory in an answer. If it is ordered again and other
+    layouts may be tried, the load begins with another layout.
     `last`: result of the last load.
     `has_failed`: whether the last load failed, or its child was lost.
-    `unload_wanted`: whether the child must end when nothing runs any more.
+    `unload_wanted`: whether the child must end as soon as no load and no request runs.
     `closing`: whether the session is closed, and so refuses commands.
     `without_tensor_api`: whether loads leave out Metal's tensor API, because an earlier load failed in it.
     """
@@ -317,7 +321,7 @@ class State:
 
 
 def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
-    """Return the ending of `load`, which must be an `OutOfMemory`."""
+    """Return the final event of `load`, which must be an `OutOfMemory`."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
 
@@ -325,7 +329,8 @@ def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
 class Transition:
     """Collects the new state and the effects during one call of `advance`.
 
-    The functions of `machine.py`, `loads.py` and `answers.py` get it and change it. `advance` returns both at the end.
+    The functions of `machine.py`, `loads.py` and `answers.py` change this object. Then `advance` returns its state and
+    its effects.
     """
 
     def __init__(self, state: State) -> None:
@@ -379,9 +384,9 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Begin a step of the load, which waits for the result of slow work (an effect).
+        """Add an effect that takes time, and set the step of the load that waits for its result.
 
-        `work`: returns the effect for a ticket, the number by which its result is recognised.
+        `work`: makes the effect from a ticket, the number by which its result is recognised.
         """
         # A new ticket each time: the result of abandoned work has an old one, and is ignored.
         ticket = self.number()

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Literal
 
 Fault = Literal["", "lost", "crashed"]
-"""Why a model is gone without being unloaded; empty if this has not happened.
+"""Why a model is no longer loaded, though it was not unloaded; empty if this has not happened.
 
 "crashed": its process crashed. "lost": any other reason.
 """
@@ -46,7 +46,7 @@ class ModelStatus:
     counting tokens, do not count as ANSWERING.
     `is_edited`: whether the edited layout or settings differ from those that are loaded.
     `waits`: reason why a load has not begun, as a sentence; empty if no load waits.
-    `fault`: why the model is gone, if it can be loaded again with the same settings; else empty.
+    `fault`: why the loaded model was lost, if it can be loaded again with the same settings; else empty.
     `is_parked`: whether it was unloaded to free memory, so that the next question loads it again.
     """
 
@@ -59,7 +59,7 @@ class ModelStatus:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load runs, or waits to begin. It can be cancelled."""
+        """Whether a load runs, or waits to begin. Such a load can be cancelled."""
         return bool(self.waits) or self.phase is Phase.LOADING
 
     @property

@@ -20,7 +20,7 @@ from engine.runtime.session.reports import done_event, out_of_memory_event
 from engine.runtime.session.state import LoadProgress
 
 DRAFTS = DraftStatistics(kind="model", drafted_tokens=100, accepted_tokens=62, steps=45, gain=1.31)
-WORDS = "draft: 62 % accepted, 2.4 tokens per step, 1.3 times as fast"
+WORDS = "drafted tokens: 62 % accepted, 2.4 tokens per step, 1.3 times as fast as without drafts"
 GENERATED = Generated(
     request=1,
     prompt_tokens=3,
@@ -41,7 +41,7 @@ def test_the_words() -> None:
     assert draft_words(DraftStatistics(kind="ngram", steps=9)) == [], "no match costs nothing, and says nothing"
     assert draft_words(DRAFTS) == [WORDS]
     short = msgspec.structs.replace(DRAFTS, gain=None)
-    assert draft_words(short) == ["draft: 62 % accepted, 2.4 tokens per step"]
+    assert draft_words(short) == ["drafted tokens: 62 % accepted, 2.4 tokens per step"]
     for pause, sentence in PAUSES.items():
         assert draft_words(msgspec.structs.replace(DRAFTS, paused=pause)) == [WORDS, sentence]
 

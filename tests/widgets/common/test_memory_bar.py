@@ -64,7 +64,8 @@ def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
 
 def test_what_the_projector_computes_in_is_told_as_part_of_the_compute_buffer() -> None:
     row = row_of(GIB, compute_bytes=3 * MIB, projector_bytes=2 * MIB)
-    assert "compute buffer: 3.0 MiB\nincluding the projector's largest image: 2.0 MiB" in bar_tooltip(row)
+    told = "compute buffer: 3.0 MiB\nincluding the projector's buffer for the largest image: 2.0 MiB"
+    assert told in bar_tooltip(row)
     assert bar_of_row(row).used_bytes - (bar_of_row(row).other_bytes or 0) == row.need_bytes == GIB + 3 * MIB
     assert "projector" not in bar_tooltip(row_of(GIB, compute_bytes=3 * MIB))
 
@@ -101,7 +102,7 @@ def test_a_mapped_file_counts_as_far_as_the_layout_reads_it() -> None:
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
-    assert room_text(bar_of_row(row_of(7 * GIB))) == "short 512.0 MiB"
+    assert room_text(bar_of_row(row_of(7 * GIB))) == "lacks 512.0 MiB"
     assert "missing: 512.0 MiB" in bar_tooltip(row_of(7 * GIB))
 
 

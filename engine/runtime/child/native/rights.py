@@ -68,7 +68,7 @@ _NO_FILES = FileAccess()
 def has_rights(request: AnyRequest) -> bool:
     """Return whether `request` determines the access rights of the child.
 
-    Requests that do not determine them need a loaded model, and fail if there is none.
+    All other requests need a loaded model. A child refuses them until a request has determined its rights.
     """
     return isinstance(
         request, ListDevices | Probe | CountVocabulary | Load | MeasureSpeed | MeasureThreads | Quantise | Serve
@@ -108,8 +108,8 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
 def _open_drivers(engine: Bindings) -> None:
     """Open the drivers of all devices, and make their cache folders.
 
-    After the start of the machine NVIDIA's driver makes its device files with a set-uid program (`nvidia-modprobe`),
-    which a confined process cannot start.
+    This must come before the confinement: on first use after a boot, NVIDIA's driver makes its device files with a
+    set-uid program (`nvidia-modprobe`), which a confined process cannot start.
     """
     backends = {engine.registry_name(engine.device_registry(device)) for device in engine.devices()}
     make_driver_caches(backends)

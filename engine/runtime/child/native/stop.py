@@ -89,9 +89,9 @@ class StopFlag:
             return count
 
     def request(self, request: int | None) -> None:
-        """Add a stop to the list of unhandled stops.
+        """Note a stop that the main thread has not handled yet, and set the flag if the stop concerns running work.
 
-        The reading thread calls this when it has read a `Stop`, which the main thread takes from the queue later.
+        The reading thread calls this for each `Stop`. The main thread takes the same `Stop` from the queue later.
 
         `request`: id of the request to stop; None: all requests.
         """
@@ -110,7 +110,7 @@ class StopFlag:
             self._update()
 
     def begin_load(self) -> None:
-        """Clear the stop of earlier loads. Called when a new `Load` was read."""
+        """Discard a stop of an earlier load, so that it does not abort the next one. Called when a `Load` was read."""
         with self._lock:
             self._load_stopped = False
             self._update()
@@ -122,20 +122,23 @@ class StopFlag:
             self._update()
 
     def begin_computing(self, requests: Collection[int]) -> None:
-        """Let the flag abort a batch of these requests, and not a load, until `end_computing`."""
+        """Note that a batch of these requests is being computed, until `end_computing`.
+
+        Meanwhile the flag is set only if all of these requests are stopped; stops of loads do not set it.
+        """
         with self._lock:
             self._computing = requests
             self._update()
 
     def end_computing(self) -> None:
-        """Let the flag abort loads again. Called after a batch was computed."""
+        """Note that the batch was computed. From now on, a stop of a load sets the flag."""
         with self._lock:
             self._computing = None
             self._update()
 
     @contextmanager
     def computing(self, requests: Collection[int]) -> Iterator[None]:
-        """Within a `with` block, make the flag apply to a batch of these requests."""
+        """Within a `with` block, note that a batch of these requests is being computed (`begin_computing`)."""
         self.begin_computing(requests)
         try:
             yield
@@ -144,7 +147,10 @@ class StopFlag:
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
-        """Within a `with` block, set the flag: llama.cpp allocates everything for a batch but computes nothing."""
+        """Set the flag within a `with` block.
+
+        A decode in the block then allocates all memory for its batch, but llama.cpp aborts before it computes.
+        """
         with self._lock:
             self._flag[0] = _stopped()
         try:

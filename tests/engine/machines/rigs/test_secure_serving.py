@@ -218,8 +218,8 @@ def test_a_link_that_breaks_for_a_moment_keeps_the_answer_so_far(
         lost = log.wait_for_endings(2)[1]
         assert isinstance(lost, Failed), lost
         words = (
-            f"attic-CPU ({relay.endpoint}/CPU) was lost during the answer. {relay.endpoint}/CPU answers. "
-            "Load the model again."
+            f"The connection to attic-CPU ({relay.endpoint}/CPU) was lost during the answer. "
+            f"{relay.endpoint}/CPU answers. Load the model again."
         )
         assert (lost.kind, lost.message) == ("unreachable", words)
         assert "".join(event.text for event in log.events if isinstance(event, Token))
@@ -237,7 +237,8 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         lost = log.wait_for_endings(2)[1]
         assert isinstance(lost, Failed), lost
         assert lost.kind == "unreachable"
-        assert lost.message.startswith(f"attic-CPU ({served.endpoint}/CPU) was lost during the answer.")
+        words = f"The connection to attic-CPU ({served.endpoint}/CPU) was lost during the answer."
+        assert lost.message.startswith(words)
         assert str(rig.devices[0].via) not in lost.message
         log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
         refused = log.wait_for_endings(3)[2]
@@ -285,7 +286,7 @@ def test_a_machine_that_vanishes_in_the_middle_of_a_save_leaves_no_part_of_it(
         log.session.ask(SaveSequence(path=str(kept / "state"), of=number))
         lost = log.wait_for_endings(3)[2]
         assert isinstance(lost, Failed), lost
-        assert lost.message.startswith(f"attic-CPU ({relay.endpoint}/CPU) was lost")
+        assert lost.message.startswith(f"The connection to attic-CPU ({relay.endpoint}/CPU) was lost")
     assert list(kept.iterdir()) == []
 
 

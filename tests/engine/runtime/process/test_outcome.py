@@ -129,7 +129,7 @@ def test_the_server_that_refuses_is_to_blame_before_one_that_is_busy() -> None:
     event = lost_event(aborted(LOST), "read", DEVICES, greetings)
     assert isinstance(event, Failed)
     assert event.kind == "unreachable"
-    assert event.message.startswith("attic (attic:1) was lost while reading the weights.")
+    assert event.message.startswith("The connection to attic (attic:1) was lost while reading the weights.")
     assert "RPC0" not in event.message
 
 

@@ -59,7 +59,7 @@ def device_subtitle(device: Device) -> str:
 
 
 def numa_text(device: Device) -> str:
-    """Return the number of NUMA nodes of the host as text; empty for other devices and for a single node."""
+    """Return the number of NUMA nodes of the host (CPU) as text; empty for a single node and for all other devices."""
     return tr("{count} NUMA nodes", count=len(device.nodes)) if device.nodes else ""
 
 
@@ -83,7 +83,7 @@ def shared_text(device: Device) -> str:
 
 
 def simulated_words(ids: Sequence[str]) -> str:
-    """Return a sentence which says that the devices `ids` of a lab rig are simulated; empty if there are none."""
+    """Return a sentence which says that the devices `ids` are simulated on this computer; empty if there are none."""
     if not ids:
         return ""
     if len(ids) == 1:
@@ -165,7 +165,7 @@ def link_words(link: Link | None) -> str:
 def link_text(device: Device, link: Link | None) -> str:
     """Return a sentence on round trip and throughput of a worker, or on how to measure them if they are unknown.
 
-    The result is empty for devices that are no workers.
+    The result is empty if the device is not an RPC worker.
     """
     if not device.is_rpc:
         return ""

@@ -23,10 +23,11 @@ GROUP_FROM = 13
 def with_groups(
     contents: Sequence[LaneContent], rig: Rig, rows: Sequence[DeviceRow], unfolded: frozenset[str]
 ) -> tuple[LaneContent, ...]:
-    """Return the lanes, with a head lane before the lanes of each machine that lends several devices.
+    """Return the lanes, with a head lane before the lanes of each machine (paired computer) with several devices.
 
     A head lane stands for a whole machine. If the machine is folded, its devices have no lanes, and the head lane shows
-    what they hold. The lanes of a machine are at the place of its first device. A small rig has no head lanes.
+    their layers. The lanes of a machine are next to each other, at the position of its first device. With fewer than
+    `GROUP_FROM` lanes there are no head lanes.
 
     `contents`: the lane of each device, without head lanes.
     `rows`: memory of the devices with this layout.

@@ -74,10 +74,10 @@ class EditorScene(QGraphicsScene):
         return self.shown
 
     def set_marks(self, marks: Marks, *, active: int | None, focused: int | None) -> None:
-        """Show `marks` over the lanes.
+        """Highlight the rectangles in `marks`, such as the selection, over the lanes.
 
-        `active`: index of the handle that is hovered or dragged, or None.
-        `focused`: index of the handle with the keyboard focus, or None.
+        `active`: index of the boundary handle that is hovered or dragged, or None.
+        `focused`: index of the boundary handle with the keyboard focus, or None.
         """
         self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
         for index, item in enumerate(self._handles):

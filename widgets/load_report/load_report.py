@@ -173,16 +173,16 @@ class LoadReport(QWidget):
         proposals: Sequence[ProposalWords] = (),
         short_bytes: int = 0,
     ) -> None:
-        """Show which device ran out of memory, how many bytes it could not allocate, and proposals.
+        """Show which device ran out of memory, how many bytes it could not allocate, and changes that should help.
 
         `names`: names of devices by id.
-        `proposals`: proposals with their effects; if there are none, those of `event` are shown without effects.
-        `short_bytes`: memory that the layout lacks on the device that ran out, by its forecast; 0 if unknown.
+        `proposals`: the changes with their effects; if there are none, those of `event` are shown without effects.
+        `short_bytes`: bytes that the device lacks for the whole layout, according to the forecast; 0 if unknown.
         """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 
     def show_failed(self, event: Failed, *, was_loaded: bool = False) -> None:
-        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped.
+        """Show the reason why the load was refused or failed. Offer remedies if RPC workers of this computer stopped.
 
         `was_loaded`: whether the load had succeeded and the model stopped later.
         """

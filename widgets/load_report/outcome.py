@@ -96,11 +96,12 @@ def loaded_outcome(event: Loaded) -> Outcome:
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
-    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says when.
+    """Return the outcome of a load or an answer that ran out of memory.
 
     names: names of devices by id.
-    proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.
-    short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
+    proposals: changes after which the load should fit, with their effects; if there are none, `event.proposals` are
+    shown without effects.
+    short_bytes: bytes that the device lacks for the whole layout, according to the forecast; 0 if unknown.
     """
     sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)

@@ -275,7 +275,7 @@ class MarkdownView(QTextEdit):
             self.link_opened.emit(pressed)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Open the link at the text cursor if Return is pressed: arrow keys move the cursor through the message."""
+        """Open the link at the text cursor if Return is pressed. Arrow keys move the cursor through the message."""
         link = self._link_at_cursor() if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) else ""
         if link:
             self.link_opened.emit(link)

@@ -243,7 +243,7 @@ class ServePane(QWidget):
 
     @property
     def settings(self) -> ServeSettings:
-        """The settings that the fields have now."""
+        """The settings that are entered in the fields."""
         return ServeSettings(
             self.host_edit.text().strip(),
             self.port_box.value(),
@@ -253,7 +253,10 @@ class ServePane(QWidget):
         )
 
     def show_status(self, status: ServeStatus) -> None:
-        """Show the state of the server, and finish a copy that had to wait until the key was read."""
+        """Show the state of the server.
+
+        If a copy to the clipboard waits for the API key, it is done now, or dropped if `status` has a fault but no key.
+        """
         self._status = status
         if status.key or status.fault:
             made, self._copy_with_key = self._copy_with_key, None

@@ -45,7 +45,7 @@ FILE_ROWS: Mapping[str, str] = {"projector": tr("Projector"), "adapters": tr("Lo
 
 
 class SettingsDialog(QDialog):
-    """Dialog with a row for each setting of a load (each entry of `SETTINGS`), and the files that are loaded too.
+    """Dialog with a row for each setting of a load (entry of `SETTINGS`), and rows for the files loaded with the model.
 
     It is not modal: changes are applied at once, and Undo reverts them.
     """

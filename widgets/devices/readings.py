@@ -73,10 +73,7 @@ def away_text(device: Device) -> str:
 def shared_text(device: Device) -> str:
     """Return a sentence which says that the device shares the computer's memory; empty if it has its own."""
     return (
-        tr(
-            "This device uses the computer's memory: what the device takes is not free for other programs, and what "
-            "they take is not free for the device."
-        )
+        tr("This device has no memory of its own. It shares the computer's memory with all programs.")
         if device.unified
         else ""
     )
@@ -181,7 +178,9 @@ def link_text(device: Device, link: Link | None) -> str:
 
 def faults_text(device: Device) -> str:
     """Return one line for each feature that is not used on the device, because a check found it broken."""
-    return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.findings.faults)
+    return "\n".join(
+        tr("Feature not used on this device: {reason}", reason=fault.reason) for fault in device.findings.faults
+    )
 
 
 def overhead_text(device: Device) -> str:

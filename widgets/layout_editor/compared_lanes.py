@@ -118,7 +118,7 @@ def _ends(content: LaneContent | None, there: LaneContent | None) -> tuple[bool,
 
 
 class ComparedLanes(QScrollArea):
-    """Shows the lanes of two layouts. The arrow keys scroll; the tables beside it have the same differences as text."""
+    """Scroll area with the lanes of two layouts. The same differences are in the dialog's tables, as text."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

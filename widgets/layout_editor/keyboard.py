@@ -43,7 +43,7 @@ KEYS: dict[str, str] = {
     tr("Left, Right"): tr("previous or next layer"),
     tr("Home, End"): tr("first or last layer"),
     tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
-    tr("Space"): tr("select the whole group that contains the layer"),
+    tr("Space"): tr("select the group of neighbouring layers on the same device"),
     tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
     tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, the output or the draft to the next device"),
     tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),

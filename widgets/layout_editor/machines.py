@@ -1,4 +1,4 @@
-"""Groups of lanes by machine: a head lane shows the memory of the whole machine, and can fold the lanes of its devices.
+"""Groups of lanes by machine: a head lane shows the memory of the whole machine, and can hide the lanes of its devices.
 
 Only large rigs have groups: with few lanes, a head lane would take more room than it saves.
 """
@@ -105,9 +105,9 @@ def _merged(members: Sequence[LaneContent]) -> Blocks:
 
 
 def row_of(content: LaneContent, rows: Mapping[str, DeviceRow]) -> DeviceRow | None:
-    """Return the memory row of a lane; None if a row is missing.
+    """Return the memory values of a lane; None if those of a device are missing.
 
-    A head lane, which stands for a whole machine, gets the sum of the rows of the machine's devices.
+    `rows`: memory values by device id. A head lane, which stands for a whole machine, gets the sum for its devices.
     """
     if content.group is None:
         return rows.get(content.device.id)

@@ -232,7 +232,7 @@ class HandleItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the rectangle of the line and of the dot at its largest size, in scene coordinates."""
+        """Return the rectangle of the handle (its line, and its dot at the largest size), in scene coordinates."""
         if self._place is None:
             return QRectF()
         place = self._place

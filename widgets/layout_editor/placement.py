@@ -176,7 +176,7 @@ def _freeze(found: defaultdict[StripKey, list[int]]) -> Blocks:
 
 
 def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
-    """Return the content of each lane of `preview`, from top to bottom."""
+    """Return what each lane shows of `preview`, such as the layers of its device; lanes are from top to bottom."""
     layout = preview.layout
     # An override with a pattern of its own has no part: which tensors it matches is not known here.
     overrides = tuple(item for item in layout.overrides if item.part is not None)
@@ -213,7 +213,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
     """Return two mappings by device id: the slices of layers on the device, and its mean share of a layer.
 
-    Both are empty unless the split mode is tensor or row.
+    Only split modes tensor and row slice layers. In other modes both mappings are empty.
     """
     if preview.slices is None:
         return {}, {}

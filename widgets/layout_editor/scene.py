@@ -84,7 +84,7 @@ class EditorScene(QGraphicsScene):
             item.set_marks(active=index == active, focused=index == focused)
 
     def set_pill(self, text: str, at: QPointF, visible: QRectF) -> None:
-        """Show `text` near the point `at`, inside the visible part of the scene. An empty text hides the label."""
+        """Show `text` as a label near the point `at`, inside the rectangle `visible`. An empty text hides the label."""
         self._pill.set_text(text, at, visible, self.palette_used)
 
     def _track_of(self, preview: Preview, places: Columns) -> Track:

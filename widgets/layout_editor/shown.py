@@ -202,7 +202,7 @@ class Shown:
         return QRectF(left, top + 3, right - left, self.lanes.track_height - 6)
 
     def has_part(self, part: MovablePart, first: int, last: int) -> bool:
-        """Return whether any of layers `first` to `last` has weights in the part."""
+        """Return whether any of layers `first` to `last` has weights in `part`, such as the experts."""
         layers = self.preview.layers[first : last + 1]
         if part == "experts":
             return any(layer.expert_bytes for layer in layers)

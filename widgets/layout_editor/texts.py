@@ -331,7 +331,9 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
     """
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
-        lines.append((tr("Not all memory can be forecast: {probe_only}", probe_only=preview.report.probe_only), False))
+        lines.append(
+            (tr("The memory forecast is incomplete: {probe_only}", probe_only=preview.report.probe_only), False)
+        )
     # A pattern can match any tensor, and the lanes draw parts of layers only.
     patterns = unknown_patterns(preview.layout)
     if patterns:

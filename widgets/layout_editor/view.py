@@ -50,7 +50,7 @@ from widgets.layout_editor.texts import accessible_summary, focus_text
 _NAME = tr("Layout editor")
 EXPERT_TITLES = {
     "to_cpu": tr("Move All Experts to the &CPU"),
-    "back": tr("Move as Many Experts as Fit &Back to Their Layers"),
+    "back": tr("Move Experts &Back to the Devices of Their Layers, as Many as Fit"),
 }
 _SCROLL_BAR_GAP = 8
 # Pixels from the upper and lower edge of the viewport in which a drag scrolls, by how much, and how often: 500 a
@@ -142,7 +142,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Set the loaded layout, with which the preview is compared; None if no model is loaded."""
+        """Set the loaded layout, which is compared with the preview; None if no model is loaded."""
         self._loaded = loaded
         self._show_again()
 
@@ -286,7 +286,7 @@ class EditorView(QGraphicsView):
             return menu
         if isinstance(state.focus, LayerFocus):
             self._add_parts(menu, shown)
-            menu.addAction(tr("Select the Whole &Group"), partial(self._perform, Command.SELECT_RUN))
+            menu.addAction(tr("Select the &Group of Neighbouring Layers"), partial(self._perform, Command.SELECT_RUN))
         is_pinned = focus_device(self._pins, state.focus) is not None
         menu.addAction(tr("&Unpin") if is_pinned else tr("&Pin Here"), partial(self._perform, Command.PIN))
         menu.addSeparator()

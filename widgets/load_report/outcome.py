@@ -89,7 +89,7 @@ def loaded_outcome(event: Loaded) -> Outcome:
         ),
         rows=rows,
         forecast=forecast,
-        rows_title=tr("Measured, with the forecast below"),
+        rows_title=tr("Measured memory, with the forecast below it"),
     )
 
 
@@ -157,7 +157,7 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return an attempt as two lines of text.
+    """Return an attempt (a layout that the load tries) as two lines of text.
 
     The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0". The second line
     has the reason why this layout is tried.

@@ -24,7 +24,7 @@ class Parsed:
     """The result of one call of `MarkdownStream.parse`.
 
     `finished`: blocks that became final since the last call.
-    `open_end`: blocks that may still change; they replace the open end of the last call.
+    `open_end`: the last blocks, which may still change. They replace `open_end` of the last call.
     """
 
     finished: tuple[Block, ...]

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Typesetter(QObject):
-    """Makes Markdown documents, and runs work for them in other threads.
+    """Makes Markdown documents, and runs functions for them in other threads.
 
     `parse`: runs a function in the thread that parses Markdown.
     `draw`: runs a function in the thread that renders formulas.

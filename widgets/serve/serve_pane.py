@@ -92,7 +92,7 @@ class ServePane(QWidget):
         self.copy_url_button = QPushButton(tr("Copy address"))
         self.fault_label = plain_label("", "error", wrap=True)
         self.tabs = QTabWidget()
-        self.tabs.setAccessibleName(tr("Sections of the API server"))
+        self.tabs.setAccessibleName(tr("Pages of the API server panel"))
         self._make_requests()
         self._make_settings(settings)
         self._make_snippets()
@@ -278,7 +278,7 @@ class ServePane(QWidget):
         self.start_box.setChecked(starts)
 
     def show_text(self, text: str) -> None:
-        """Show prompt and answer of the selected request, or a sentence why they are not available."""
+        """Show `text`: prompt and answer of the selected request, or a sentence that says why they are not available."""
         if text != self.text_edit.toPlainText():
             self.text_edit.setPlainText(text)
 

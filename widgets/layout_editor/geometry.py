@@ -163,8 +163,8 @@ class Lanes:
     """Vertical geometry of the lanes, in pixels.
 
     `pitch`: distance between the tops of two lanes.
-    `dense`, `experts`, `kv`: horizontal stripes of each lane in which these parts of layers are drawn; `experts` is None
-    for a model without experts.
+    `dense`, `experts`, `kv`: horizontal stripes of each lane, in which these parts of layers are drawn. `experts` is
+    None for a model without experts.
     """
 
     count: int

@@ -278,7 +278,7 @@ class ServePane(QWidget):
         self.start_box.setChecked(starts)
 
     def show_text(self, text: str) -> None:
-        """Show `text`: prompt and answer of the selected request, or a sentence that says why they are not available."""
+        """Show `text`: prompt and answer of the selected request, or a sentence that says why they are missing."""
         if text != self.text_edit.toPlainText():
             self.text_edit.setPlainText(text)
 

@@ -34,7 +34,10 @@ def show_number(box: QSpinBox, number: int) -> int:
 
 
 def show_real(box: QDoubleSpinBox, number: float) -> float:
-    """Show `number` as `show_number` does, and return it with the box's decimals, limited to the box's range."""
+    """Show `number` without emitting a signal. Return the number that the box then has: rounded, and within its range.
+
+    If the box has that number already, its text stays, because the user may be typing another one.
+    """
     wanted = round(min(max(number, box.minimum()), box.maximum()), box.decimals())
     if round(box.value(), box.decimals()) != wanted:
         blocked = box.blockSignals(True)
@@ -125,7 +128,8 @@ class SettingControl(QObject):
     def show_value(self, value: Value, decided: Decision | None) -> None:
         """Show `value` without emitting a signal.
 
-        `decided`: the decision for an automatic value. Only a `LengthControl` shows the decided value.
+        `decided`: the value that Layerdeck has chosen if `value` is "auto", with the reason. Only a `LengthControl`
+        shows it.
         """
         raise NotImplementedError
 
@@ -277,5 +281,5 @@ def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
 
 
 def _show_value(box: QSpinBox, value: Value) -> int:
-    """Show `value`, or 0 if it is not a number, and return it limited to the range of the box."""
+    """Show `value`, or 0 if it is not a whole number. Return the number that the box then has, within its range."""
     return show_number(box, value if isinstance(value, int) else 0)

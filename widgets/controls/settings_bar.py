@@ -78,7 +78,7 @@ class SettingsBar(QFrame):
         """Show `settings`.
 
         `n_ctx_train`: the context length that the model was trained for; None if unknown.
-        `decisions`: the values that were decided for automatic settings.
+        `decisions`: the values that Layerdeck has chosen for settings on "auto".
         """
         self.context_editor.set_settings(settings, n_ctx_train, decisions)
 
@@ -171,7 +171,7 @@ class ModelButton(QPushButton):
         self.setAccessibleName(tr("Model: {name} {detail}", name=name or tr("none"), detail=detail).strip())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Hide the detail if there is no room for both; the name comes first."""
+        """Hide the detail if the button is too narrow for the name and the detail."""
         super().resizeEvent(event)
         self._fit()
 
@@ -203,7 +203,7 @@ LABELS: Mapping[SplitMode, tuple[str, str]] = {
 
 
 class SplitModeChooser(QWidget):
-    """Buttons for the split modes, of which one is checked. A click emits the mode."""
+    """Buttons for the split modes; exactly one is checked. A click emits `mode_chosen` with the mode."""
 
     mode_chosen = Signal(SplitModeChoice)
 

@@ -1,4 +1,4 @@
-"""Dialog with all settings of the next load, and the values that were decided for automatic settings."""
+"""Dialog with all settings of the next load, and the values that Layerdeck has chosen for settings on "auto"."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FILE_ROWS: Mapping[str, str] = {"projector": tr("Projector"), "adapters": tr("Lo
 
 
 class SettingsDialog(QDialog):
-    """Dialog with a row for each setting of a load (each entry of `SETTINGS`), and the files that are loaded too.
+    """Dialog with a row for each setting of a load (entry of `SETTINGS`), and rows for the files loaded with the model.
 
     It is not modal: changes are applied at once, and Undo reverts them.
     """
@@ -103,7 +103,7 @@ class SettingsDialog(QDialog):
     ) -> None:
         """Show `settings`.
 
-        `decisions`: the values that were decided for automatic settings.
+        `decisions`: the values that Layerdeck has chosen for settings on "auto".
         `refused`: for each setting, the cache types that cannot be used, with the reason.
         """
         self._decided = {each.setting: each for each in decisions}
@@ -123,8 +123,8 @@ class SettingsDialog(QDialog):
         """Show the files that are loaded with the model.
 
         `devices`: ids of the devices that the projector can be on.
-        `decisions`: values that the program chose for the next load; shown are those with the keys "projector",
-            "adapters" and "draft".
+        `decisions`: values that Layerdeck has chosen for the next load. Those with the keys "projector", "adapters" and
+        "draft" are shown.
         """
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
 
@@ -243,7 +243,7 @@ class SideFileForm(QWidget):
         self._names = names
 
     def field(self, key: str) -> QWidget:
-        """Return the control with which the file of a row is chosen. `key`: one of `FILE_ROWS`."""
+        """Return the control that chooses the file of a row. `key`: one of `FILE_ROWS`."""
         return {"projector": self.choose_button, "adapters": self.add_button, "draft": self.draft.kind_box}[key]
 
     def _rebuild(self, count: int) -> None:

@@ -26,11 +26,11 @@ class AdapterName(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """A draft as the form shows it.
+    """The settings of speculative decoding as the form shows them.
 
-    kind: "none", "ngram", "model" or "mtp".
+    kind: source of the drafted tokens: "none", "ngram", "model" or "mtp".
     path: path of the draft model; empty for the other kinds.
-    n_tokens: number of tokens that are drafted for a step.
+    n_tokens: number of tokens that are drafted for each step.
     device: device of the draft model, or several with commas; None if it is decided automatically.
     """
 
@@ -93,7 +93,7 @@ class AutoOptions(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StrategyWords:
-    """Texts of a strategy: name in the code, title, and purpose.
+    """Texts of a strategy (a function that finds an automatic layout): name in the code, title, and purpose.
 
     uses_order: whether the strategy depends on the order of the devices.
     uses_kv_types: whether the strategy may choose cache types.

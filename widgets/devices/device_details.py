@@ -214,14 +214,14 @@ class DeviceDetails(Dialog):
         self._marks.append(mark)
 
     def set_holders(self, holders: Sequence[HolderLine]) -> None:
-        """Show the programs and models that hold memory of the device."""
+        """Show the programs and models that use memory of the device, with their bytes."""
         self.holders.show_rows(
             [(each.name, NO_READING if each.held_bytes is None else format_bytes(each.held_bytes)) for each in holders],
             chosen=self.holders.chosen_row,
         )
 
     def csv_text(self) -> str:
-        """Return all readings and marks as CSV."""
+        """Return all readings and marks (events such as a load) as CSV."""
         return csv_text(self._samples, self._marks)
 
     def picture(self) -> bytes:

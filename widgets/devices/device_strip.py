@@ -40,7 +40,7 @@ move when cards are added.
 class DeviceStrip(QWidget):
     """One card for each device; many cards scroll sideways.
 
-    A device keeps its card, and so the readings of the graph, as long as the list of devices contains its id.
+    A card, with the readings in its graph, stays as long as the list of devices contains the id of its device.
     """
 
     limits_edited = Signal(DeviceLimits)
@@ -216,7 +216,7 @@ class DeviceStrip(QWidget):
         button = QToolButton()
         button.setText("+")
         button.setAccessibleName(tr("Add devices"))
-        button.setToolTip(tr("Add a remote worker or a lab rig"))
+        button.setToolTip(tr("Add a remote worker, or simulated devices on this computer"))
         button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Expanding)
         menu = QMenu(button)

@@ -45,7 +45,7 @@ def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> Device
     room_bytes = total_bytes if cap_bytes is None else min(cap_bytes, total_bytes)
     if room_bytes and margin_bytes >= room_bytes:
         raise ValueError(
-            tr("The margin leaves nothing of {size}. Enter a smaller margin", size=format_bytes(room_bytes))
+            tr("The margin must be smaller than {size}, the memory that may be used", size=format_bytes(room_bytes))
         )
     return DeviceLimits(device, cap_bytes, margin_bytes)
 

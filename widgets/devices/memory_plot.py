@@ -102,7 +102,10 @@ class MemoryPlot(QWidget):
         painter.end()
 
     def _lines(self, series: int) -> Iterator[list[QPointF]]:
-        """Yield the line of each stretch without a gap, in pixels. `series`: index of the drawn value in a `Point`."""
+        """Yield the points of the graph in pixels, one list for each part between gaps.
+
+        `series`: index of the drawn value in a `Point`.
+        """
         if not self._points:
             return
         now_s, width = self._points[-1][0], self.width()

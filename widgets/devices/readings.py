@@ -59,7 +59,7 @@ def device_subtitle(device: Device) -> str:
 
 
 def numa_text(device: Device) -> str:
-    """Return the number of NUMA nodes of the host as text; empty for other devices and for a single node."""
+    """Return the number of NUMA nodes of the host (CPU) as text; empty for a single node and for all other devices."""
     return tr("{count} NUMA nodes", count=len(device.nodes)) if device.nodes else ""
 
 
@@ -73,17 +73,14 @@ def away_text(device: Device) -> str:
 def shared_text(device: Device) -> str:
     """Return a sentence which says that the device shares the computer's memory; empty if it has its own."""
     return (
-        tr(
-            "This device uses the computer's memory: what the device takes is not free for other programs, and what "
-            "they take is not free for the device."
-        )
+        tr("This device has no memory of its own. It shares the computer's memory with all programs.")
         if device.unified
         else ""
     )
 
 
 def simulated_words(ids: Sequence[str]) -> str:
-    """Return a sentence which says that the devices `ids` of a lab rig are simulated; empty if there are none."""
+    """Return a sentence which says that the devices `ids` are simulated on this computer; empty if there are none."""
     if not ids:
         return ""
     if len(ids) == 1:
@@ -165,7 +162,7 @@ def link_words(link: Link | None) -> str:
 def link_text(device: Device, link: Link | None) -> str:
     """Return a sentence on round trip and throughput of a worker, or on how to measure them if they are unknown.
 
-    The result is empty for devices that are no workers.
+    The result is empty if the device is not an RPC worker.
     """
     if not device.is_rpc:
         return ""
@@ -181,7 +178,9 @@ def link_text(device: Device, link: Link | None) -> str:
 
 def faults_text(device: Device) -> str:
     """Return one line for each feature that is not used on the device, because a check found it broken."""
-    return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.findings.faults)
+    return "\n".join(
+        tr("Feature not used on this device: {reason}", reason=fault.reason) for fault in device.findings.faults
+    )
 
 
 def overhead_text(device: Device) -> str:

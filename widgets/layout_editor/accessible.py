@@ -34,7 +34,7 @@ _MOVE_EXPERTS = tr("Ctrl+Up and Ctrl+Down move this layer to the next device; wi
 
 
 class Kind(StrEnum):
-    """Kind of a part that the editor paints."""
+    """Kind of a part that the editor paints and that a screen reader can read, such as a lane or a layer."""
 
     LANE = "lane"
     LAYER = "layer"
@@ -184,7 +184,7 @@ def name_of(shown: Shown, place: Place) -> str:
 
 
 def rect_of(shown: Shown, place: Place) -> QRectF:
-    """Return the rectangle of a part, in scene coordinates."""
+    """Return the rectangle of the painted part `place`, in scene coordinates."""
     match place:
         case Kind.LANE, lane:
             right = shown.columns.bar_left + shown.columns.bar_width

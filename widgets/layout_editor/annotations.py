@@ -216,7 +216,7 @@ class Legend(QWidget):
         self.setFixedHeight(_LEGEND_LINE)
 
     def set_parts(self, *, experts: bool, pipeline: bool, draft: bool = False) -> None:
-        """Set whether the legend has entries for experts, for pipeline copies and for a draft model."""
+        """Set whether the legend has entries for experts, copies for pipeline parallelism, and a draft model."""
         entries = legend_entries(experts=experts, pipeline=pipeline, draft=draft)
         if entries != self._entries:
             self._entries = entries

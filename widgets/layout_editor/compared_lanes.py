@@ -39,13 +39,11 @@ Layers = dict[StripKey, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedLane:
-    """One device with its content in both layouts.
+    """One device in two compared layouts. Each of the fields below has one value for each layout.
 
-    `contents`: content in the first and the second layout; None if the rig of a side lacks the device.
-    `only`: for each layout, the parts of layers that it places on the device and the other layout does not. Each value
-    maps a part (dense, experts, KV cache) to the indices of the layers.
-    `ends`: for each layout, two flags: whether only this layout places the token embedding on the device, and whether
-    only this layout places the output there.
+    `contents`: what the layout places on the device; None if the layout's rig lacks the device.
+    `only`: what only this layout places there: a mapping from the part (dense, experts, KV cache) to indices of layers.
+    `ends`: two flags: whether only this layout places the token embedding there, and whether only it places the output.
     """
 
     id: str
@@ -56,7 +54,7 @@ class ComparedLane:
 
     @property
     def differs(self) -> bool:
-        """Whether the device has other layers, or has embedding or output in only one of the two layouts."""
+        """Whether the two layouts place different parts of layers, embedding or output on the device."""
         return any(self.only) or any(map(any, self.ends))
 
 
@@ -120,7 +118,7 @@ def _ends(content: LaneContent | None, there: LaneContent | None) -> tuple[bool,
 
 
 class ComparedLanes(QScrollArea):
-    """Shows the lanes of two layouts. The arrow keys scroll; the tables beside it have the same differences as text."""
+    """Scroll area with the lanes of two layouts. The same differences are in the dialog's tables, as text."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -137,7 +135,7 @@ class ComparedLanes(QScrollArea):
 
     @property
     def lanes(self) -> tuple[ComparedLane, ...]:
-        """The shown lanes."""
+        """The lanes that are shown, from top to bottom."""
         return self._canvas.lanes
 
     def show_sides(self, one: Preview | None, other: Preview | None) -> None:
@@ -153,7 +151,7 @@ class ComparedLanes(QScrollArea):
 
 
 class _Canvas(QWidget):
-    """The painted lanes, at the zoom of the interface."""
+    """Widget that paints the compared lanes, at the zoom of the interface."""
 
     def __init__(self) -> None:
         super().__init__()

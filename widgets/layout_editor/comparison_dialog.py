@@ -25,7 +25,7 @@ WIDTH_PX, HEIGHT_PX = 1060, 700
 
 @dataclass(frozen=True, slots=True)
 class SideOption:
-    """A layout that can be chosen for a side. `key`: stable identifier; `title`: its name for people."""
+    """A layout that can be chosen for one side of the comparison. `key`: stable identifier. `title`: shown name."""
 
     key: str
     title: str
@@ -63,7 +63,7 @@ class ComparisonDialog(Dialog):
             button.setToolTip(tr("Use this layout in the editor; Undo restores the current one"))
             button.clicked.connect(partial(self._on_take, side))
         self.lanes = ComparedLanes()
-        self.figures = RowTable(("", *LETTERS, tr("difference")), tr("Figures and memory"), wide=0)
+        self.figures = RowTable(("", *LETTERS, tr("difference")), tr("Speed, costs and memory"), wide=0)
         self.differences = RowTable((tr("differs"), *LETTERS), tr("Differences"), wide=0)
         self.notes_label = plain_label("", "dim", wrap=True)
         self.notes_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)

@@ -17,20 +17,20 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the range of boundary `index`: the lowest and the highest layer that can be the first one at its right.
+    """Return the lowest and the highest layer that boundary `index` can be moved to.
 
-    The device on each side of the boundary keeps at least one layer.
+    The boundary is at the left edge of that layer. The device on each side of the boundary keeps at least one layer.
     """
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 
 
 @dataclass(slots=True)
 class BoundaryDrag:
-    """A drag of boundary `index`.
+    """A drag of boundary `index` between the layers of two devices.
 
     layout: the layout at the start of the drag.
     grab: distance in pixels from the boundary to the pointer at the start.
-    layer: the layer before which the boundary is now.
+    layer: the layer that is now the first one right of the boundary.
     """
 
     layout: Layout

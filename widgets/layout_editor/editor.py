@@ -130,7 +130,7 @@ class LayoutEditor(QFrame):
 
     @property
     def shown(self) -> Shown | None:
-        """The preview that is drawn, with its geometry in scene coordinates; None if there is no preview."""
+        """The drawn preview of a layout, with its geometry in scene coordinates; None if nothing is drawn."""
         return self._view.shown
 
     @property
@@ -192,11 +192,11 @@ class LayoutEditor(QFrame):
         self._update_header()
 
     def end_drag(self) -> None:
-        """End a drag without a signal, because the layout at its start no longer exists."""
+        """End a drag without emitting a signal. Used when the layout at its start no longer exists."""
         self._view.end_drag()
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark what is pinned: layers, parts of layers, and the output."""
+        """Mark the pinned layers, parts of layers and output, which automatic layouts do not move."""
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ class Columns:
 
 
 def columns(width: float) -> Columns:
-    """Return the columns of a scene that is `width` pixels wide."""
+    """Return the columns (label, layers, memory bar) of a scene that is `width` pixels wide."""
     label_width = round(_clamp(width * 0.16, 92.0, 152.0))
     bar_width = round(_clamp(width * 0.26, 176.0, 264.0))
     track_left = label_width + GAP / 2
@@ -149,7 +149,10 @@ def make_track(
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A horizontal strip of a lane. `top`: distance in pixels from the top of the lane's track."""
+    """Horizontal stripe of a lane in which one part of layers, such as the experts, is drawn.
+
+    `top`: distance in pixels from the top of the lane's track (the area of its layers).
+    """
 
     top: float
     height: float
@@ -160,7 +163,8 @@ class Lanes:
     """Vertical geometry of the lanes, in pixels.
 
     `pitch`: distance between the tops of two lanes.
-    `dense`, `experts`, `kv`: strips in the track of each lane; `experts` is None for a model without experts.
+    `dense`, `experts`, `kv`: horizontal stripes of each lane, in which these parts of layers are drawn. `experts` is
+    None for a model without experts.
     """
 
     count: int
@@ -192,7 +196,7 @@ class Lanes:
 
 
 def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
-    """Return the geometry of `count` lanes that fill a view `height` pixels high.
+    """Return the vertical geometry of `count` lanes (rows of devices) that fill a view `height` pixels high.
 
     The distance from lane to lane is at least `MIN_PITCH` and at most `MAX_PITCH` pixels.
     `experts`: whether the lanes have a strip for experts.
@@ -215,7 +219,7 @@ def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
 
 @dataclass(frozen=True, slots=True)
 class HandlePlace:
-    """The handle of boundary `index`, in scene pixels: a line from `top` to `bottom` at `x`, with a dot at `dot_y`.
+    """The drag handle of boundary `index`, in scene pixels: a line from `top` to `bottom` at `x`, a dot at `dot_y`.
 
     `layer`: the first layer at the right of the boundary.
     """

@@ -85,7 +85,7 @@ class Interaction(QObject):
                 _follow_lanes(self.drag, before, shown)
 
     def set_focus(self, focus: Focus | None) -> None:
-        """Set the keyboard focus. Layers with the focus are the selection."""
+        """Set the keyboard focus. Layers that get the focus become the selection; any other focus clears it."""
         if focus == self.focus:
             return
         before = self.selection
@@ -226,7 +226,7 @@ class Interaction(QObject):
         return True
 
     def end_drag(self) -> None:
-        """End the drag without a signal, because the layout at its start no longer exists."""
+        """End the drag without emitting a signal. Used when the layout at its start no longer exists."""
         self.drag = self._clicked = None
 
     def _send(self, move: Move | None) -> None:
@@ -236,9 +236,10 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus for a context menu at a point: to the layer, output, embedding or draft there.
+        """Set the focus to the layer, output, embedding or draft model at a point, for a context menu there.
 
-        If the layer is selected, the selection stays. Return False if there is nothing at the point.
+        A click on a selected layer does not change the selection. Return False if there is nothing to focus at the
+        point, or during a drag.
         """
         shown = self._shown
         if shown is None or self.drag is not None:
@@ -428,10 +429,10 @@ class Interaction(QObject):
 
 
 def _follow_lanes(drag: LaneDrag, before: Shown, shown: Shown) -> None:
-    """Adapt `drag` to a new preview, `shown`, so that it continues if the preview has other lanes than `before`.
+    """Adapt `drag` to the lanes of a new preview, `shown`, so that the drag continues.
 
-    A move of the drag can change the lanes. The lane of a device that the rig lacks disappears when it becomes empty,
-    and with fewer lanes the head lanes of machines may disappear too.
+    The drag itself can remove lanes. If it takes the last layer from a device that the rig lacks, the lane of that
+    device disappears. With fewer lanes, the head lanes of machines may disappear too.
     """
     names, others = ([content.device.id for content in each.contents] for each in (before, shown))
     if names != others:

@@ -1,6 +1,7 @@
 """The keyboard in the editor: keys and their commands, the focus, and how keys move the focus.
 
-A boundary, layers, the output, the embedding or the draft can have the focus. Focused layers are the selection.
+A boundary, layers, the output, the embedding or the draft model can have the focus. If layers have the focus, they are
+also the selected layers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ KEYS: dict[str, str] = {
     tr("Left, Right"): tr("previous or next layer"),
     tr("Home, End"): tr("first or last layer"),
     tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
-    tr("Space"): tr("select the whole group that contains the layer"),
+    tr("Space"): tr("select the group of neighbouring layers on the same device"),
     tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
     tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, the output or the draft to the next device"),
     tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),
@@ -96,7 +97,7 @@ def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFocus:
-    """Keyboard focus on the boundary between the runs `index` and `index + 1` of the layout (`Layout.runs`)."""
+    """Keyboard focus on the boundary between runs (neighbouring layers on one device) `index` and `index + 1`."""
 
     index: int
 

@@ -40,7 +40,7 @@ _RADIUS = 1.5
 
 
 def strip_of(key: StripKey, lanes: Lanes) -> Strip:
-    """Return the strip of a lane in which a part of layers, such as `experts`, is drawn; it is equal in all lanes."""
+    """Return the strip (horizontal stripe of every lane) in which a part of layers, such as `experts`, is drawn."""
     if key == "kv":
         return lanes.kv
     if key == "experts" and lanes.experts is not None:
@@ -55,7 +55,7 @@ def strip_of(key: StripKey, lanes: Lanes) -> Strip:
 
 
 def strip_colour(key: StripKey, palette: Palette) -> str:
-    """Return the colour of the layers in the strip `key`, as `#rrggbb`. Memory bars and legend use the same colour."""
+    """Return the colour of a part of layers, such as `experts`, as `#rrggbb`. Memory bars and legend use it too."""
     role: PartRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
     return part_colour(palette, role)
 
@@ -86,7 +86,7 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return for each strip one path with all slices of layers that are drawn in it, as pairs (strip, path).
+    """Return pairs (part, path): for each part of layers, such as `experts`, a path with the device's slices of layers.
 
     `slices`: the device's share of each layer, in split modes tensor and row.
     `top`: y coordinate of the top of the lane's track, in pixels.
@@ -104,7 +104,7 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return for each strip one path with all layers that are drawn in it, as pairs (strip, path).
+    """Return pairs (part, path): for each part of layers, such as `experts`, a path with a rectangle for each layer.
 
     `top`: y coordinate of the top of the lane's track, in pixels.
     """
@@ -132,14 +132,14 @@ _GHOST_OPACITY = 0.22
 
 @dataclass(frozen=True, slots=True)
 class LaneValues:
-    """The values that a lane shows.
+    """The values that a lane (the row of one device) shows.
 
     row: memory that the layout needs on the device, forecast or measured by a load; None if nothing is known.
     forecast: if `row` is measured, the forecast for the same load; else None.
-    room: the row of the device with its latest reading, from which the lane takes the free memory.
-    holdings: memory of the device that other loaded models hold.
-    time: the device's share of the time for a token, as text.
-    placed: weights that the layout places on the device.
+    room: the memory forecast with the latest reading of the device, from which the lane takes the free memory.
+    holdings: memory of the device that other loaded models use.
+    time: time that the device takes for each token, as text.
+    placed: bytes of the weights that the layout places on the device.
     """
 
     content: LaneContent
@@ -153,7 +153,7 @@ class LaneValues:
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
-    """Geometry of a lane, in scene pixels. All lanes share columns and track."""
+    """Positions of a lane's columns, strips and layers, in scene pixels; the same for all lanes."""
 
     columns: Columns
     lanes: Lanes
@@ -310,7 +310,10 @@ class LaneItem(QGraphicsItem):
 
     @staticmethod
     def _paint_forecast(painter: QPainter, rect: QRectF, forecast: MemoryBar, palette: Palette) -> None:
-        """Paint the forecast as a thin line under the measured bar; it starts after the memory of other programs."""
+        """Paint the forecast as a thin line below the bar of the measured memory.
+
+        The line begins where the memory of other programs ends.
+        """
         # The same scale as the bar above, whose right end is kept for the overflow.
         body = rect.width() - OVERFLOW_WIDTH
         start = rect.left() + body * min((forecast.other_bytes or 0) / forecast.span_bytes, 1.0)

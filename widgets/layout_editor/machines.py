@@ -1,4 +1,4 @@
-"""Groups of lanes by machine: a head lane shows the memory of the whole machine, and can fold the lanes of its devices.
+"""Groups of lanes by machine: a head lane shows the memory of the whole machine, and can hide the lanes of its devices.
 
 Only large rigs have groups: with few lanes, a head lane would take more room than it saves.
 """
@@ -23,10 +23,11 @@ GROUP_FROM = 13
 def with_groups(
     contents: Sequence[LaneContent], rig: Rig, rows: Sequence[DeviceRow], unfolded: frozenset[str]
 ) -> tuple[LaneContent, ...]:
-    """Return the lanes, with a head lane before the lanes of each machine that lends several devices.
+    """Return the lanes, with a head lane before the lanes of each machine (paired computer) with several devices.
 
     A head lane stands for a whole machine. If the machine is folded, its devices have no lanes, and the head lane shows
-    what they hold. The lanes of a machine are at the place of its first device. A small rig has no head lanes.
+    their layers. The lanes of a machine are next to each other, at the position of its first device. With fewer than
+    `GROUP_FROM` lanes there are no head lanes.
 
     `contents`: the lane of each device, without head lanes.
     `rows`: memory of the devices with this layout.
@@ -104,9 +105,9 @@ def _merged(members: Sequence[LaneContent]) -> Blocks:
 
 
 def row_of(content: LaneContent, rows: Mapping[str, DeviceRow]) -> DeviceRow | None:
-    """Return the memory row of a lane; None if a row is missing.
+    """Return the memory values of a lane; None if those of a device are missing.
 
-    A head lane, which stands for a whole machine, gets the sum of the rows of the machine's devices.
+    `rows`: memory values by device id. A head lane, which stands for a whole machine, gets the sum for its devices.
     """
     if content.group is None:
         return rows.get(content.device.id)

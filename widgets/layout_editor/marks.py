@@ -52,7 +52,7 @@ _PIN_HEAD = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Rectangles of the marks over the lanes, in scene coordinates.
+    """Rectangles to highlight over the lanes, in scene coordinates.
 
     `hovered`: the part under the pointer.
     `target`: the lane into which the dragged object would be dropped.
@@ -68,7 +68,7 @@ class Marks:
 
 
 class OverlayItem(QGraphicsItem):
-    """Graphics item that paints `Marks` above the lanes and below the handles."""
+    """Graphics item that paints highlights (`Marks`), such as the selection, above the lanes and below the handles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class OverlayItem(QGraphicsItem):
         self.setZValue(1)
 
     def set_marks(self, marks: Marks, bounds: QRectF, palette: Palette) -> None:
-        """Set the marks. `bounds`: rectangle of the scene."""
+        """Set the rectangles to highlight (`marks`). `bounds`: rectangle of the scene."""
         if bounds != self._bounds:
             self.prepareGeometryChange()
             self._bounds = bounds
@@ -174,12 +174,12 @@ _HANDLE_OVERHANG = 5.0
 
 
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
-    """Return the handle of each boundary between two devices.
+    """Return the drag handle of each boundary between the layers of two devices.
 
     The line of a handle spans the lanes of both devices; its dot is in the lane of the device left of the boundary.
 
-    In split modes tensor and row each device has a slice of every split layer. The only boundary is then the one after
-    the CPU layers at the front, if there are any.
+    In split modes tensor and row each device has a slice of every split layer. If the first layers are on the CPU, the
+    only boundary is after them; otherwise there is none.
 
     `lane_of`: maps the id of a device to the index of its lane.
     """
@@ -232,7 +232,7 @@ class HandleItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the rectangle of the line and of the dot at its largest size, in scene coordinates."""
+        """Return the rectangle of the handle (its line, and its dot at the largest size), in scene coordinates."""
         if self._place is None:
             return QRectF()
         place = self._place
@@ -267,7 +267,7 @@ def marks_of(
     *,
     has_keyboard: bool,
 ) -> Marks:
-    """Return the marks for focus, drag, hover and pins.
+    """Return the rectangles to highlight for focus, drag, hover and pins.
 
     `has_keyboard`: whether the editor has the keyboard focus. Without it there is no focus ring.
     """
@@ -415,7 +415,7 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
 def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
     """Return the rectangles of all pinned layers, parts and output, in scene coordinates.
 
-    The rectangle of a pin is in the lane of the device to which it pins.
+    Each rectangle is in the lane of the device that the pin names.
     """
     lane_of = shown.lane_of
     last = len(shown.preview.layers) - 1
@@ -445,7 +445,10 @@ def focus_device(pins: Pins, focus: Focus | None) -> str | None:
 
 
 def pin_text(pins: Pins, target: Target | None) -> str:
-    """Return a sentence on the pin of `target`, the part under the pointer; empty if it is not pinned."""
+    """Return a sentence that names the device to which a part is pinned; empty if it is not pinned.
+
+    `target`: the part, which is under the pointer.
+    """
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)

@@ -123,7 +123,10 @@ class NumberBar(QFrame):
         return self._lanes[device].layers, self._lanes[device].experts
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show the numbers of `preview`; None removes the fields of all devices."""
+        """Show for each device how many layers `preview` places there, and the experts of how many layers.
+
+        None removes the fields of all devices.
+        """
         devices = [] if preview is None else [each.id for each in preview.rig.all_devices if each.kind != "accel"]
         # Fields stay while the devices do: one that has the keyboard must not be replaced.
         if list(self._lanes) != devices:

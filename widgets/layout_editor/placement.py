@@ -1,4 +1,7 @@
-"""Content of the lanes: the parts of layers that layout and overrides place on each device. Also the pins of layers."""
+"""Contents of the editor's lanes (a row for each device): the parts of layers that a layout places on the device.
+
+Also the pins, which fix layers to a device.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ Begin and end are fractions of the layer's width, 0 to 1.
 
 @dataclass(frozen=True, slots=True)
 class LaneDevice:
-    """The device of a lane.
+    """The device that a lane (a row of the editor) stands for.
 
     `present`: whether the rig has the device. A layout can also name devices that the rig lacks.
     `state`: the reason why nothing can be placed on the device now ("in use", "worker stopped"), shown instead of its
@@ -50,13 +53,13 @@ class LaneDevice:
 
 @dataclass(frozen=True, slots=True)
 class MachineGroup:
-    """The lanes of one machine as a group. This value is part of the head lane, which stands for the whole machine.
+    """A machine (paired computer) with several devices, whose lanes can be folded into one head lane.
 
     key: fingerprint of the machine's certificate.
     devices: ids of the machine's devices.
-    roomiest: id of the device that has the most memory to spare in this layout; None if no device can be used. It gets
-    the layers that are dropped on the folded machine.
-    is_folded: whether the lanes of the devices are hidden.
+    roomiest: id of the device that has the most free memory with this layout; None if no device can be used. Layers
+    that are dropped on the folded machine go to this device.
+    is_folded: whether the lanes of the devices are hidden, so that only the head lane is shown.
     """
 
     key: str
@@ -67,11 +70,12 @@ class MachineGroup:
 
 @dataclass(frozen=True, slots=True)
 class LaneContent:
-    """Content of the track of one lane.
+    """What one lane shows in its track (the area between label and memory bar).
 
     ranges: layers `(first, last)` of the device, both included.
     blocks: for each part of layers, such as experts, the layers whose part is on the device.
-    ghosts: for each part, the layers of this device whose part is on another device, such as by an override.
+    ghosts: for each part, the layers of this device whose part is on another device, such as by an override. They are
+    drawn pale.
     has_embedding, has_output: whether the token embedding, and the output layer, are on the device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
@@ -96,7 +100,7 @@ class LaneContent:
 
 
 def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple[LaneDevice, ...]:
-    """Return the devices of the lanes: those of the rig with the host last, then devices that only the layout names.
+    """Return the devices that have a lane: the rig's devices, then the host (CPU), then devices that the rig lacks.
 
     `further`: ids of more devices that need a lane, such as those of a draft model.
     """
@@ -172,7 +176,7 @@ def _freeze(found: defaultdict[StripKey, list[int]]) -> Blocks:
 
 
 def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
-    """Return the content of each lane of `preview`, from top to bottom."""
+    """Return what each lane shows of `preview`, such as the layers of its device; lanes are from top to bottom."""
     layout = preview.layout
     # An override with a pattern of its own has no part: which tensors it matches is not known here.
     overrides = tuple(item for item in layout.overrides if item.part is not None)
@@ -209,7 +213,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
     """Return two mappings by device id: the slices of layers on the device, and its mean share of a layer.
 
-    Both are empty unless the split mode is tensor or row.
+    Only split modes tensor and row slice layers. In other modes both mappings are empty.
     """
     if preview.slices is None:
         return {}, {}
@@ -238,10 +242,10 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
     `row`: memory that the layout needs on the device; None if it is unknown.
 
-    In split modes tensor and row the bytes of experts are estimated: they are the same share of the device's weights as
-    of all weights of the model. In these modes, or with an override whose pattern matches no known part of layers, the
-    total is unknown. The host is an exception to both: its experts are counted, and its total is what the other devices
-    leave of the model's weights.
+    In split modes tensor and row, the bytes of experts on a device are estimated: the model's share of experts is
+    applied to the device's weights. In these modes, and with an override whose pattern matches no known part of layers,
+    the total of a device is unknown. For the host (CPU) experts are always counted, and such a total is all weights of
+    the model minus those of the other devices.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")
@@ -282,7 +286,7 @@ def unknown_patterns(layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The pins of a layout. A pin fixes layers, or a part of them, to a device, where automatic layouts leave them.
+    """The pins of a layout. A pin fixes layers, or a part of them, to a device: automatic layouts do not move them.
 
     `layers`: pinned ranges of layers.
     `output`: the device of the output layer; None if it is not pinned.

@@ -74,17 +74,17 @@ class EditorScene(QGraphicsScene):
         return self.shown
 
     def set_marks(self, marks: Marks, *, active: int | None, focused: int | None) -> None:
-        """Show `marks` over the lanes.
+        """Highlight the rectangles in `marks`, such as the selection, over the lanes.
 
-        `active`: index of the handle that is hovered or dragged, or None.
-        `focused`: index of the handle with the keyboard focus, or None.
+        `active`: index of the boundary handle that is hovered or dragged, or None.
+        `focused`: index of the boundary handle with the keyboard focus, or None.
         """
         self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
         for index, item in enumerate(self._handles):
             item.set_marks(active=index == active, focused=index == focused)
 
     def set_pill(self, text: str, at: QPointF, visible: QRectF) -> None:
-        """Show `text` near the point `at`, inside the visible part of the scene. An empty text hides the label."""
+        """Show `text` as a label near the point `at`, inside the rectangle `visible`. An empty text hides the label."""
         self._pill.set_text(text, at, visible, self.palette_used)
 
     def _track_of(self, preview: Preview, places: Columns) -> Track:

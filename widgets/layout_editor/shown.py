@@ -19,7 +19,7 @@ from widgets.layout_editor.texts import LoadedWords
 
 @dataclass(frozen=True, slots=True)
 class HandleTarget:
-    """Pointer target: the handle of boundary `index`."""
+    """Pointer target: the drag handle of boundary `index` between the layers of two devices."""
 
     index: int
 
@@ -64,11 +64,11 @@ class DraftTarget:
 
 @dataclass(frozen=True, slots=True)
 class EmptyTarget:
-    """Pointer target: a point in the track of `lane` where nothing can be dragged.
+    """Pointer target: a point in the layer area of `lane` where nothing can be dragged.
 
-    part_layer: index of the layer at this point, if the layer is on another device and only parts of it are on this
-    one; else None.
-    embedding: whether the token embedding, which cannot be moved, is at this point.
+    part_layer: index of the layer at this point, if parts of it are on the lane's device but the layer itself is on
+    another device; else None.
+    embedding: whether the token embedding is at this point, and cannot be moved.
     """
 
     lane: int
@@ -145,10 +145,12 @@ class Shown:
     def drop_devices(self, lane: int | None = None, home: str | None = None) -> tuple[str | None, ...]:
         """Return for each lane the id of the device that gets an object dropped there; None if nothing can be dropped.
 
-        Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
+        Lanes that accept nothing: the lane of a device that the rig lacks, and the head lane of an unfolded machine
+        (a paired computer whose devices have lanes of their own).
 
         `lane`: the lane in which the drag begins.
-        `home`: the device of the dragged object. If `lane` is a head lane, a drop there leaves the object on `home`.
+        `home`: the device of the dragged object. If `lane` is a head lane, an object that is dropped on it stays on
+        this device.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.
@@ -157,7 +159,7 @@ class Shown:
         return tuple(found)
 
     def destinations(self) -> tuple[str, ...]:
-        """Return the ids of all devices that accept layers, from top to bottom, with those of folded machines."""
+        """Return the ids of all devices that accept layers, from top to bottom, also those of folded machines."""
         found: list[str] = []
         for content in self.contents:
             if content.group is not None:
@@ -167,7 +169,7 @@ class Shown:
         return tuple(found)
 
     def group_of(self, device: str) -> MachineGroup | None:
-        """Return the group of the machine that lends a device; None if the device is in no group."""
+        """Return the group (one paired computer's lanes) that contains a device; None if the device is in no group."""
         groups = (content.group for content in self.contents)
         return next((group for group in groups if group is not None and device in group.devices), None)
 
@@ -177,7 +179,10 @@ class Shown:
         return QRectF(left - 1, self.lanes.track_top(lane) + 1, right - left + 1, self.lanes.track_height - 2)
 
     def span_rects(self, first: int, last: int) -> tuple[QRectF, ...]:
-        """Return one rectangle for each run that holds some of layers `first` to `last`, in scene coordinates."""
+        """Return rectangles that cover layers `first` to `last`, in scene coordinates.
+
+        There is one rectangle for each run (neighbouring layers on one device).
+        """
         lane_of = self.lane_of
         return tuple(
             self.block_rect(lane_of[run.device], max(run.first, first), min(run.last, last))
@@ -197,7 +202,7 @@ class Shown:
         return QRectF(left, top + 3, right - left, self.lanes.track_height - 6)
 
     def has_part(self, part: MovablePart, first: int, last: int) -> bool:
-        """Return whether any of layers `first` to `last` has weights in the part."""
+        """Return whether any of layers `first` to `last` has weights in `part`, such as the experts."""
         layers = self.preview.layers[first : last + 1]
         if part == "experts":
             return any(layer.expert_bytes for layer in layers)
@@ -225,7 +230,7 @@ class Shown:
         return QRectF(left - 1, self.lanes.track_top(lane) + strip.top, right - left + 1, strip.height)
 
     def track_rect(self, lane: int) -> QRectF:
-        """Return the rectangle of the whole track of `lane`, in scene coordinates."""
+        """Return the rectangle of the track of `lane` (between label and memory bar), in scene coordinates."""
         track = self.track
         return QRectF(track.left, self.lanes.track_top(lane), track.right - track.left, self.lanes.track_height)
 

@@ -37,7 +37,7 @@ from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 @dataclass(frozen=True, slots=True)
 class LoadedWords:
-    """Words and a sign, such as "●", that say whether the shown layout is loaded."""
+    """Whether the shown layout is loaded, as a text and as a symbol, such as "●"."""
 
     sign: str
     text: str
@@ -49,7 +49,10 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return whether layout, settings and side files of `preview` are loaded, edited since the load, or not loaded."""
+    """Return whether `preview` is loaded, was edited since the load, or is not loaded.
+
+    Its layout, settings and side files (projector, adapters, draft model) are compared with those of the load.
+    """
     if loaded is None:
         return NOT_LOADED
     return EDITED if loaded.differs_from(preview.edit) else LOADED
@@ -133,7 +136,11 @@ def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
 
 
 def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
-    """Return the tooltip of a part of a layer: device, bytes, and the cost if the layer itself is on another device."""
+    """Return the tooltip of a part of a layer: its device and its bytes.
+
+    If the layer itself is on another device, the tooltip also says how many bytes each token sends between the two
+    devices, and how long that takes.
+    """
     values, layout = preview.layers[layer], preview.layout
     size = values.expert_bytes if part == "experts" else values.attention_bytes + values.ffn_bytes
     device = part_device(layout, MOVABLE_PARTS[part][0], layer)
@@ -159,7 +166,10 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
 
 
 def boundary_cost(preview: Preview, index: int) -> str:
-    """Return a sentence on the data that each token sends over a boundary: bytes and time. Empty if unknown."""
+    """Return a sentence on the bytes that each token sends between two devices, and on the time for that.
+
+    `index`: number of the boundary between the layers of the two devices. The result is empty if the time is unknown.
+    """
     if preview.hops is None:
         return ""
     left, right = preview.layout.runs[index : index + 2]
@@ -317,11 +327,13 @@ def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
 def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
     """Return the lines below the lanes as pairs of a text and whether it is a warning.
 
-    The lines are violations with their remedies, notes, and advice.
+    Warnings are the rules of llama.cpp that the layout breaks, with remedies. The other lines are notes and advice.
     """
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
-        lines.append((tr("Not all memory can be forecast: {probe_only}", probe_only=preview.report.probe_only), False))
+        lines.append(
+            (tr("The memory forecast is incomplete: {probe_only}", probe_only=preview.report.probe_only), False)
+        )
     # A pattern can match any tensor, and the lanes draw parts of layers only.
     patterns = unknown_patterns(preview.layout)
     if patterns:
@@ -383,9 +395,10 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 
 
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
-    """Return whether the device lacks memory. A device on which the layout places nothing never lacks memory.
+    """Return whether the layout needs more memory on a device than is available; False if it needs none there.
 
-    `room`: row of the same device with its latest reading, from which free memory and cap are taken; None if they are
+    `row`: memory that the layout needs on the device.
+    `room`: the same with the latest reading of the device, from which free memory and cap are taken; if None, they are
     taken from `row`.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0

@@ -50,7 +50,7 @@ from widgets.layout_editor.texts import accessible_summary, focus_text
 _NAME = tr("Layout editor")
 EXPERT_TITLES = {
     "to_cpu": tr("Move All Experts to the &CPU"),
-    "back": tr("Move as Many Experts as Fit &Back to Their Layers"),
+    "back": tr("Move Experts &Back to the Devices of Their Layers, as Many as Fit"),
 }
 _SCROLL_BAR_GAP = 8
 # Pixels from the upper and lower edge of the viewport in which a drag scrolls, by how much, and how often: 500 a
@@ -74,7 +74,7 @@ def _has_menu(focus: Focus | None) -> bool:
 
 
 class EditorView(QGraphicsView):
-    """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
+    """Graphics view of a layout's preview. Its `interaction` emits signals when the user moves or selects layers."""
 
     why_requested = Signal(str)
     """Requests the reason why layers or the output are on their device. The argument names them, such as "layers 3–5".
@@ -123,7 +123,7 @@ class EditorView(QGraphicsView):
 
     @property
     def shown(self) -> Shown | None:
-        """The preview that is drawn, with its geometry in scene coordinates; None if there is no preview."""
+        """The drawn preview of a layout, with its geometry in scene coordinates; None if nothing is drawn."""
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
@@ -142,7 +142,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Set the loaded layout, with which the preview is compared; None if no model is loaded."""
+        """Set the loaded layout, which is compared with the preview; None if no model is loaded."""
         self._loaded = loaded
         self._show_again()
 
@@ -156,7 +156,7 @@ class EditorView(QGraphicsView):
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
     def set_pins(self, pins: Pins) -> None:
-        """Mark what is pinned: layers, parts of layers, and the output."""
+        """Mark the pinned layers, parts of layers and output, which automatic layouts do not move."""
         self._pins = pins
         self._update_marks()
 
@@ -286,7 +286,7 @@ class EditorView(QGraphicsView):
             return menu
         if isinstance(state.focus, LayerFocus):
             self._add_parts(menu, shown)
-            menu.addAction(tr("Select the Whole &Group"), partial(self._perform, Command.SELECT_RUN))
+            menu.addAction(tr("Select the &Group of Neighbouring Layers"), partial(self._perform, Command.SELECT_RUN))
         is_pinned = focus_device(self._pins, state.focus) is not None
         menu.addAction(tr("&Unpin") if is_pinned else tr("&Pin Here"), partial(self._perform, Command.PIN))
         menu.addSeparator()
@@ -433,7 +433,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def end_drag(self) -> None:
-        """End the drag without a signal, because the layout at its start no longer exists."""
+        """End the drag without emitting a signal. Used when the layout at its start no longer exists."""
         self._scroll_timer.stop()
         self.interaction.end_drag()
         self._update_marks()

@@ -53,7 +53,7 @@ class RemovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class NotesChange:
-    """Changes of what a person noted about a model. A field is None if it has not changed.
+    """Changes to the user's notes on a model, such as its tags. A field is None if it has not changed.
 
     `text`: the notes as text. `preset`: name of the preset for new conversations.
     """

@@ -303,7 +303,7 @@ class FindPanel(QWidget):
         self.card_button.setProperty("role", "flat")
         self.card_button.setToolTip(tr("Show the repository's model card"))
         self.more_button.setProperty("role", "flat")
-        self.more_button.setToolTip(tr("Work offline, access token, mirror"))
+        self.more_button.setToolTip(tr("Settings for the Hugging Face hub: work offline, access token, mirror"))
         heading = QHBoxLayout()
         heading.setSpacing(8)
         heading.addWidget(self.search_edit, 1)

@@ -24,7 +24,7 @@ class FoundRepo:
 class OfferedRow:
     """A quantisation that a repository offers, as texts.
 
-    `name`: name by which it is downloaded. `label`: name for people.
+    `name`: identifier for the download. `label`: name that is shown.
     `fit`: whether it fits this rig. `fit_colour`: name of the colour of this text in the palette.
     `sentence`: the forecast in full, as the tooltip.
     `is_best`: whether the quantisation is proposed for download.

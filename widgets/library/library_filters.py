@@ -20,7 +20,7 @@ _ORDERS = (
     ("name", tr("By name")), ("fit", tr("By fit")), ("speed", tr("By speed")), ("used", tr("Last used")),
     ("size", tr("By size")), ("parameters", tr("By parameters")),
 )  # fmt: skip
-_FITS = (("any", tr("Any fit")), ("fits", tr("Fits in memory")), ("devices", tr("Fits on devices")))
+_FITS = (("any", tr("Any fit")), ("fits", tr("Fits in memory")), ("devices", tr("Fits without the CPU")))
 _SIZES = (
     (None, tr("Any size")),
     (2 * GIB, tr("Up to 2 GiB")),
@@ -48,7 +48,7 @@ class SearchEdit(QLineEdit):
 
 
 class LibraryFilters(QWidget):
-    """Search field, sort order and filters. Each change emits the whole filter."""
+    """Search field, sort order and filters. Each change emits `filter_changed` with all their values."""
 
     filter_changed = Signal(ListFilter)
 

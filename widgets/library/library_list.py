@@ -34,7 +34,7 @@ class LibraryListModel(QAbstractListModel):
         return self._models
 
     def set_models(self, models: Sequence[Listed], searched: Sequence[str] = ()) -> bool:
-        """Replace the models. Return False if each row has the same model as before, so that a selection stays valid.
+        """Replace the models. Return whether the rows have other models than before, which clears the selection.
 
         `searched`: words of the search in lower case.
         """

@@ -85,7 +85,7 @@ class StarterPanel(QWidget):
         outer.addStretch(2)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:
-        """Show a card for each of these models."""
+        """Show a card for each of `starters`, the small models that are suggested for download."""
         # `takeAt` leaves the widgets to their parent; deleted later, because a click on one may have led here.
         while (item := self._row.takeAt(0)) is not None:
             widget = item.widget()

@@ -29,7 +29,7 @@ class LoadAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
-    """The question, as the question bar shows it, with the texts of the buttons. A button with an empty text is hidden.
+    """A question to the user before a load, with the labels of its buttons. A button with an empty label is hidden.
 
     `text`: the question.
     `unload_text`, `beside_text`, `proposal_text`: labels of the buttons for these answers (`LoadAnswer`).

@@ -26,7 +26,7 @@ from widgets.common.roles import plain_label, plain_tool_tip
 # Keep-alive times: seconds, the short text, and the text in the menu.
 KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
     # Seconds after the last answer; infinity needs no case of its own in comparisons.
-    (inf, tr("stays"), tr("Until the model is unloaded")),
+    (inf, tr("no limit"), tr("Until the model is unloaded")),
     (3600.0, "1 h", tr("1 hour after the last answer")),
     (1800.0, tr("30 min"), tr("30 minutes after the last answer")),
     (300.0, tr("5 min"), tr("5 minutes after the last answer")),
@@ -61,7 +61,7 @@ class LoadedEntry:
 
     @property
     def keep_word(self) -> str:
-        return next((word for seconds, word, _ in KEEP_ALIVES if seconds == self.keep_alive_s), tr("stays"))
+        return next((word for seconds, word, _ in KEEP_ALIVES if seconds == self.keep_alive_s), tr("no limit"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class LoadedRow(QPushButton):
             action.triggered.connect(lambda _checked=False, chosen=seconds: self._choose(chosen))
             group.addAction(action)
         menu.addSeparator()
-        park = menu.addAction(tr("Park Now"))
+        park = menu.addAction(tr("Park: Unload Until the Next Question"))
         park.setStatusTip(tr("Unload the model and save its KV state; the next question loads it again"))
         park.setEnabled(self._entry.may_park)
         park.triggered.connect(lambda: self.park_requested.emit(self._entry.number))
@@ -213,7 +213,7 @@ class LoadedList(QWidget):
         return tuple(self._rows.values())
 
     def set_entries(self, entries: Sequence[LoadedEntry]) -> None:
-        """Show `entries` in this order. The row of a model stays the same widget, and so keeps the focus."""
+        """Show `entries` in this order. A model that is listed already keeps its widget, and so the keyboard focus."""
         # Hidden at once, deleted later: the click that unloaded a model may come from its own row.
         for number in set(self._rows) - {entry.number for entry in entries}:
             row = self._rows.pop(number)

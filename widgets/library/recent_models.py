@@ -38,7 +38,7 @@ AnyIndex = QModelIndex | QPersistentModelIndex
 
 
 class RecentListModel(QAbstractListModel):
-    """Qt model of the recently opened models. A data role tells which of them is open now."""
+    """Qt model of the recently opened models. A data role says whether a model is the open one."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)

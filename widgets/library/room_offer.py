@@ -48,7 +48,7 @@ class RoomOfferBar(QFrame):
         self.hide()
 
     def set_offer(self, offer: RoomOffer | None) -> None:
-        """Show `offer`; None hides the bar."""
+        """Show `offer`, which offers to unload idle models; None hides the bar."""
         if offer is not None:
             self.text_label.setText(offer.text)
             self.setAccessibleName(offer.text)

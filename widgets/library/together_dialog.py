@@ -53,7 +53,7 @@ class TogetherDialog(Dialog):
         self.chosen_list.setMaximumHeight(LIST_HEIGHT_PX)
         self.chosen_list.currentRowChanged.connect(lambda _row: self._enable())
         self.models_table = RowTable(
-            (tr("Model"), tr("Layers"), tr("Memory"), tr("Answers")), tr("Layouts, in the order of loading"), wide=1
+            (tr("Model"), tr("Layers"), tr("Memory"), tr("Speed")), tr("Layouts, in the order of loading"), wide=1
         )
         self.devices_table = RowTable(
             (tr("Device"), tr("All models"), tr("Available")), tr("Memory of all models together"), wide=0

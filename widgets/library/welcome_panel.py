@@ -42,7 +42,7 @@ NOTHING_SENT = tr("No account, no telemetry. Layerdeck goes online only when you
 _TALKS = tr("Uses a small included model on three simulated devices.")
 _BABBLES = tr(
     "The demo model shows how layers are placed, but its answers make no sense. The library has small models that "
-    "answer."
+    "give useful answers."
 )
 # Widest text in pixels: longer lines are hard to read.
 MAX_WIDTH_PX = 560

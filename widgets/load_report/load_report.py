@@ -115,7 +115,7 @@ class LoadReport(QWidget):
 
     @property
     def needed_height(self) -> int:
-        """Height in pixels at which nothing scrolls, at the present width."""
+        """Height in pixels at which the report needs no scroll bar, at its present width."""
         shown = self._scroll.viewport().size()
         wrapped = self._column.hasHeightForWidth()
         needed = self._column.totalHeightForWidth(shown.width()) if wrapped else self._column.totalSizeHint().height()
@@ -173,16 +173,16 @@ class LoadReport(QWidget):
         proposals: Sequence[ProposalWords] = (),
         short_bytes: int = 0,
     ) -> None:
-        """Show which device ran out of memory, how many bytes it could not allocate, and proposals.
+        """Show which device ran out of memory, how many bytes it could not allocate, and changes that should help.
 
         `names`: names of devices by id.
-        `proposals`: proposals with their effects; if there are none, those of `event` are shown without effects.
-        `short_bytes`: memory that the layout lacks on the device that ran out, by its forecast; 0 if unknown.
+        `proposals`: the changes with their effects; if there are none, those of `event` are shown without effects.
+        `short_bytes`: bytes that the device lacks for the whole layout, according to the forecast; 0 if unknown.
         """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 
     def show_failed(self, event: Failed, *, was_loaded: bool = False) -> None:
-        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped.
+        """Show the reason why the load was refused or failed. Offer remedies if RPC workers of this computer stopped.
 
         `was_loaded`: whether the load had succeeded and the model stopped later.
         """
@@ -202,7 +202,9 @@ class LoadReport(QWidget):
     def _show_remedies(self) -> None:
         count, is_offered = len(self._stopped), bool(self._stopped) and self._is_unreachable
         self.restart_button.setText(tr("Restart Worker") if count <= 1 else tr("Restart Workers"))
-        self.lay_out_button.setText(tr("Plan Without Worker") if count <= 1 else tr("Plan Without Workers"))
+        self.lay_out_button.setText(
+            tr("Find Layout Without Worker") if count <= 1 else tr("Find Layout Without Workers")
+        )
         self.restart_button.setToolTip(plain_tool_tip(tr("Start {names} again", names=", ".join(self._stopped))))
         self.lay_out_button.setToolTip(tr("Propose a layout without the stopped workers; Undo reverts the change"))
         for button in (self.restart_button, self.lay_out_button):
@@ -348,7 +350,7 @@ class ProposalList(QWidget):
         button = QPushButton(tr("Apply"))
         button.setProperty("role", "primary")
         button.setAccessibleName(tr("Apply: {text}", text=words.text))
-        button.setToolTip(tr("Change the layout. Undo reverts the change. Nothing is loaded yet."))
+        button.setToolTip(tr("Change the layout without loading it. Undo reverts the change."))
         button.clicked.connect(partial(self.chosen.emit, index))
         row.addWidget(button, 0, Qt.AlignmentFlag.AlignVCenter)
         self.buttons.append(button)

@@ -89,18 +89,19 @@ def loaded_outcome(event: Loaded) -> Outcome:
         ),
         rows=rows,
         forecast=forecast,
-        rows_title=tr("Measured, with the forecast below"),
+        rows_title=tr("Measured memory, with the forecast below it"),
     )
 
 
 def out_of_memory_outcome(
     event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = (), short_bytes: int = 0
 ) -> Outcome:
-    """Return the outcome of a load or an answer that ran out of memory. The message of `event` says when.
+    """Return the outcome of a load or an answer that ran out of memory.
 
     names: names of devices by id.
-    proposals: proposals with their effects; if there are none, `event.proposals` are shown without effects.
-    short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
+    proposals: changes after which the load should fit, with their effects; if there are none, `event.proposals` are
+    shown without effects.
+    short_bytes: bytes that the device lacks for the whole layout, according to the forecast; 0 if unknown.
     """
     sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)
@@ -156,7 +157,7 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return an attempt as two lines of text.
+    """Return an attempt (a layout that the load tries) as two lines of text.
 
     The first line has its number and the layout, such as "2. layers 0-3 on CPU, layers 4-7 on RPC0". The second line
     has the reason why this layout is tried.

@@ -100,7 +100,7 @@ class Room:
     """Limits for the rest of a message, so that Qt lays the message out fast.
 
     `pieces`: number of lines and table cells that may still follow.
-    `formulas`: number of formulas that may still be rendered; further ones stay text.
+    `formulas`: number of formulas that may still be rendered; further ones are shown as LaTeX source.
     `left_out`: number of characters in the blocks that exceeded the limits so far.
     """
 
@@ -109,7 +109,7 @@ class Room:
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return the first of `blocks`, as many as the limits allow, and reduce the limits.
+        """Return the first of `blocks`, as many as the limits allow, and subtract them from the limits.
 
         If a code block is cut off, its last line is marked as its end.
         """
@@ -161,9 +161,9 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Return `text` with "\n" as the only line end, and with characters that are not drawn escaped, such as "\u200b".
+    r"""Return `text` with invisible characters as escapes, such as "\u200b", and with "\n" as the only line end.
 
-    Such characters are control characters, direction marks and widthless spaces.
+    Invisible characters are control characters, direction marks and widthless spaces.
     """
     return _HIDDEN.sub(_escape, with_line_feeds(text))
 

@@ -62,7 +62,7 @@ class QuotePlace:
 
 @dataclass(frozen=True, slots=True)
 class Decorations:
-    """Places of code, quotes and rules, which the view paints itself.
+    """Places of code blocks, quotes and horizontal rules, whose frames and lines `MarkdownView` paints.
 
     `rules`: numbers of the text blocks that are horizontal rules.
     """
@@ -136,7 +136,7 @@ class MarkdownDocument(QTextDocument):
 
     @property
     def decorations(self) -> Decorations:
-        """Places of code, quotes and rules in the document."""
+        """Places of code blocks, quotes and horizontal rules in the document."""
         return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
 
     def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:

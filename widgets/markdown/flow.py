@@ -204,7 +204,7 @@ def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
 
 
 def _append(runs: list[Run], run: Run) -> None:
-    """Append a run. It is joined with the previous one if both have the same format: fewer runs are drawn faster."""
+    """Append a run (text with one format). Runs with the same format are joined: fewer runs are drawn faster."""
     # Line breaks stay runs of their own, because `_bounded` cuts there.
     if runs and runs[-1].text != "\n" and replace(runs[-1], text=run.text) == run:
         run = replace(run, text=runs.pop().text + run.text)
@@ -212,10 +212,10 @@ def _append(runs: list[Run], run: Run) -> None:
 
 
 def _address_beside(link: str, words: str) -> list[Run]:
-    """Return a dim run to show after the text of a link: the host of `link`, or the whole address if it has no host.
+    """Return what is shown in a dim colour after a link's text: the host of `link`; without a host, the whole address.
 
-    The result is empty if the text `words` is itself an address with the same host. A text that only contains this host
-    is not enough, because it can look like another host: "https://bank.example/?evil.example".
+    The result is empty if the link's text, `words`, is itself an address with the same host. It is not enough that the
+    text contains the host: "https://bank.example/?evil.example" contains evil.example, but looks like bank.example.
     """
     host = _host(link)
     # Text without spaces and @ may itself be an address.
@@ -236,7 +236,7 @@ def _host(address: str) -> str:
 
 
 def _picture_words(token: Token) -> list[Run]:
-    """Return a placeholder for an image, which is never fetched: its text and its address."""
+    """Return the placeholder for an image: its alternative text and its address. Images are never fetched."""
     words = visible(token.content) or "picture"
     address = visible(str(token.attrs.get("src", "")))
     return [Run(tr("[picture: {words}]", words=words), link=address), Run(f" ({address})", dim=True)]

@@ -80,9 +80,10 @@ class TimeUsed:
 
 
 def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[tuple[Run, ...]]:
-    """Yield the runs of each line of code. In highlighted code each run has the kind of its token.
+    """Yield each line of code as runs (pieces of text with one format).
 
-    Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time.
+    Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time. Each
+    run of highlighted code has a kind of token, such as "keyword".
 
     `used`: time of the message's code so far; the time of this code is added.
     """

@@ -24,7 +24,7 @@ class Parsed:
     """The result of one call of `MarkdownStream.parse`.
 
     `finished`: blocks that became final since the last call.
-    `open_end`: blocks that may still change; they replace the open end of the last call.
+    `open_end`: the last blocks, which may still change. They replace `open_end` of the last call.
     """
 
     finished: tuple[Block, ...]
@@ -32,7 +32,7 @@ class Parsed:
 
 
 class MarkdownStream:
-    """Parses a text that is appended in pieces. Only one thread may use it at a time."""
+    """Parses a Markdown text that is appended in pieces. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self._tail = ""
@@ -58,7 +58,7 @@ class MarkdownStream:
         self._tail += visible(text[:room])
 
     def parse(self) -> Parsed:
-        """Parse the text so far, and return its new blocks since the last call."""
+        """Parse the appended text, and return the blocks that are new or may have changed since the last call."""
         tokens = parse_tokens(self._tail)
         if tokens is None:
             return Parsed((), self._end(plain_blocks(self._tail)))
@@ -115,10 +115,11 @@ def code_sources(text: str) -> list[str]:
 
 
 def _unescaped(shown: str, line: str) -> str:
-    """Return the source of `shown`, a line of code in which hidden characters are escaped.
+    """Return the original of `shown`, a line of code in which `visible` has escaped hidden characters.
 
-    `line`: the line of the text that contains the source at its end, after the indent of lists and quotes. If its end
-    does not match, as with a tab that is partly indent, return `shown`.
+    `line`: the whole line of the Markdown text: the indent of lists and quotes, then the original.
+
+    Return `shown` if the end of `line` does not match. This happens if a tab belongs partly to the indent.
     """
     if visible(line) == line:
         return shown

@@ -1,4 +1,4 @@
-"""Formats of blocks and runs for Qt documents, in the colours of a palette."""
+"""Qt text formats for Markdown blocks and for runs (pieces of text with one format), in the colours of a palette."""
 
 from __future__ import annotations
 
@@ -189,5 +189,5 @@ class Styles:
 
 
 def _look(run: Run) -> Run:
-    """Return `run` without its text and other fields that do not change its format, as a key of the cache."""
+    """Return `run` with only those fields that determine its format, as the key in the cache of formats."""
     return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)

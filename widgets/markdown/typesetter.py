@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Typesetter(QObject):
-    """Makes Markdown documents, and runs work for them in other threads.
+    """Makes Markdown documents, and runs functions for them in other threads.
 
     `parse`: runs a function in the thread that parses Markdown.
     `draw`: runs a function in the thread that renders formulas.
@@ -49,8 +49,8 @@ class Typesetter(QObject):
     def parse(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
         """Call `work` in the parsing thread, then `then` with its result in the GUI thread.
 
-        A signal of this object, which lives as long as the window, brings the result to the GUI thread. A signal of a
-        message could not: the message could be deleted while the other thread works for it.
+        A signal of this object brings the result to the GUI thread. This object lives as long as the window, while a
+        message can be deleted before its text is parsed.
         """
         ticket = next(self._tickets)
         # Only the number goes through the other thread. The callback, often a method of a widget, stays in the GUI

@@ -142,7 +142,7 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ size
 
     def fit(self, width: int) -> int:
-        """Lay out the text for this width, and return its height."""
+        """Lay out the text for this width, and return its height, both in pixels."""
         if self.document().textWidth() != width:
             self.document().setTextWidth(width)
         height = math.ceil(self.document().size().height())
@@ -184,7 +184,9 @@ class MarkdownView(QTextEdit):
         self._with_source(number, lambda source: self.save_requested.emit(source, language))
 
     def _with_source(self, number: int, use: Callable[[str], None]) -> None:
-        """Call `use` with the source of a code block. The code as shown has escaped characters, and may be cut off.
+        """Call `use` with the source of a code block.
+
+        The source can differ from the shown code, in which hidden characters are escaped and long code is cut off.
 
         `number`: index of the code block in the message. For a long message another thread finds the source, and `use`
         is called later in the GUI thread.
@@ -275,7 +277,7 @@ class MarkdownView(QTextEdit):
             self.link_opened.emit(pressed)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Open the link at the text cursor if Return is pressed: arrow keys move the cursor through the message."""
+        """Open the link at the text cursor if Return is pressed. Arrow keys move the cursor through the message."""
         link = self._link_at_cursor() if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) else ""
         if link:
             self.link_opened.emit(link)

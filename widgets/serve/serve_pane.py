@@ -92,7 +92,7 @@ class ServePane(QWidget):
         self.copy_url_button = QPushButton(tr("Copy address"))
         self.fault_label = plain_label("", "error", wrap=True)
         self.tabs = QTabWidget()
-        self.tabs.setAccessibleName(tr("Sections of the API server"))
+        self.tabs.setAccessibleName(tr("Pages of the API server panel"))
         self._make_requests()
         self._make_settings(settings)
         self._make_snippets()
@@ -243,7 +243,7 @@ class ServePane(QWidget):
 
     @property
     def settings(self) -> ServeSettings:
-        """The settings that the fields have now."""
+        """The settings that are entered in the fields."""
         return ServeSettings(
             self.host_edit.text().strip(),
             self.port_box.value(),
@@ -253,7 +253,10 @@ class ServePane(QWidget):
         )
 
     def show_status(self, status: ServeStatus) -> None:
-        """Show the state of the server, and finish a copy that had to wait until the key was read."""
+        """Show the state of the server.
+
+        If a copy to the clipboard waits for the API key, it is done now, or dropped if `status` has a fault but no key.
+        """
         self._status = status
         if status.key or status.fault:
             made, self._copy_with_key = self._copy_with_key, None
@@ -275,7 +278,7 @@ class ServePane(QWidget):
         self.start_box.setChecked(starts)
 
     def show_text(self, text: str) -> None:
-        """Show prompt and answer of the selected request, or a sentence why they are not available."""
+        """Show `text`: prompt and answer of the selected request, or a sentence that says why they are missing."""
         if text != self.text_edit.toPlainText():
             self.text_edit.setPlainText(text)
 

@@ -281,7 +281,9 @@ def test_what_the_engine_cannot_do_on_a_device_is_told(qtbot: QtBot) -> None:
     strip = make_strip(qtbot)
     fault = Fault("flash_attention", "It dies (SIGSEGV) with flash attention with a q4_0 cache.", "q4_0")
     card_of(strip, "CUDA0").set_device(replace(GPU, findings=Findings((fault,))))
-    assert "Not used here: It dies (SIGSEGV) with flash attention" in card_of(strip, "CUDA0").toolTip()
+    assert (
+        "Feature not used on this device: It dies (SIGSEGV) with flash attention" in card_of(strip, "CUDA0").toolTip()
+    )
 
 
 def test_the_palette_reaches_graphs_of_old_and_new_cards(qtbot: QtBot) -> None:

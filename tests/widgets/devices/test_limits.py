@@ -29,8 +29,8 @@ def test_usable_limits(cap: str, margin: str, expected: DeviceLimits) -> None:
         ("-1", "", "Cap: "),
         ("", "5 parsecs", "Margin: "),
         ("0", "", "leaves no memory"),
-        ("1GiB", "1GiB", "The margin leaves nothing of 1.00 GiB"),
-        ("16GiB", "8GiB", "The margin leaves nothing of 8.00 GiB"),
+        ("1GiB", "1GiB", "The margin must be smaller than 1.00 GiB"),
+        ("16GiB", "8GiB", "The margin must be smaller than 8.00 GiB"),
     ],
 )
 def test_limits_that_cannot_be_used_say_why(cap: str, margin: str, words: str) -> None:

@@ -307,7 +307,7 @@ def test_the_menu_of_layers_moves_and_pins_them(qtbot: QtBot, make_hand: MakeHan
     places.actions()[0].trigger()
     assert hand.said == [RangeMove(first, first, devices[1]), "finished"]
 
-    actions["Select the Whole Group"].trigger()
+    actions["Select the Group of Neighbouring Layers"].trigger()
     assert editor.selection == Selection((first, last))
     with qtbot.waitSignal(editor.pin_toggled) as pinned:
         actions["Pin Here"].trigger()
@@ -324,7 +324,7 @@ def test_the_menu_of_the_output_and_of_what_has_none(make_hand: MakeHand) -> Non
     middle = hand.shown.output_rect().center()
     assert view.interaction.focus_at(middle.x(), middle.y())
     menu = view.context_menu()
-    assert "Select the Whole Group" not in actions_of(menu)
+    assert "Select the Group of Neighbouring Layers" not in actions_of(menu)
     places = actions_of(menu)["Move to"].menu()
     assert isinstance(places, QMenu)
     places.actions()[0].trigger()

@@ -48,7 +48,7 @@ def test_a_row_says_what_it_holds_how_it_is_and_how_long_it_stays(loaded: Loaded
     first, second = loaded.rows()
     assert [row.isChecked() for row in (first, second)] == [True, False]
     assert first.accessibleName() == "ada, 230.0 MiB · RPC0, CPU, answering"
-    assert first.keep_button.text() == "stays ▾"
+    assert first.keep_button.text() == "no limit ▾"
     assert second.keep_button.text() == "5 min ▾"
     assert "RPC0: 230.0 MiB" in first.toolTip()
 
@@ -90,7 +90,7 @@ def test_a_model_that_answers_or_waits_can_be_parked(loaded: LoadedList, qtbot: 
     first, second = loaded.rows()
     assert not first.keep_menu().actions()[-1].isEnabled()
     park = second.keep_menu().actions()[-1]
-    assert park.text() == "Park Now"
+    assert park.text() == "Park: Unload Until the Next Question"
     with qtbot.waitSignal(loaded.park_requested) as parked:
         park.trigger()
     assert parked.args == [3]

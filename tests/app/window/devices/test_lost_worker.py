@@ -73,7 +73,7 @@ def test_a_worker_that_stopped_is_restarted_where_its_loss_is_told(
     assert "The model stopped. Details are under Last load." in told, "the load had not failed"
     assert sentence == "RPC1 stopped during the answer. Restart the worker, then load again."
     assert report.sentence == sentence
-    assert offered(report) == ["Restart Worker", "Plan Without Worker"]
+    assert offered(report) == ["Restart Worker", "Find Layout Without Worker"]
     assert window.actions["restart_lab"].isEnabled()
     # Nothing is loaded onto it until then: Load says what to do.
     said: list[str] = []

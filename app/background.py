@@ -10,10 +10,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, Signal
 
 from engine.base.cancellation import CancelToken
@@ -25,14 +25,12 @@ _OnError = Callable[[EngineError], None]
 _log = logging.getLogger("layerdeck.background")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     work: object
     deliver: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Task(Generic[_Progress]):
+class Task(Struct, Generic[_Progress], frozen=True):
     """Cancellation token and progress callback of a function that `Latest.run` calls. May be used in any thread.
 
     `token`: cancelled when a newer request replaces this one, or when a method of `Latest` ends it.

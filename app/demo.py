@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from app.paths import demo_path, fetched_models_path
 from engine.base.units import MIB
@@ -13,8 +14,7 @@ from engine.model.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, is_fetched
 MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
 
 
-@dataclass(frozen=True, slots=True)
-class Demo:
+class Demo(Struct, frozen=True):
     """A demo model for a lab rig (RPC workers on this computer).
 
     `path`: model file. `caps_bytes`: memory cap of each worker, in bytes, so that the workers share the layers.

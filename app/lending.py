@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from app.packs import find_all_devices
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
+from engine.base.values import replace
 from engine.machines.rigs.secure_serving import Lending, choose_lendings
 from engine.machines.tunnel.offers import OfferedSpeed
 from engine.planning.fit.calibration import read_calibration

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from engine.base.errors import EngineError
 from engine.base.texts import show
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """A message for the status line.
 
     `bad`: whether the message reports a failure. A failure stays on the status line until the next message.

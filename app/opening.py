@@ -8,18 +8,22 @@ can pass its files to this process, and a signal can end the program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.settings import Settings
 from app.theme import Theme
 from app.window.arrangement import make_first_picture
 
+if TYPE_CHECKING:
+    from app.wiring import WindowParts
 
-@dataclass(frozen=True, slots=True)
-class StartOptions:
+
+class StartOptions(Struct, frozen=True):
     """Files and rig of the command line. `files`: models or a layout to open. `rig`: a rig file, or None."""
 
     files: Sequence[Path] = ()
@@ -58,5 +62,9 @@ class Opening(QObject):
 
         window = make_window(self._settings, self._theme, self.picture)
         window.main.show()
+        # Threads that look for devices would take turns with the first paint.
+        QTimer.singleShot(0, self, partial(self._start, window))
+
+    def _start(self, window: WindowParts) -> None:
         window.start(files=self._options.files, rig=self._options.rig)
         self.opened.emit(window)

@@ -12,15 +12,16 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec import Struct
 
 from app.bug_report import scrub, versions
 from engine.base.files import read_at_most, write_whole
 from engine.base.json_file import MAX_FILE_BYTES, read_kept
+from engine.base.values import replace
 from engine.chat.database import is_alive, our_name
 
 VERSION = 1
@@ -28,7 +29,7 @@ MAX_FAULT_CHARACTERS = 20_000
 _MARK, _FAULTS = ".json", ".faults"
 
 
-class OpenedModel(msgspec.Struct, frozen=True):
+class OpenedModel(Struct, frozen=True):
     """An open model of a window.
 
     `path`: path of its first file.
@@ -39,7 +40,7 @@ class OpenedModel(msgspec.Struct, frozen=True):
     layout: str = ""
 
 
-class RunMark(msgspec.Struct, frozen=True):
+class RunMark(Struct, frozen=True):
     """The content of a run mark: a running window and its open models.
 
     `process`: id and start time of the process. `models`: the open models; the visible one is last.
@@ -52,8 +53,7 @@ class RunMark(msgspec.Struct, frozen=True):
     restored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRun:
+class EndedRun(Struct, frozen=True):
     """A window that crashed or was killed.
 
     `mark`: its run mark, the file that a running window writes.
@@ -116,7 +116,7 @@ class RunMarks:
 
         `restored`: whether this window opened the models of a crashed window again.
         """
-        self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
+        self._write(replace(self._mark, models=models, restored=restored))
 
     def end(self) -> None:
         """Delete this window's run mark and the file of faulthandler, so that the next start sees no crash."""

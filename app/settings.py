@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct
 from PySide6.QtCore import QByteArray, QEvent, QSettings
 
 from app.language import KEY, LANGUAGE_NAMES, SYSTEM
@@ -31,7 +32,7 @@ RETRY_MS = 10_000
 MAX_DIGITS = 19
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
 """Default address of the API server, in the window and in `layerdeck-cli serve`."""
-_Kept = TypeVar("_Kept", bound=msgspec.Struct)
+_Kept = TypeVar("_Kept", bound=Struct)
 _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=str)
 
@@ -61,13 +62,13 @@ def find_fault(file: Path) -> str:
     return ""
 
 
-class _StoredModel(msgspec.Struct, frozen=True):
+class _StoredModel(Struct, frozen=True):
     path: str
     title: str
     detail: str
 
 
-class KeptSideFiles(msgspec.Struct, frozen=True):
+class KeptSideFiles(Struct, frozen=True):
     """The projector, the LoRA adapters and the draft of a model, as they are stored in the settings.
 
     `projector`: path of the projector's file; empty if there is none.
@@ -357,7 +358,7 @@ class Settings:
         except UNREADABLE:
             return None
 
-    def keep(self, key: str, document: msgspec.Struct) -> None:
+    def keep(self, key: str, document: Struct) -> None:
         """Store `document` as JSON under `key` in the INI file."""
         self._write(key, document)
 

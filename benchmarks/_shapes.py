@@ -6,11 +6,11 @@ Blocks of quantised types are random bits with fixed scales, since gguf-py canno
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
+from msgspec import Struct
 
 from engine.model.demo.llama_writer import LlamaShape, Vocabulary, add_vocabulary, byte_vocabulary, llama_tensors
 
@@ -27,8 +27,7 @@ _BLOCKS: dict[Type, tuple[tuple[int, bytes], ...]] = {
 _CONVOLUTION = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """A model to be written: its hyper-parameters, and the extents of its tensors, the number of rows first."""
 
     architecture: str

@@ -18,12 +18,12 @@ import json
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct, field
 
-@dataclass(slots=True)
-class _Stream:
+
+class _Stream(Struct):
     """The lines of one streamed answer.
 
     They are decoded after the measurement, since the server uses the same processors.

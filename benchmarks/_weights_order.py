@@ -11,9 +11,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from engine.base.units import GIB
 from engine.devices.device import Rig
@@ -37,8 +38,7 @@ REAL_RATES = (100 * MBIT,) * 6 + (25 * MBIT,) * 2
 START_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """The weights for one worker: their size, and the rate of the worker's link in bytes per second."""
 
     size_bytes: float

@@ -32,10 +32,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from app.demo import fetched_demo
 from benchmarks._children import TIMEOUT_S, usable_processors
@@ -46,16 +47,14 @@ PROMPT = "Tell me a long story about the sea, a ship and its crew. Begin with th
 BATCH = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """A running server."""
 
     process: psutil.Process
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """The result of several parallel requests to one server.
 
     `speed`: tokens per second of all answers together.
@@ -69,8 +68,7 @@ class Run:
     evaluated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Medians over all pairs of runs of both servers.
 
     `ratio`: tokens per second of ours to theirs.

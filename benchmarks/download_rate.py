@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from engine.base.units import MIB
 from engine.library.downloads.transfer import Transfer, TransferEnd
@@ -32,8 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """One transfer of ours: seconds until all bytes were here and until they were checked, and its child's peak."""
 
     here_s: float

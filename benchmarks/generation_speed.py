@@ -20,9 +20,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+
+from msgspec import Struct
 
 from benchmarks._children import (
     BareLoop,
@@ -47,8 +48,7 @@ SHORT_PROMPT = "Hello"
 _numbers = count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(Struct, frozen=True):
     """Tokens per second of prompts and of answers, all requests of a round together."""
 
     prompt: float

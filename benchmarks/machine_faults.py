@@ -24,11 +24,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import Struct, field
 
 from engine.base.errors import EngineError
 from engine.base.units import MIB
@@ -85,8 +85,7 @@ A fault comes after up to 1.1 times as many bytes; the last ones then occur afte
 _log = logging.getLogger("layerdeck.benchmark")
 
 
-@dataclass
-class World:
+class World(Struct, dict=True):
     """The borrowing machine (`laptop`), the lending one (`attic`), and the relay between them.
 
     `attic`: None while nothing is lent. A new object after each return of the machine.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from benchmarks._children import write_model
 from engine.base.cancellation import CancelToken
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.machines.bench.candidates import MICRO_BATCHES, Candidate
 from engine.machines.bench.choices import choices_of

@@ -23,10 +23,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 from app.paths import fetched_models_path
 from engine.api.server.guard import Access
@@ -123,8 +123,7 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """The result of several parallel streams.
 
     `speed`: tokens per second of all streams together.

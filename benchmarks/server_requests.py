@@ -24,10 +24,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal
@@ -46,8 +47,7 @@ REQUESTS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Counts of the serving process at one moment. `child_bytes`: resident memory of its child processes."""
 
     rss_bytes: int

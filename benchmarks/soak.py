@@ -33,12 +33,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import psutil
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from benchmarks._process_memory import give_back, object_counts, used_bytes
 from engine.base.units import MIB
@@ -68,8 +69,7 @@ _PRESSURE = (
 _log = logging.getLogger("layerdeck.soak")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """Options of a run. `rounds`: None if `minutes` limit it. `only`: None for all kinds of steps."""
 
     minutes: float
@@ -97,8 +97,7 @@ class Options:
         return rounds >= last.rounds + max(1, self.rounds // READINGS)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """Counts of the window's process at rest. `second`: since the start of the run. `rounds`: rounds done by then."""
 
     second: int

@@ -31,17 +31,18 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from itertools import combinations, cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import psutil
+from msgspec import Struct, field
 
 from benchmarks._children import OurChild, our_child
 from benchmarks._shapes import FITTED, HELD_OUT, write_shape
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.machines.rigs.discovery import discover
 from engine.machines.rigs.lab import LabRig
@@ -100,8 +101,7 @@ Kept = dict[str, dict[str, Measured]]
 """Measurements by model, then by layout."""
 
 
-@dataclass(slots=True)
-class Trial:
+class Trial(Struct):
     """A layout of a model, with its measurements."""
 
     name: str

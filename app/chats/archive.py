@@ -11,7 +11,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
@@ -19,6 +18,7 @@ from app.models.answering import ChatStorage, Then
 from app.notices import Notices
 from engine.base.errors import ChatError, EngineError, LockedError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.answer import Append
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.conversation import Hit
@@ -287,7 +287,7 @@ class ChatArchive(QObject, ChatStorage):
         shown = self._chats.get(chat.id)
         # Each message moves the time of the last change, which `chat` does not know.
         last_ms = chat.updated_ms if shown is None else max(chat.updated_ms, shown.updated_ms)
-        self._chats[chat.id] = msgspec.structs.replace(chat, updated_ms=last_ms)
+        self._chats[chat.id] = replace(chat, updated_ms=last_ms)
         self._do(lambda store: store.save(chat, before), _nothing)
         # Drafts are saved with every pause in typing; the list does not show them.
         if shown is None or _listed(shown) != _listed(chat):
@@ -349,7 +349,7 @@ class ChatArchive(QObject, ChatStorage):
     def _touch(self, chat: str) -> None:
         known = self._chats.get(chat)
         if known is not None:
-            self._chats[chat] = msgspec.structs.replace(known, updated_ms=now_ms())
+            self._chats[chat] = replace(known, updated_ms=now_ms())
             # A conversation that is the first already stays in place, so that streaming does not refresh the list.
             was_first = all(
                 each.updated_ms < known.updated_ms

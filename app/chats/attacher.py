@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
@@ -43,8 +43,7 @@ DEAF = tr(
 _log = logging.getLogger("layerdeck.images")
 
 
-@dataclass(slots=True)
-class Attached:
+class Attached(Struct):
     """A file to send with the next question.
 
     `id`: id of this attachment. `attachment`: what is sent; None while the file is being read.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field
 from PySide6.QtCore import QObject
 
 from app.background import Background
@@ -46,8 +46,7 @@ PAUSE_MS = 2000
 _log = logging.getLogger("layerdeck.states")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedKvUse:
+class SavedKvUse(Struct, frozen=True):
     """Disk use of all saved KV states.
 
     `n_conversations`: number of conversations with a saved state. `quota_bytes`: limit for the size.
@@ -206,8 +205,7 @@ class KvStateRepository(QObject):
         self.warn(error.summary())
 
 
-@dataclass(frozen=True, slots=True)
-class _Unsaved:
+class _Unsaved(Struct, frozen=True):
     """A conversation in the KV cache whose state is not saved yet.
 
     `chat`: id of the conversation.
@@ -220,8 +218,7 @@ class _Unsaved:
     tokens: int | None
 
 
-@dataclass(slots=True)
-class _Restoring:
+class _Restoring(Struct):
     """A KV state that is being restored.
 
     `chat`: id of its conversation; empty while the key of usable states is computed after a load.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject
 
 from app.chats.archive import ChatArchive
@@ -23,8 +23,7 @@ from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Struct, frozen=True):
     """A file format for export.
 
     `words`: name of the format for people. `ending`: file name extension.

@@ -6,12 +6,12 @@ import argparse
 import re
 from argparse import Namespace
 from collections import Counter
-from dataclasses import replace
 
 from app.cli.hand_options import placed_experts
 from app.cli.placing_options import add_device_argument, devices_off, placed_modules
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_size
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.planning.fit.strategies.constraints import Constraints, check_constraints
 from engine.planning.layout.parts import PartPin, Pin

@@ -7,11 +7,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from app.cli.output import check_out
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_count
+from engine.base.values import replace
 
 if TYPE_CHECKING:
     from engine.machines.bench.results import Preset
@@ -90,7 +89,7 @@ def preset_of(options: Namespace) -> Preset:
         "answer_tokens": options.answer_tokens,
         "depths": options.depth,
     }
-    return msgspec.structs.replace(preset, **{key: value for key, value in changes.items() if value is not None})
+    return replace(preset, **{key: value for key, value in changes.items() if value is not None})
 
 
 def _depths(text: str) -> tuple[int, ...]:

@@ -6,8 +6,6 @@ from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from app.cli import exit_codes
 from app.cli.chat_options import chosen_settings
 from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
@@ -18,6 +16,7 @@ from app.paths import chats_path, presets_path, saved_states_path
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.texts import one_line
+from engine.base.values import replace
 from engine.chat.attachments import read_attachment
 from engine.chat.context import shift_fault
 from engine.chat.conversation import Conversation
@@ -58,7 +57,7 @@ def run_chat(options: Namespace) -> int:
 def _talk(store: ChatStore, options: Namespace) -> int:
     known, conversation = _conversation(store, options)
     if options.tools is not None:
-        conversation = msgspec.structs.replace(conversation, tools=_read_tools(options.tools))
+        conversation = replace(conversation, tools=_read_tools(options.tools))
     try:
         read_tools(conversation.tools)
     except DefinitionError as error:
@@ -120,7 +119,7 @@ def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | 
         raise ArgumentError(f'--conversation: {found} of this id: "{options.conversation}". See chat --list.')
     (known,) = named
     system = known.system if options.system is None else options.system
-    return known, msgspec.structs.replace(known, system=system, preset=options.preset or known.preset)
+    return known, replace(known, system=system, preset=options.preset or known.preset)
 
 
 def _read_tools(path: Path) -> str:

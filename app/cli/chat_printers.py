@@ -9,6 +9,7 @@ import msgspec
 from app.cli.output import print_event, print_line, print_text, say
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.texts import escape
+from engine.base.values import replace
 from engine.chat.message import Message
 from engine.chat.tools import pretty_arguments
 from engine.runtime.protocol.messages import DraftStatistics
@@ -107,7 +108,7 @@ class JsonChat:
         print_event(Notice(message=sentence))
 
     def shifted(self, event: Shifted) -> None:
-        print_event(msgspec.structs.replace(event, request=None))
+        print_event(replace(event, request=None))
 
     def done(self, done: Done, message: Message) -> None:
         for call in message.calls:

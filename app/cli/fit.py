@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import replace
 
 from app.cli import exit_codes
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
@@ -14,6 +13,7 @@ from app.cli.placing_options import rig_of
 from app.cli.settings_options import context_of
 from app.paths import remote_headers_path, speeds_path
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.rig_file import read_rig
 from engine.library.hub.client import list_repo
 from engine.library.hub.fit import QuantisationFit, RepoFit

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from argparse import Namespace
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from app.cli.placing_options import find_device, listed_devices
 from engine.base.errors import ArgumentError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ _ALL = -1
 """Number that stands for "all" in --gpu-layers and --experts."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Experts:
+class _Experts(Struct, frozen=True):
     """One placement of --experts: the experts of layers `first` to `last` are on the device that `name` matches.
 
     For all layers, `first` and `last` are both `_ALL`.

@@ -7,19 +7,19 @@ import sys
 import time
 from argparse import Namespace
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from app.cli import exit_codes
 from app.cli.entry import on_interrupt
 from app.cli.follow import INTERRUPT_POLL_S
 from app.cli.output import check_text, print_compact, print_document, print_line, say
 from engine.base.errors import ArgumentError
-from engine.base.units import format_bytes
+from engine.base.units import format_bytes, format_duration
+from engine.base.values import replace
 from engine.library.downloads.connections import RateMeter
-from engine.library.downloads.job import Job, hub_job, time_words, web_job
+from engine.library.downloads.job import Job, hub_job, web_job
 from engine.library.downloads.transfer import Transfer, TransferEnd
 from engine.library.hub.addresses import HubAddress, WebAddress, parse_address
 from engine.library.hub.client import list_repo, search_models
@@ -219,11 +219,10 @@ def _progress_line(progress: DownloadProgress, rate: float | None, left_s: float
         return f"{text}, waiting: {progress.note}"
     if rate is not None:
         text += f", {format_bytes(round(rate))}/s"
-    return text if left_s is None else f"{text}, {time_words(left_s)} left"
+    return text if left_s is None else f"{text}, {format_duration(left_s)} left"
 
 
-@dataclass(frozen=True, slots=True)
-class Hub:
+class Hub(Struct, frozen=True):
     """The settings of the hub, and its access token, which is None if the user has set none."""
 
     settings: HubSettings

@@ -10,7 +10,8 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.devices import find_machine
@@ -20,6 +21,7 @@ from app.cli.settings_options import context_of, side_files_of
 from app.cli.used_devices import settle_used
 from app.paths import calibration_path, speeds_path
 from engine.base.errors import ArgumentError, EngineError, RuleViolationError
+from engine.base.values import replace
 from engine.devices.device import ComputingNeed, Rig
 from engine.devices.rig_file import read_rig
 from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt, timed_answer
@@ -126,8 +128,7 @@ def learn_need(need: ComputingNeed) -> None:
 _PATIENCE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """The plan that options of the command line describe.
 
     `explanation`: a text that says why an automatic layout was chosen; None for other layouts.

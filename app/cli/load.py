@@ -18,6 +18,7 @@ from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.json_file import UNREADABLE
+from engine.base.values import replace
 from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import Cancelled, Done, Loaded, OutOfMemory, Token
 from engine.runtime.session.load_order import LoadOrder
@@ -125,7 +126,7 @@ class LoadCommand:
                 if may_go_on and isinstance(news, OutOfMemory) and self._follower.loaded_plan is None:
                     if open_requests:
                         continue
-                    return msgspec.structs.replace(news, request=None)
+                    return replace(news, request=None)
                 self._left.remove(self._indices[news.request])
                 answers.add(news)
                 if not self._numbered:
@@ -141,7 +142,7 @@ class LoadCommand:
         With a single prompt, events are not numbered, and the number is None.
         """
         number = self._indices.get(event.request or 0) if self._numbered else None
-        return msgspec.structs.replace(event, request=number)
+        return replace(event, request=number)
 
     def _request(self, index: int) -> Generate:
         """Return the request for the prompt at `index`. It continues the answer if a part was generated before."""
@@ -149,7 +150,7 @@ class LoadCommand:
         if not text:
             return request
         left = None if request.max_tokens is None else max(1, request.max_tokens - self._tokens[index])
-        return msgspec.structs.replace(request, begun=text, max_tokens=left)
+        return replace(request, begun=text, max_tokens=left)
 
 
 class Answers:
@@ -169,7 +170,7 @@ class Answers:
         seconds = max(time.perf_counter() - self._begun_s, 1e-9)
         bad = next((each for each in self._endings if not isinstance(each, Done)), None)
         if bad is not None:
-            return msgspec.structs.replace(bad, request=None)
+            return replace(bad, request=None)
         done = [each for each in self._endings if isinstance(each, Done)]
         prompt_tokens = sum(each.prompt_tokens for each in done)
         generated_tokens = sum(each.generated_tokens for each in done)

@@ -6,10 +6,10 @@ import argparse
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.base.errors import ArgumentError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from app.cli.output import print_line, say
 from engine.api.server.journal import RequestEntry

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 from app.cli.placing_options import check_modules, find_device, placed_modules, with_placed_side_files
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_count
+from engine.base.values import replace
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.kinds import Kind, Value, WholeNumber
 from engine.planning.settings.table import DRAFTED_TOKENS, MAX_SEQUENCES, MOST_DRAFTED, SETTINGS, Setting

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-import msgspec
+from msgspec import Struct, field
 
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
@@ -20,6 +19,7 @@ from app.cli.follow import IDLE_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
 from app.cli.output import say
 from engine.base.errors import EngineError
+from engine.base.values import replace
 from engine.chat import answer as core
 from engine.chat.answer import (
     AnswerOptions,
@@ -58,8 +58,7 @@ SAVING = "Saving the KV state of the conversation… Ctrl+C ends without it."
 STORED_AGAIN = "The conversation is saved again, with the text since the failure."
 
 
-@dataclass(frozen=True, slots=True)
-class TalkOptions:
+class TalkOptions(Struct, frozen=True):
     """Options of a chat.
 
     `preset`: the preset of --preset or of the stored conversation; None if there is none.
@@ -175,7 +174,7 @@ class Talk:
                 for line in self._questions():
                     self._take(line)
             except Ended as ended:
-                self._printer.load.show(msgspec.structs.replace(ended.ending, request=None))
+                self._printer.load.show(replace(ended.ending, request=None))
                 return exit_code_of(ended.ending)
         return exit_codes.OK
 
@@ -307,7 +306,7 @@ class Talk:
         question = new_question(text, before.leaf, [file.attachment for file in files])
         if not self._tree.messages:
             title = self._conversation.title or title_of_message(question)
-            self._conversation = msgspec.structs.replace(self._conversation, title=title)
+            self._conversation = replace(self._conversation, title=title)
             # Before its messages, which refer to it in the database.
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)

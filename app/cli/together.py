@@ -6,8 +6,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from app.cli import exit_codes
 from app.cli.auto_options import with_margins
 from app.cli.inputs import patience, this_machine
@@ -15,6 +13,7 @@ from app.cli.output import print_document, print_line
 from app.paths import speeds_path
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.rig_file import read_rig
 from engine.machines.rigs.speeds import known_speeds
 from engine.model.gguf.model_file import ModelFile
@@ -64,7 +63,7 @@ def run_plan_together(options: Namespace) -> int:
 
 def _context(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     context = default_context(model)
-    return context if n_ctx is None else msgspec.structs.replace(context, n_ctx=min(n_ctx, model.n_ctx_train or n_ctx))
+    return context if n_ctx is None else replace(context, n_ctx=min(n_ctx, model.n_ctx_train or n_ctx))
 
 
 def _write_layouts(folder: Path, found: Together) -> None:

@@ -9,15 +9,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import LibraryError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.library.census import Census, Changes
 from engine.library.children import plan_models
@@ -42,8 +43,7 @@ _LARGE = 2000
 _REPORT_LARGE_EVERY_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryContents:
+class LibraryContents(Struct, frozen=True):
     """A snapshot of the library.
 
     `models`: the list of models. `folders`: folders that the user has added.

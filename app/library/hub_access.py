@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec import Struct
 
 from app.notices import Notices
 from app.settings import Settings
 from engine.base.errors import ArgumentError
+from engine.base.values import replace
 from engine.library.hub.settings import HubSettings, hub_settings
 from engine.library.hub.tokens import TokenLocation, TokenStore
 
 
-class SavedHub(msgspec.Struct, frozen=True):
+class SavedHub(Struct, frozen=True):
     """Stored settings of the hub. `mirror`: address to use in place of the public hub; empty for the public hub.
 
     `offline`: whether no requests are sent.
@@ -67,7 +68,7 @@ class HubAccess:
 
     def set_offline(self, offline: bool) -> None:
         """Store whether the hub is used offline: all requests are then refused."""
-        self._keep(msgspec.structs.replace(self.kept, offline=offline))
+        self._keep(replace(self.kept, offline=offline))
 
     def set_mirror(self, mirror: str) -> None:
         """Store the address of a hub to use in place of the public one. An empty `mirror` selects the public one.
@@ -80,7 +81,7 @@ class HubAccess:
         except ArgumentError as error:
             self._notices.tell(error)
             return
-        self._keep(msgspec.structs.replace(self.kept, mirror=mirror.strip()))
+        self._keep(replace(self.kept, mirror=mirror.strip()))
 
     def _keep(self, kept: SavedHub) -> None:
         # Replaced as a whole: other threads see the old or the new settings.

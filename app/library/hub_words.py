@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.base.language import tr
-from engine.base.units import format_bytes, format_count
-from engine.library.downloads.job import JobState, JobView, time_words
+from engine.base.units import format_bytes, format_count, format_duration
+from engine.library.downloads.job import JobState, JobView
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.card import ModelCard
 from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
@@ -121,7 +121,7 @@ def _job_words(job: JobView) -> str:
         return tr(
             "{reason} The download is tried again in {time}. “Resume” tries the download again now.",
             reason=job.reason,
-            time=time_words(job.retry_s),
+            time=format_duration(job.retry_s),
         )
     return job.reason or tr("{amount}, paused", amount=amount)
 
@@ -132,4 +132,4 @@ def _running_words(job: JobView, amount: str) -> str:
     if job.stage == "verify":
         return tr("checking: {amount}", amount=amount)
     rate = "" if job.rate_bytes_per_second is None else f", {format_bytes(round(job.rate_bytes_per_second))}/s"
-    return f"{amount}{rate}{'' if job.left_s is None else tr(', {time} left', time=time_words(job.left_s))}"
+    return f"{amount}{rate}{'' if job.left_s is None else tr(', {time} left', time=format_duration(job.left_s))}"

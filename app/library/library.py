@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.background import Background, Task
@@ -23,6 +22,7 @@ from app.notices import Notices
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr, tr_count
+from engine.base.values import replace
 from engine.library.census import Changes
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.fit import layout_key
@@ -431,7 +431,7 @@ def _begin_with(model: OpenModel, preset: str) -> None:
     conversation = model.conversation
     is_known = not conversation.presets or preset in conversation.presets
     if preset and is_known and conversation.is_empty and not conversation.chat.preset:
-        conversation.change_chat(msgspec.structs.replace(conversation.chat, preset=preset))
+        conversation.change_chat(replace(conversation.chat, preset=preset))
 
 
 def _log_error(error: EngineError) -> None:

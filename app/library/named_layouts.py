@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from app.notices import Notices
 from engine.base.errors import EngineError, LayoutError
 from engine.base.files import write_whole
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.rig_file import without_addresses
 from engine.library.fit import layout_key
 from engine.library.notes import SavedDocument

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from PySide6.QtCore import QObject
 
 from app.library.catalogue import LibraryContents
@@ -14,6 +12,7 @@ from app.models.speeds import SpeedRepository
 from app.rig.live_rig import LiveRig
 from engine.base.cancellation import CancelToken
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.library.planning import settled_rig, settled_speeds
 from engine.planning.fit.strategies.constraints import Constraints

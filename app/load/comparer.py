@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
@@ -31,8 +31,7 @@ _END_S = 12.0
 """Seconds that the closing window waits for the child of a comparison, which has 10 seconds to exit."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedEdit:
+class NamedEdit(Struct, frozen=True):
     """An edit (layout and settings) to compare, and its name for people."""
 
     name: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.room import Room

@@ -7,9 +7,9 @@ setting `reload_lost`, a model whose child process died is loaded again without 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.background import Background, Task
@@ -24,6 +24,7 @@ from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from engine.base.cancellation import CancelToken
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.proposal import ALL_KINDS, Proposal
 from engine.planning.fit.room import Room, find_room
@@ -34,8 +35,7 @@ from engine.runtime.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryP
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """A load of `plan` by `model` that was requested and has not started.
 
     `room`: the models to unload for this load, and the memory that is missing even after that.

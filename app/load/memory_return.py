@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer
 
 from app.models.open_model import OpenModel
@@ -17,8 +17,7 @@ from engine.runtime.session.status import Phase
 POLL_MS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaving:
+class _Leaving(Struct, frozen=True):
     model: OpenModel
     recovery: Recovery | None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
@@ -16,6 +14,7 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from engine.base.language import tr, tr_count
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel

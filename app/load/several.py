@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from engine.planning.fit.together import Together
 
 
-@dataclass(frozen=True, slots=True)
-class SeveralPlanned:
+class SeveralPlanned(Struct, frozen=True):
     """Layouts for several models that shall be loaded at the same time.
 
     `paths`: model files. `found`: the layouts, each with the name of its model.

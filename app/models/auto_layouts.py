@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import msgspec
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
@@ -18,6 +17,7 @@ from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Watch, check_constraints
@@ -52,7 +52,7 @@ Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
 """Type of a function that finds a layout and context settings for a model on a rig; see `AutoLayouts.finder`."""
 
 
-class KeptPins(msgspec.Struct, frozen=True):
+class KeptPins(Struct, frozen=True):
     """Stored pins of all models: layers that automatic layouts must leave on a device.
 
     The keys of each field are paths of model files.
@@ -291,7 +291,7 @@ def _pins(kept: KeptPins, path: str) -> Pins:
 def _options(kept: AutoOptions) -> AutoOptions:
     """Return the stored options; a strategy that this version of the program lacks is replaced by "fewest"."""
     names = {words.name for words in STRATEGY_WORDS}
-    return kept if kept.strategy in names else msgspec.structs.replace(kept, strategy="fewest")
+    return kept if kept.strategy in names else replace(kept, strategy="fewest")
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[Pin, ...]:

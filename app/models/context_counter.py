@@ -8,13 +8,12 @@ of a turn is not always generated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.models.loading import AnswerLost, Loading
 from engine.base.errors import EngineError
+from engine.base.values import replace
 from engine.chat.context import ContextUse, answer_reserve, use_of
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, MediaFile, TemplateInput
@@ -29,8 +28,7 @@ Counts of single texts are cached until the next load.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CountedChat:
+class CountedChat(Struct, frozen=True):
     """The prompt of a conversation, and its parts that the meter shows separately.
 
     `messages`: all messages of the prompt. `system`: system prompt.
@@ -102,7 +100,7 @@ class ContextCounter(QObject):
         if texts or media or used is None:
             # A prompt that was counted before is not sent again, only texts and media that are new.
             request = CountTokens() if used is not None else chat.request
-            self._ask(chat, msgspec.structs.replace(request, texts=texts, media=media))
+            self._ask(chat, replace(request, texts=texts, media=media))
         elif n_ctx is not None:
             self._wanted = None
             system = self._texts.get(chat.system, 0)

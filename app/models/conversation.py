@@ -7,15 +7,15 @@ that is not shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.answering import Answering, ChatStorage
 from app.models.context_counter import CountedChat
 from app.models.loading import AnswerLost, Loading
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continued_answer, new_answer
 from engine.chat.asking import chat_messages, media_of, texts_of
 from engine.chat.context import cut_of_path, left_out_of, shown_path
@@ -53,8 +53,7 @@ from engine.runtime.session.events import Done
 from engine.runtime.session.status import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class ContextFill:
+class ContextFill(Struct, frozen=True):
     """Use of the loaded context, in tokens.
 
     `used`: tokens in the context; None if unknown. `total`: size of the context; None if no model is loaded.
@@ -64,8 +63,7 @@ class ContextFill:
     total: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """Result of restoring a saved KV state.
 
     `tokens`: length of the state; 0 if the state was not used.
@@ -327,7 +325,7 @@ class Conversation(QObject):
         key = result_key(message, call)
         if text != self.chat.results.get(key, ""):
             results = {name: value for name, value in self.chat.results.items() if name != key}
-            self.change_chat(msgspec.structs.replace(self.chat, results={**results, key: text} if text else results))
+            self.change_chat(replace(self.chat, results={**results, key: text} if text else results))
 
     def give_result(self, call: str, text: str) -> bool:
         """Add `text` as the result of the tool call with id `call`. After the last missing result, the model answers.
@@ -395,7 +393,7 @@ class Conversation(QObject):
         """
         if keys & self.chat.results.keys():
             results = {name: text for name, text in self.chat.results.items() if name not in keys}
-            self.change_chat(msgspec.structs.replace(self.chat, results=results))
+            self.change_chat(replace(self.chat, results=results))
 
     def go_on(self, message: str) -> None:
         """Make the model continue the incomplete answer with the id `message`."""
@@ -417,7 +415,7 @@ class Conversation(QObject):
         """Pin or unpin a message. The turn of a pinned message stays in the prompt when the context is full."""
         known = self.tree.messages.get(message)
         if known is not None and self.open_message is None:
-            self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
+            self._apply(changed(self.tree, replace(known, pinned=not known.pinned)))
 
     def step_version(self, message: str, step: int) -> None:
         """Show the next (`step` 1) or previous (-1) version of a message."""
@@ -447,7 +445,7 @@ class Conversation(QObject):
             return
         tree = branched(self.tree, message)
         now = now_ms()
-        chat = msgspec.structs.replace(
+        chat = replace(
             self.chat,
             id=new_id(),
             title=tr("{title} (branch)", title=self.chat.title or title_of_message(tree.path[0])),
@@ -494,7 +492,7 @@ class Conversation(QObject):
     def _ask(self, tree: MessageTree) -> None:
         # A conversation gets its title from the first question; before that it is a draft.
         if not self.chat.title:
-            self.change_chat(msgspec.structs.replace(self.chat, title=title_of_message(tree.path[-1])))
+            self.change_chat(replace(self.chat, title=title_of_message(tree.path[-1])))
         elif not self._is_kept:
             self._keep_chat()
         self._begin(new_answer(self.chat.id, tree, self._options))
@@ -580,7 +578,7 @@ class Conversation(QObject):
 
 def _like(chat: Chat) -> Chat:
     """Return a new conversation with the prompt and settings of `chat`."""
-    return msgspec.structs.replace(
+    return replace(
         new_chat(),
         system=chat.system,
         preset=chat.preset,

@@ -15,7 +15,6 @@ once, with the memory and speed of the previous one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -24,6 +23,7 @@ from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 from app.background import Background
 from app.models.forecaster import Forecast, Forecaster, ForecastRequest, Pace
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout

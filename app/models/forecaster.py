@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from time import thread_time
+
+from msgspec import Struct
 
 from app.background import Background
 from engine.base.errors import EngineError
@@ -82,8 +83,7 @@ class Pace:
         self._last = (rig, edit)
 
 
-@dataclass(frozen=True, slots=True)
-class ForecastRequest:
+class ForecastRequest(Struct, frozen=True):
     """A forecast to compute.
 
     `owner`: the `EditState` for which the forecast is computed.
@@ -100,8 +100,7 @@ class ForecastRequest:
     answered: Answered | None
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """A computed forecast: the plan with its memory and speed, and its preview.
 
     Numbers that llama.cpp reported in a probe replace estimated ones. `seconds`: processor time of the computation.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject
@@ -16,6 +15,7 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.devices.rig_file import rig_changes
 from engine.model.gguf.model_file import ModelFile

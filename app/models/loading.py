@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.models.engine_bridge import EngineBridge
@@ -36,8 +35,7 @@ _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, T
 """Requests of the window that take only a moment. While only such requests run, the model is shown as ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepBack:
+class StepBack(Struct, frozen=True):
     """A load of another layout, because the requested one did not fit.
 
     `asked`, `loaded`: the edits (layout and settings) that were requested and loaded.
@@ -47,8 +45,7 @@ class StepBack:
     loaded: Edit
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerLost:
+class AnswerLost(Struct, frozen=True):
     """The failure of a request to the loaded model.
 
     `request`: number of the request. `sentence`: the reason, for people.

@@ -6,11 +6,11 @@ A file that is open already is shown with its edited layout and settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import thread_time
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
@@ -29,6 +29,7 @@ from app.settings import KeptSideFiles, Settings
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import file_type_name
 from engine.planning.fit.loaded_models import HeldModel
@@ -54,8 +55,7 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """A file to open.
 
     `read`: reads the file, in a background thread.
@@ -72,8 +72,7 @@ class _Request:
     then: Callable[[], None] = _nothing
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstPlan:
+class _FirstPlan(Struct, frozen=True):
     """The initial edit (layout and settings) of a model, and values from the computation of its first preview.
 
     `tables`: values that later previews of the model share.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from engine.base.language import tr
-from engine.library.downloads.job import time_words
+from engine.base.units import format_duration
 from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
@@ -38,4 +38,4 @@ class ReadingPace:
 
 def left_words(left_s: float | None) -> str:
     """Return the remaining time `left_s`, in seconds, as text to append to a text about progress; empty if unknown."""
-    return "" if left_s is None else tr(", {time} left", time=time_words(max(1.0, left_s)))
+    return "" if left_s is None else tr(", {time} left", time=format_duration(max(1.0, left_s)))

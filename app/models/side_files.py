@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct
 from PySide6.QtCore import QObject
 
 from app.background import Background
@@ -16,6 +16,7 @@ from app.notices import Notices
 from app.settings import KeptSideFiles, Settings
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
@@ -163,8 +164,7 @@ class SideFileController(QObject):
             self._settings.keep_side_files(state.model.paths[0], _kept(state.edit.side_files))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedFile:
+class OpenedFile(Struct, frozen=True):
     """A model file that was read, with its side files.
 
     `key`: identity of the file. `problems`: the errors if stored side files could not be read.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -18,6 +17,7 @@ from app.paths import speeds_path
 from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.machines.bench.thread_counts import with_threads
 from engine.machines.rigs.speeds import (

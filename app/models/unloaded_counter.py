@@ -7,16 +7,15 @@ It exits by itself when it is not used. Images and sounds are not counted: only 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.models.context_counter import CountedChat
 from app.models.open_model import OpenModel
 from engine.base.errors import EngineError
+from engine.base.values import replace
 from engine.chat.context import ContextUse, answer_reserve, use_of
 from engine.runtime.probing.vocabulary import VocabularyCounter
 from engine.runtime.protocol.messages import Counted
@@ -71,8 +70,8 @@ class UnloadedCounter(QObject):
         path = file.paths[0]
         # The vocabulary alone gives no length of images and sounds. The result says how many are not counted.
         n_media = sum(len(each.media) for each in chat.messages)
-        messages = tuple(msgspec.structs.replace(each, media=()) for each in chat.messages)
-        request = msgspec.structs.replace(chat.request, messages=messages, texts=chat.texts)
+        messages = tuple(replace(each, media=()) for each in chat.messages)
+        request = replace(chat.request, messages=messages, texts=chat.texts)
 
         def take(counted: Counted) -> None:
             tokens = dict(zip(request.texts, counted.texts, strict=True))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from app.rig.limit_store import LimitStore
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.machines.rigs.check_results import CheckResults
 
@@ -13,8 +15,7 @@ _LocalKey = tuple[str, str | None]
 """Id and PCI bus id of a local device: a card with the same id in another slot is another card."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceList:
+class DeviceList(Struct, frozen=True):
     """The devices that the window shows.
 
     `rig`: devices with their reported free memory; the memory of our loaded models is not subtracted.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
 from engine.base.errors import EngineError, RigError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import read_rig, write_rig

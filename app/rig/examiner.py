@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
@@ -28,8 +28,7 @@ from engine.planning.fit.speed_book import SpeedBook, read_speed_book
 _END_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Learnt:
+class Learnt(Struct, frozen=True):
     """Memory overheads and speeds that an examination has measured."""
 
     calibration: Calibration

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, QTimer
 
 from app.background import Background, Worker
@@ -23,12 +23,12 @@ from app.rig.peers import Peers
 from engine.base.errors import EngineError, RigError
 from engine.base.json_file import changing
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.devices.rig_file import read_rig, write_rig
 from engine.machines.rigs.remote_machines import Machine, machine_of, with_offer
-from engine.machines.tunnel.calling import STRANGER, TunnelError
-from engine.machines.tunnel.offers import OfferedDevice
+from engine.machines.tunnel.offers import STRANGER, OfferedDevice, TunnelError
 from engine.machines.tunnel.pairings import PairingError
 
 WATCH_MS = 10_000
@@ -36,8 +36,7 @@ WATCH_MS = 10_000
 _log = logging.getLogger("layerdeck.machines")
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """A paired machine's answer about the devices that it lends, and the tunnels to them.
 
     `offered`: lent devices by name; None if the machine has an older release, which does not list them.

@@ -7,10 +7,9 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.paths import identity_path, kept_weights_path, pairings_path
@@ -18,6 +17,7 @@ from app.settings import Settings
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.values import replace
 from widgets.common.delayed_call import DelayedCall
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ DEFAULT_PORT = 50052
 MAX_NAME = 40
 
 
-class LendChoice(msgspec.Struct, frozen=True):
+class LendChoice(Struct, frozen=True):
     """Choices for lending, as they are stored in the settings.
 
     `host`: address to listen on; empty for the first of `lending_addresses`.
@@ -47,8 +47,7 @@ class LendChoice(msgspec.Struct, frozen=True):
     caps: dict[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class LendState:
+class LendState(Struct, frozen=True):
     """State of lending for its dialog.
 
     `is_starting`: whether the server is being started.

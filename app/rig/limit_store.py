@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
+from msgspec import Struct
 
 from app.settings import Settings
+from engine.base.values import replace
 from engine.devices.device import Device, device_key
 
 MAX_DEVICES = 64
 
 
-class KeptLimits(msgspec.Struct, frozen=True):
+class KeptLimits(Struct, frozen=True):
     """Stored limits of devices.
 
     `devices`: (memory cap, margin) in bytes by device key. A cap of None means no cap.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal
 
 from app.rig.device_list import DeviceList
 from engine.base.language import tr
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.sample import Sample, gap
 from engine.machines.rigs.discovery import host_device

@@ -6,9 +6,9 @@ The actions run in the background, one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
@@ -24,8 +24,7 @@ from engine.devices.packs.store import ListedPack
 from engine.machines.rigs.pack_installer import PackInstaller
 
 
-@dataclass(frozen=True, slots=True)
-class Packs:
+class Packs(Struct, frozen=True):
     """The installed engine packs (ggml backends as files), and the action on them that runs now.
 
     `listed`: the packs, each with its state.
@@ -43,8 +42,7 @@ class Packs:
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 
-@dataclass(frozen=True, slots=True)
-class Unvouched:
+class Unvouched(Struct, frozen=True):
     """An engine pack whose publisher the user does not trust.
 
     `path`: file of the pack. `words`: a sentence about the publisher.

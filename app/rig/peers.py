@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
@@ -18,6 +18,7 @@ from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from engine.base.errors import ArgumentError, EngineError, RigError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import parse_endpoint
 from engine.machines.rigs.remote_machines import Machine, RemoteMachines
@@ -32,8 +33,7 @@ Separated by commas; if it is unset, all interfaces are used.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A machine in the list of Find Computers Nearby. It is announced on the local network, paired, or both.
 
     `endpoint`: address of the machine (host:port).

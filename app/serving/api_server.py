@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
@@ -23,6 +23,7 @@ from app.settings import Settings
 from engine.base.engine_build import own_version
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
+from engine.base.values import replace
 
 if TYPE_CHECKING:
     # The server and what it is made of are imported when it is started: the window opens without them.
@@ -48,8 +49,7 @@ class ServerPhase(Enum):
     ON = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerState:
+class ServerState(Struct, frozen=True):
     """State of the window's API server, for its panel.
 
     `phase`: whether the server is off, on, or between the two.
@@ -64,8 +64,7 @@ class ServerState:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     """Objects that stay when the server is stopped and started again.
 
     `offers`: the models that clients may request. `served`: the loaded models that the server uses.

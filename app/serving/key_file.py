@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError
 from engine.base.files import write_private
@@ -18,8 +19,7 @@ MIN_KEY_CHARACTERS = 16
 MAX_KEY_FILE_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFile:
+class KeyFile(Struct, frozen=True):
     """Contents of a key file.
 
     `keys`: API keys, at least one.

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from app.library.catalogue import LibraryCatalogue
@@ -17,6 +16,7 @@ from engine.api.server.preferences import Preferences, read_preferences, with_pr
 from engine.api.wire.names import ModelEntry
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, LibraryError
+from engine.base.values import replace
 
 _log = logging.getLogger("layerdeck.server")
 

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.background import Background
@@ -44,6 +44,7 @@ from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import CancelledError, EngineError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.model_memory import ModelMemory
@@ -57,8 +58,7 @@ _LOADED = (Phase.READY, Phase.ANSWERING)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """The server's request to load the model of `entry`.
 
     `deliver`: callback for the end of the load, called once, in any thread. Its argument is the error, or None if the
@@ -69,21 +69,18 @@ class _Wanted:
     deliver: Callable[[ApiError | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _GivenUp:
+class _GivenUp(Struct, frozen=True):
     """The server's message that no client waits for the load of `wanted` any more."""
 
     wanted: _Wanted
 
 
-@dataclass(frozen=True, slots=True)
-class _KeepAlive:
+class _KeepAlive(Struct, frozen=True):
     entry: ModelEntry
     keep_alive_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(Struct, frozen=True):
     """A call that a thread of the server passes to the GUI thread.
 
     `read`: the function to call there. `found`: future for its result, on which the server's thread waits.
@@ -93,8 +90,7 @@ class _Reading:
     found: Future[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Basis:
+class _Basis(Struct, frozen=True):
     """What the server needs from the window to load a model.
 
     `kept`: projector, LoRA adapters and draft (speculative decoding) that the settings store for the model.

@@ -6,10 +6,10 @@ import platform
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, qVersion
 from PySide6.QtWidgets import (
     QApplication,
@@ -35,8 +35,7 @@ NOTICES = "THIRD-PARTY-NOTICES.txt"
 NO_LICENCE = tr("The licence file is missing. The licence is in the source repository of Layerdeck.")
 
 
-@dataclass(frozen=True, slots=True)
-class AboutContents:
+class AboutContents(Struct, frozen=True):
     """Contents of the About dialog.
 
     `versions`, `folders`: rows of (name, value).

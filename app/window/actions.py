@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtGui import QAction, QKeySequence
 
 from app.window.main_window import MainWindow
@@ -12,8 +12,7 @@ from app.window.main_window import MainWindow
 Shortcut = QKeySequence.StandardKey | str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A menu entry that runs a command.
 
     `name`: key of the action in `Actions`. `text`: text of the entry. `slot`: function that a click calls.
@@ -29,8 +28,7 @@ class Command:
     other_shortcut: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Struct, frozen=True):
     """A menu entry with a check mark.
 
     `name`: key of the action in `Actions`. `is_on`: whether the entry is checked at the start.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from msgspec import Struct
 from PySide6.QtCore import QByteArray, QObject, Signal
 
 from app.settings import Settings
@@ -84,8 +84,7 @@ class Arranger(QObject):
             self._settings.save_window_state(self._main.saveGeometry(), self._panels)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPicture:
+class FirstPicture(Struct, frozen=True):
     """The main window with empty panels, and the object that arranges them.
 
     It is made before all other objects, so that the window can be shown early.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QSize, Qt, QUrl
 from PySide6.QtGui import QImage, QKeySequence, QShortcut, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QTextBrowser, QVBoxLayout, QWidget
@@ -20,8 +20,7 @@ PICTURE_WIDTH = 700
 _NAME_ROLE = Qt.ItemDataRole.UserRole
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """A page of the handbook. `name`: name of its file without extension. `text`: the page in Markdown."""
 
     name: str

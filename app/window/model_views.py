@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QStackedWidget
 
@@ -16,8 +16,7 @@ from widgets.load_report.load_report import LoadReport
 from widgets.markdown.typesetter import Typesetter
 
 
-@dataclass(frozen=True, slots=True)
-class ModelView:
+class ModelView(Struct, frozen=True):
     """The widgets that belong to one model: its chat and its load report."""
 
     chat: ChatPane

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from PySide6.QtCore import QObject
 
 from app.background import Background, Worker
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from app.serving.served_models import ServedModels
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
+class Desk(Struct, frozen=True):
     """All objects of the window except widgets. No method blocks the GUI thread; results arrive as signals."""
 
     settings: Settings

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QObject
 
 from app.background import Background
@@ -21,8 +21,7 @@ from app.rig.sampling import Sampling
 from app.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class RigParts:
+class RigParts(Struct, frozen=True):
     """The live rig (the devices that the next load can use), and the objects that change it."""
 
     live: LiveRig

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import Qt
 
 from app.run_marks import RunMarks
@@ -43,8 +43,7 @@ from app.wiring.presenters import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WindowParts:
+class WindowParts(Struct, frozen=True):
     """The main window, its desk (all objects without widgets), and its presenters."""
 
     main: MainWindow

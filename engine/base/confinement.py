@@ -15,9 +15,10 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.landlock import (
     NETWORK_SINCE,
@@ -31,12 +32,12 @@ from engine.base.landlock import (
 )
 from engine.base.seccomp import Binding, can_refuse_calls, own_calls, refuse_other_calls
 from engine.base.thread_binding import binds_threads, hand_over, inherited_socket
+from engine.base.values import replace
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
+class Rights(Struct, frozen=True):
     """The access rights of one kind of child process. Each child may also read its own code and the system's libraries.
 
     `reads`, `writes`: descriptions of the files that the child reads and writes, whose paths are in its request. Empty:

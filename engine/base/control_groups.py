@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 """File that lists the control groups of this process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControlGroup:
+class ControlGroup(Struct, frozen=True):
     """A Linux control group, whose limits are in control files.
 
     `version`: 1 or 2; the names of the control files depend on it. `folder`: folder of the group in /sys/fs/cgroup.

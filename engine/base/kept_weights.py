@@ -18,11 +18,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
 
 from engine.base.errors import EngineError
 from engine.base.files import read_at_most, write_whole
@@ -39,8 +39,7 @@ _LIST = "whole.json"
 _MAX_LIST_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class KeptFile:
+class KeptFile(Struct, frozen=True):
     """The file of a cached tensor.
 
     `written_s`: time of the last write. `used_s`: time of the last read or write; reads count only if the file system
@@ -79,8 +78,7 @@ def empty(folder: Path) -> int:
     return freed_bytes
 
 
-@dataclass(slots=True)
-class WeightKeeper:
+class WeightKeeper(Struct):
     """Limits one worker's cache folder to a quota, and records which files are complete.
 
     Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.

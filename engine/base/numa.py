@@ -13,8 +13,9 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.processor import parse_list, usable_processors
@@ -42,8 +43,7 @@ _MASK_BITS = 1024
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """NUMA node of this machine.
 
     `number`: the kernel's number of the node.

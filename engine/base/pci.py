@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _PCI_ID = re.compile(
     r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?(?:-v(\d{1,3}))?", re.ASCII | re.IGNORECASE
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PciId:
+class PciId(Struct, frozen=True, order=True):
     """The address of a card on the PCI bus. Addresses sort in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     domain: int
@@ -19,8 +19,7 @@ class PciId:
     device: int
 
 
-@dataclass(frozen=True, slots=True)
-class PciName:
+class PciName(Struct, frozen=True):
     """The name of a card, or of a virtual device into which ggml divides a card (`0000:01:00.0-v1`).
 
     `part`: number of the virtual device; None: the whole card.

@@ -6,9 +6,10 @@ import ctypes
 import ctypes.util
 import os
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 
@@ -23,8 +24,7 @@ _FULL_SPEED_SHARE = 0.5
 """Share of the fastest core's capacity below which a core counts as an efficiency core."""
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(Struct, frozen=True):
     """The physical cores that this process may run on. Two hardware threads of one core count once.
 
     `cores`: number of cores.

@@ -23,10 +23,13 @@ import struct
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import NamedTuple
+
+from msgspec import Struct
+
+from engine.base.values import replace
 
 
 class Binding(Enum):
@@ -41,8 +44,7 @@ class Binding(Enum):
     IGNORED = "ignored"
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """The system calls that a process may still use, of those that the filter restricts.
 
     `pid`, `parent`: process ids of the process and of its parent.

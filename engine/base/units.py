@@ -82,6 +82,13 @@ def format_bytes(size_bytes: int) -> str:
     return f"{sign}{size / GIB:.2f} GiB"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration for people: "2 h 5 min", "3 min 20 s", "8 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def format_rough_time(seconds: float) -> str:
     """Return an estimated duration as text: "5 min", or "3 h" from 90 minutes on. The shortest is "1 min"."""
     minutes = max(1, round(seconds / 60))

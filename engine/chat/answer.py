@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import msgspec
+from msgspec import Struct, field
 
 from engine.base.errors import ChatError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.asking import (
     SYSTEM,
     answer_request,
@@ -53,8 +54,7 @@ from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate,
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Shifted
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
+class AnswerOptions(Struct, frozen=True):
     """Settings of one answer. Later changes of the conversation or the model do not change them.
 
     `system`: the system prompt; empty if there is none.
@@ -78,15 +78,13 @@ class AnswerOptions:
 # ------------------------------------------------------------------ effects
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: restore the conversation's saved KV state, if any, then call
     `restored`.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: send `request` to count the prompt's tokens, then call
     `counted`, or `fail` after an error.
     """
@@ -94,8 +92,7 @@ class Count:
     request: CountTokens
 
 
-@dataclass(frozen=True, slots=True)
-class AskOverflow:
+class AskOverflow(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: ask a person whether to drop the oldest turns, then call
     `answer_overflow`.
 
@@ -105,8 +102,7 @@ class AskOverflow:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: show `sentence` to the person.
 
     The answer continues without waiting for the person.
@@ -115,8 +111,7 @@ class Notice:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFiles:
+class ReadFiles(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: read the attachments whose SHA-256 are in `names`, then call
     `files_read`.
     """
@@ -124,8 +119,7 @@ class ReadFiles:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: send `request` to the model.
 
     The driver then calls `token` for each piece of text, and once `done` or `fail` when the request has ended.
@@ -134,16 +128,14 @@ class Ask:
     request: Generate
 
 
-@dataclass(frozen=True, slots=True)
-class StopAnswer:
+class StopAnswer(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: ask the model to stop.
 
     The driver still calls `done` or `fail` when the request has ended.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(Struct, frozen=True):
     """Effect (command for the driver) of an `AnswerRun`: store more text and tool calls of the message with the id
     `message`.
 
@@ -156,8 +148,7 @@ class Append:
     calls: tuple[CallDelta, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """Last effect (command for the driver) of an `AnswerRun`: store the complete message. The answer has ended.
 
     `done`: the model's final report; None if the answer failed.
@@ -207,7 +198,7 @@ class AnswerRun:
     ) -> None:
         self.chat, self.options, self.begun = chat, options, begun
         # A regenerated answer begins with the cut of its newest version, so that the prompt and its cached prefix stay.
-        message = msgspec.structs.replace(message, cut=cut_of_answer(tree, message.id, options.n_ctx))
+        message = replace(message, cut=cut_of_answer(tree, message.id, options.n_ctx))
         self.tree = changed(tree, message)
         self.message = message
         self.path = tree.path_to(message.parent)
@@ -349,7 +340,7 @@ class AnswerRun:
         is_new = self.message.cut is None
         self.left_out = frozenset(fit.left_out)
         cut = cut_that_leaves_out(self.path, fit.left_out, counted.n_ctx)
-        self.message = msgspec.structs.replace(self.message, cut=cut)
+        self.message = replace(self.message, cut=cut)
         # A template may write other text around fewer messages, so the shorter prompt is counted again.
         return (*((Notice(left_out_sentence()),) if is_new else ()), *self._count())
 
@@ -410,7 +401,7 @@ class AnswerRun:
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)
-            self.message = msgspec.structs.replace(self.message, content=content, reasoning=reasoning, calls=calls)
+            self.message = replace(self.message, content=content, reasoning=reasoning, calls=calls)
 
     def stop(self) -> Effects:
         """Stop the answer because a person asked for it. The text so far is kept."""
@@ -485,7 +476,7 @@ class AnswerRun:
         if self._step is _Step.ASKING_PERSON:
             rest = (AskOverflow(""), *rest)
         self._step = _Step.ENDED
-        self.message = msgspec.structs.replace(
+        self.message = replace(
             self.message,
             content="".join(self._content),
             reasoning="".join(self._reasoning),
@@ -573,7 +564,7 @@ def continued_answer(chat: str, tree: MessageTree, message: Message, options: An
     `begun`: text of this answer, from which the model continues.
     """
     # The model goes on after the text, and writes the calls anew.
-    writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())
+    writing = replace(message, state="writing", note="", stop_reason="", calls=())
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
-import msgspec
-
 from engine.base.errors import ChatError
 from engine.base.texts import fenced
+from engine.base.values import replace
 from engine.chat.call_styles import MARKS
 from engine.chat.message import Attachment, Message
 from engine.chat.thinking import CONTROL_MARKS, FAMILIES
@@ -116,8 +115,7 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
         ChatError: a file is missing, or the files together are too large for one request.
     """
     filled = tuple(
-        msgspec.structs.replace(message, media=tuple(_with_bytes(file, files) for file in message.media))
-        for message in messages
+        replace(message, media=tuple(_with_bytes(file, files) for file in message.media)) for message in messages
     )
     if sum(len(file.data) for message in filled for file in message.media) > MAX_SENT_BYTES:
         raise ChatError(
@@ -131,7 +129,7 @@ def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
     if file.sha256 not in files:
         what = "A sound" if isinstance(file, SoundFile) else "An image"
         raise ChatError(f"{what} of this conversation is no longer saved; delete its message, or attach it again.")
-    return msgspec.structs.replace(file, data=files[file.sha256])
+    return replace(file, data=files[file.sha256])
 
 
 def texts_of(message: Message) -> list[str]:

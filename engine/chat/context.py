@@ -9,8 +9,9 @@ too. If the context becomes longer, a new decision is made.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.chat.message import Cut, Message
@@ -37,8 +38,7 @@ The tokens of such a short prompt are not counted.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ContextUse:
+class ContextUse(Struct, frozen=True):
     """The use of the context, in tokens: the parts of the prompt, and the reserve for the answer.
 
     `history`: messages, and the text that the chat template adds.
@@ -61,8 +61,7 @@ class ContextUse:
         return self.system + self.history + self.attachments
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """Result of `choose`: the messages that the prompt contains. Messages are given by id, in their order.
 
     `decision`: `fits` (perhaps after turns were left out), `ask` (ask a person), or `full` (the prompt cannot be sent).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.texts import escape, show
 from engine.chat.message import Message
@@ -10,7 +10,7 @@ from engine.chat.message import Message
 TITLE_CHARACTERS = 60
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class Conversation(Struct, frozen=True, kw_only=True):
     """A conversation without its messages. Times are milliseconds since 1970 (UTC).
 
     `folder`: name of its folder in the list; empty if it is in no folder.
@@ -53,7 +53,7 @@ def result_key(message: str, call: str) -> str:
     return f"{message}/{call}"
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
+class Hit(Struct, frozen=True, kw_only=True):
     """A match of a text search in the conversations.
 
     `conversation`, `title`: id and title of the conversation.

@@ -6,9 +6,10 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
+
+from msgspec import Struct
 
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
@@ -35,8 +36,7 @@ Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class AddedRows:
+class AddedRows(Struct, frozen=True):
     """Number of messages that a recovery added from the damaged database to the undamaged copy, and number of lost
     messages.
 

@@ -13,11 +13,10 @@ from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from engine.base.confinement import IMPORTER
 from engine.base.errors import ChatError, EngineError, WorkerStalledError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.conversation import Conversation
 from engine.chat.imports import Imported, read_conversations
 from engine.chat.message import now_ms

@@ -10,17 +10,18 @@ import binascii
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec import Struct, field
 
 from engine.base.errors import ChatError
 from engine.base.files import read_at_most
 from engine.base.json_file import parse_json
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.base.values import replace
 from engine.chat.attachments import as_attachment
 from engine.chat.conversation import Conversation, title_of_message
 from engine.chat.exports import FORMAT, VERSION
@@ -51,8 +52,7 @@ _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 _SOUND_EXTRAS = ("AUDIO", "audioFile")
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """An imported conversation. `tree`: its messages. `files`: bytes of its attachments by SHA-256."""
 
     conversation: Conversation
@@ -257,14 +257,14 @@ def _imported(
     tree = _renamed(messages, leaf)
     used = {each.sha256 for message in messages for each in message.attachments}
     return Imported(
-        msgspec.structs.replace(
+        replace(
             conversation,
             id=new_id(),
             title=_label(conversation.title),
             folder=_label(conversation.folder),
             preset=_label(conversation.preset),
             tools=_tools(conversation.tools),
-            settings=usable_settings(conversation.settings),
+            settings=dict(usable_settings(conversation.settings)),
             # Their keys have the old ids of messages.
             results={},
             leaf=tree.leaf,
@@ -472,7 +472,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
     tree = mended_tree(messages, leaf if isinstance(leaf, str) else None)
     ids = {message: new_id() for message in tree.messages}
     copies = [
-        msgspec.structs.replace(
+        replace(
             message,
             id=ids[message.id],
             parent=None if message.parent is None else ids[message.parent],
@@ -480,12 +480,12 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             model=_label(message.model),
             model_identity=_label(message.model_identity),
             layout=_label(message.layout),
-            settings=usable_settings(message.settings),
+            settings=dict(usable_settings(message.settings)),
             created_ms=_whole(message.created_ms),
             stop_reason=_label(message.stop_reason),
             note=show(message.note),
             attachments=tuple(
-                msgspec.structs.replace(
+                replace(
                     each,
                     id=new_id(),
                     name=_label(each.name),
@@ -529,7 +529,7 @@ def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
     if first is None or first.role != "system":
         return "", tree
     left = [
-        msgspec.structs.replace(message, parent=None) if message.parent == first.id else message
+        replace(message, parent=None) if message.parent == first.id else message
         for message in tree.messages.values()
         if message is not first
     ]

@@ -14,14 +14,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.json_file import parse_json
 from engine.base.language import tr
 from engine.base.texts import fenced, one_line
+from engine.base.values import replace
 from engine.chat.conversation import Conversation
 from engine.chat.exports import call_block, data_address, data_url, heading
 from engine.chat.message import Attachment, Message
@@ -39,8 +40,7 @@ them.
 _HIDDEN_OF_MESSAGE = ("parent", "content", "reasoning", "choices")
 
 
-@dataclass(frozen=True, slots=True)
-class MarkdownConversation:
+class MarkdownConversation(Struct, frozen=True):
     """A conversation read from a Markdown file. `files`: bytes of its attachments by SHA-256."""
 
     conversation: Conversation
@@ -92,7 +92,7 @@ def read_markdown(text: str) -> MarkdownConversation:
     conversation = msgspec.convert({**_values(first[3]), "id": ""}, Conversation)
     shown_title = text[: first.start()].removeprefix("# ").strip()
     if shown_title != _title(conversation):
-        conversation = msgspec.structs.replace(conversation, title=shown_title)  # edited by hand
+        conversation = replace(conversation, title=shown_title)  # edited by hand
     system = ""
     messages: list[Message] = []
     files: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ def read_markdown(text: str) -> MarkdownConversation:
         messages.append(found)
         files |= bytes_of
     leaf = messages[-1].id if messages else None
-    return MarkdownConversation(msgspec.structs.replace(conversation, system=system, leaf=leaf), tuple(messages), files)
+    return MarkdownConversation(replace(conversation, system=system, leaf=leaf), tuple(messages), files)
 
 
 # ------------------------------------------------------------------ writing

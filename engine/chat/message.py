@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
+from engine.base.values import replace
 from engine.runtime.protocol.messages import DraftStatistics, TokenChoice
 from engine.runtime.protocol.requests import ToolCall
 
@@ -38,7 +39,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Token counts and times of an answer. A time is None if it is unknown.
 
     `cached_tokens`: number of prompt tokens that were in the KV cache.
@@ -76,7 +77,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if earlier is None:
             return self
         first = earlier.first_token_seconds
-        return msgspec.structs.replace(
+        return replace(
             earlier,
             generated_tokens=earlier.generated_tokens + self.generated_tokens,
             thinking_tokens=earlier.thinking_tokens + self.thinking_tokens,
@@ -87,7 +88,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+class Attachment(Struct, frozen=True, kw_only=True):
     """A file attached to a message.
 
     `sha256`: key of its bytes in the database.
@@ -108,7 +109,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     length_ms: int = 0
 
 
-class Cut(msgspec.Struct, frozen=True):
+class Cut(Struct, frozen=True):
     """The turns that were left out of a prompt because the context was full.
 
     `first`: id of the first message after the left-out turns. All turns before this message are left out, except pinned
@@ -120,7 +121,7 @@ class Cut(msgspec.Struct, frozen=True):
     n_ctx: int
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(Struct, frozen=True, kw_only=True):
     """A message of a conversation. Messages with the same parent are versions of each other.
 
     `parent`: id of the message before it; None: a first message.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import ChatError, EngineError
 from engine.base.json_file import (
@@ -34,7 +34,7 @@ MAX_PRESETS = 1000
 MAX_NAME_CHARACTERS = 200
 
 
-class Preset(msgspec.Struct, frozen=True, kw_only=True):
+class Preset(Struct, frozen=True, kw_only=True):
     """A named system prompt with sampling settings, by the names of `SamplingSettings`.
 
     Settings that the preset does not contain come from the model or the conversation.

@@ -13,8 +13,9 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import ChatError
 from engine.base.language import tr, tr_count
@@ -104,8 +105,7 @@ def is_open_elsewhere(path: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Recovered:
+class _Recovered(Struct, frozen=True):
     """What a recovery put into the new database.
 
     `copied_at`: local time of the copy from which the new database was made; empty if there was no copy.

@@ -12,9 +12,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from engine.base.errors import ChatError
 from engine.base.language import tr
@@ -34,8 +35,7 @@ UNFINISHED_S = 3600.0
 """Age in seconds from which an unfinished file is removed: it belongs to a child that was killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvStateKey:
+class KvStateKey(Struct, frozen=True):
     """The properties of model and KV cache that must be equal for a saved state to be restored.
 
     `model`: identity of the model (`model_identity`).

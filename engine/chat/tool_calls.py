@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from engine.chat.call_styles import (
     BETWEEN,
@@ -32,8 +33,7 @@ from engine.chat.thinking import overlap
 from engine.runtime.protocol.requests import ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class CallDelta:
+class CallDelta(Struct, frozen=True):
     """A piece of the tool call with number `index`. Only the first piece of a call has `id` and `name`."""
 
     index: int

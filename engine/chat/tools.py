@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.base.values import replace
 from engine.chat.call_styles import HERMES, MISTRAL, is_harmony, is_llama, types_of
 from engine.chat.message import Message, new_id, now_ms
 from engine.chat.tool_calls import CallReader
@@ -49,8 +49,7 @@ class DefinitionError(ValueError):
         self.place = place
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """The tools that the model may call while it answers one request.
 
     `tools`: OpenAI definitions; empty: no tools. `template`: chat template in use.
@@ -135,7 +134,7 @@ def _as_text(message: ChatMessage) -> ChatMessage:
 def _with_short_ids(message: ChatMessage) -> ChatMessage:
     """Return a message with call ids of nine letters and digits, because Mistral's templates refuse other ids."""
     calls = tuple(ToolCall(_short(call.id), call.name, call.arguments) for call in message.calls)
-    return msgspec.structs.replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
+    return replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
 
 
 def _short(call_id: str) -> str:

@@ -7,17 +7,16 @@ version. Only `without_turn` and `without_leaf` remove messages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.message import Cut, Message, new_id
 
 
-@dataclass(frozen=True)
-class MessageTree:
+class MessageTree(Struct, frozen=True, dict=True):
     """An immutable tree of messages.
 
     `messages`: messages by id, in the order in which they were added (parents before children).
@@ -103,7 +102,7 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
             # No message has a known parent: one becomes a root, and its descendants follow in the next round.
             orphans = [message for message in waiting.values() if message.parent not in waiting]
             first = (orphans or list(waiting.values()))[0]
-            by_id[first.id] = msgspec.structs.replace(first, parent=None)
+            by_id[first.id] = replace(first, parent=None)
         waiting = {message: waiting[message] for message in waiting if message not in by_id}
     tree = MessageTree(by_id, leaf)
     if leaf in by_id:
@@ -152,7 +151,7 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
         content=content,
         parent=old.parent,
         # Attachment ids are unique in the database; both versions share the bytes by their SHA-256.
-        attachments=tuple(msgspec.structs.replace(attachment, id=new_id()) for attachment in old.attachments),
+        attachments=tuple(replace(attachment, id=new_id()) for attachment in old.attachments),
         pinned=old.pinned,
         created_ms=created_ms,
     )
@@ -174,7 +173,7 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
         if old.role != "tool":
             break
         text = content if old.id == message else old.content
-        new = msgspec.structs.replace(old, id=new_id(), parent=parent, content=text, created_ms=created_ms)
+        new = replace(old, id=new_id(), parent=parent, content=text, created_ms=created_ms)
         tree, parent = add(tree, new), new.id
     return tree
 
@@ -191,11 +190,11 @@ def branched(tree: MessageTree, message: str) -> MessageTree:
     ids = {old.id: new_id() for old in path}
     for old in path:
         copies.append(
-            msgspec.structs.replace(
+            replace(
                 old,
                 id=ids[old.id],
                 parent=copies[-1].id if copies else None,
-                attachments=tuple(msgspec.structs.replace(attachment, id=new_id()) for attachment in old.attachments),
+                attachments=tuple(replace(attachment, id=new_id()) for attachment in old.attachments),
                 cut=renamed_cut(old.cut, ids),
             )
         )
@@ -247,8 +246,7 @@ def without_leaf(tree: MessageTree, message: str) -> MessageTree:
     return _without(tree, {message})
 
 
-@dataclass(frozen=True, slots=True)
-class TreeChange:
+class TreeChange(Struct, frozen=True):
     """The difference of two trees of a conversation.
 
     `gone`: ids of removed messages.
@@ -289,7 +287,7 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
         if message.id not in gone:
             parent, cut = _nearest(tree, message.parent, gone), _cut_after(tree, message, gone)
             moved = parent != message.parent or cut != message.cut
-            messages[message.id] = msgspec.structs.replace(message, parent=parent, cut=cut) if moved else message
+            messages[message.id] = replace(message, parent=parent, cut=cut) if moved else message
     return replace(tree, messages=messages, leaf=_leaf_after(tree, MessageTree(messages), gone))
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 
 MAX_ADDED = 16
 """Largest number of cards that can be added: the length of llama.cpp's `tensor_split` array (`llama_max_devices`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCard:
+class KnownCard(Struct, frozen=True):
     """A card of the catalogue, or a computer with unified memory.
 
     `backend`: ggml backend that most users of this maker's cards choose.

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.numa import NumaNode, node_words
 from engine.base.units import MIB, format_bytes
+from engine.base.values import replace
 from engine.model.gguf.model_file import FileIdentity
 
 CPU_ID = "CPU"
@@ -27,8 +27,7 @@ DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """Abilities of a device's backend.
 
     `row_split`, `tensor_split`: whether the backend supports llama.cpp's split modes `row` and `tensor`.
@@ -45,8 +44,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Features of the engine that the self-check tests on each device. A broken feature is not used on that device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A feature that is not used on a device, because the engine's self-check found that it is broken on this device.
 
     `reason`: a sentence for people.
@@ -59,8 +57,7 @@ class Fault:
     of: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """Results of the engine's self-check on a device.
 
     `faults`: broken features. `is_checked`: False if the device was never checked.
@@ -70,8 +67,7 @@ class Findings:
     is_checked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BufferFacts:
+class BufferFacts(Struct, frozen=True):
     """Limits that ggml reports for a device's buffers and kernels.
 
     `alignment_bytes`: alignment of tensors in the device's buffers; None: not reported, so the usual alignment of the
@@ -90,8 +86,7 @@ class BufferFacts:
     mixes_streams: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFacts:
+class RemoteFacts(Struct, frozen=True):
     """Backend, overhead and speeds that a paired machine reports about a device that it lends.
 
     Values are checked for plausible ranges, but not verified.
@@ -111,8 +106,7 @@ class RemoteFacts:
     products: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """Memory that one loaded model of this program holds on a device.
 
     `model`: the model's display name, which need not be unique. `key`: identity of the model file.
@@ -132,7 +126,7 @@ def device_key(device: Device) -> str:
     return f"{device.backend} {place.lower()}"
 
 
-class ComputingNeed(msgspec.Struct, frozen=True):
+class ComputingNeed(Struct, frozen=True):
     """Memory that a model needs on a device, in addition to llama.cpp's buffers, while it computes.
 
     The backend takes this memory for its pools and workspaces. The amount depends on the computation, not on the number
@@ -169,7 +163,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
         return self.device, self.model, self.flash_attention, self.types
 
 
-class MeasuredChoice(msgspec.Struct, frozen=True):
+class MeasuredChoice(Struct, frozen=True):
     """The value of a setting that was fastest in a measurement on this computer.
 
     `setting`: key of the setting in the `context` of a layout file, or `BOUND_THREADS` (binding threads to cores).
@@ -191,8 +185,7 @@ class MeasuredChoice(msgspec.Struct, frozen=True):
     load: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """Hardware to which layers can be assigned: a card, an RPC device, or the host.
 
     `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
@@ -275,8 +268,7 @@ class Device:
         return self.endpoint is not None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPool:
+class MemoryPool(Struct, frozen=True):
     """Memory that the host shares with other devices (unified memory): each can use what the others do not use.
 
     `ids`: ids of the host and of the devices with unified memory.
@@ -289,8 +281,7 @@ class MemoryPool:
     limit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rig:
+class Rig(Struct, frozen=True):
     """All devices of a computer or a plan. `devices` excludes the host; in `all_devices` the host is last."""
 
     devices: tuple[Device, ...]

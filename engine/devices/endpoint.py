@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.language import tr
@@ -84,8 +85,7 @@ class GreetingStatus(StrEnum):
     UNTRUSTED = "untrusted"
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(Struct, frozen=True):
     """The result of the handshake with one endpoint.
 
     `sentence`: the result as a sentence for people. `version`: version of the server's RPC protocol; None: unknown.

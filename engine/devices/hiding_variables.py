@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import clean
@@ -16,8 +17,7 @@ from engine.base.texts import clean
 _MAX_VALUE = 60
 
 
-@dataclass(frozen=True, slots=True)
-class HidingVariable:
+class HidingVariable(Struct, frozen=True):
     """An environment variable that can hide devices.
 
     `backends`: ggml backends whose devices the variable hides.
@@ -60,8 +60,7 @@ _HIDES_NOTHING = {"NVIDIA_VISIBLE_DEVICES": "all", "ONEAPI_DEVICE_SELECTOR": "*:
 """Values that hide no device, by variable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hiding:
+class Hiding(Struct, frozen=True):
     """An environment variable that is set and can hide devices.
 
     `value`: its value on one line, escaped; None: the value is a list of paths, which is not shown.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 
@@ -22,8 +22,7 @@ _UNLIMITED_BYTES = 1 << 60
 """Limits of at least this many bytes mean "no limit": version 1 of control groups then reports a number near 2**63."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
+class HostMemory(Struct, frozen=True):
     """Memory of the host. `free_bytes`: available without swapping, reclaimable page cache included."""
 
     total_bytes: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from engine.base.errors import RigError
@@ -14,6 +13,7 @@ from engine.base.numa import NumaNode, numbers_text
 from engine.base.processor import parse_list
 from engine.base.texts import clean
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,

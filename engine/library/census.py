@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.library.facts import Facts
 from engine.library.names import FileName, Role, parse_name
 from engine.library.stores import Store
 
 
-class FoundFile(msgspec.Struct, frozen=True, gc=False):
+class FoundFile(Struct, frozen=True, gc=False):
     """A model file on the disk, or a side file such as a projector.
 
     `name`: file name. In Ollama's store, whose files are named by their hash, the name of the model.
@@ -71,8 +71,7 @@ def found_file(path: Path, state: os.stat_result, store: Store, name: str, title
     return FoundFile(path, store, name, title, state.st_size, state.st_mtime_ns, state.st_dev, state.st_ino)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A folder or file that could not be scanned.
 
     `sentence`: text for the user that names the folder or file and a remedy.
@@ -82,8 +81,7 @@ class Problem:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
+class Census(Struct, frozen=True):
     """Result of one scan of `stores`.
 
     `files`: the model files and side files found.
@@ -94,11 +92,10 @@ class Census:
     stores: tuple[Store, ...] = ()
     files: tuple[FoundFile, ...] = ()
     problems: tuple[Problem, ...] = ()
-    folders: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    folders: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """Differences between two scans: files that were moved or are no longer at their path.
 
     `moved`: pairs of the file in the earlier scan and the file with the same fingerprint in the later one.
@@ -155,9 +152,7 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
 
 def with_missing(after: Census, changes: Changes) -> Census:
     """Return the scan `after` with the files of `changes.missing` added, each marked as missing."""
-    return replace(
-        after, files=(*after.files, *(msgspec.structs.replace(file, is_missing=True) for file in changes.missing))
-    )
+    return replace(after, files=(*after.files, *(replace(file, is_missing=True) for file in changes.missing)))
 
 
 def _phrase(sentences: list[str]) -> str:

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from engine.base.confinement import LIBRARY
 from engine.base.engine_build import own_version
 from engine.base.errors import EngineError, LibraryError
 from engine.base.programs import child_argv
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.library.child_messages import (
     AllFound,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.units import format_bytes
 from engine.library.census import Census
@@ -15,7 +15,7 @@ from engine.planning.speed.speeds import Source
 from engine.planning.speed.words import predicted_rate_text, rate_text
 
 
-class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
+class FitDocument(Struct, frozen=True, kw_only=True):
     """JSON: the forecast of a quantisation on the rig. Speeds are in tokens per second, null if there is no prediction.
 
     `kind`: result of the forecast, one of `FitKind`.
@@ -41,7 +41,7 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty: float | None = None
 
 
-class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
+class CopyDocument(Struct, frozen=True, kw_only=True):
     """JSON: one copy of a quantisation on the disk.
 
     `owner`: name of the program whose store has the copy, empty for folders that the user added.
@@ -52,7 +52,7 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[str, ...]
 
 
-class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredDocument(Struct, frozen=True, kw_only=True):
     """JSON: the speed that was measured in the last long answer of a quantisation.
 
     `devices`: ids of the devices that held the model.
@@ -64,7 +64,7 @@ class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
     same_layout: bool
 
 
-class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
+class QuantisationDocument(Struct, frozen=True, kw_only=True):
     """JSON: one quantisation of a model.
 
     `fault`: reason why the quantisation cannot be opened, null if none is known.
@@ -81,7 +81,7 @@ class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
     measured: MeasuredDocument | None
 
 
-class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
+class SideFileDocument(Struct, frozen=True, kw_only=True):
     """JSON: a file that belongs to a model. `role`: "projector", "draft", "adapter" or "imatrix"."""
 
     role: str
@@ -89,7 +89,7 @@ class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
+class ModelDocument(Struct, frozen=True, kw_only=True):
     """JSON: one model of the library. Fields are null if no header was read or the header lacks the value."""
 
     name: str
@@ -103,7 +103,7 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
     side_files: tuple[SideFileDocument, ...]
 
 
-class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
+class StoreDocument(Struct, frozen=True, kw_only=True):
     """JSON: a scanned folder (store). `owner`: program whose folder it is; empty for folders that the user added."""
 
     kind: str
@@ -112,7 +112,7 @@ class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
     n_files: int
 
 
-class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
+class LibraryDocument(Struct, frozen=True, kw_only=True):
     """JSON: the whole `library` document. `problems`: a sentence for each folder or file that could not be scanned."""
 
     stores: tuple[StoreDocument, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.library.entry import Copy, Entry
 from engine.library.facts import Facts
@@ -15,8 +16,7 @@ _LARGEST_SHARE = 2
 """Divisor of the main model's size. Draft models larger than the result are not proposed: they hardly save time."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftCandidate:
+class DraftCandidate(Struct, frozen=True):
     """A model file in the library that may serve as draft model (speculative decoding) for a given larger model.
 
     `title`: name of the draft model, with its quantisation.

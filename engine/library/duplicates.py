@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.units import MIB
@@ -15,8 +16,7 @@ from engine.library.census import FoundFile
 _READ_BYTES = 4 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicates:
+class Duplicates(Struct, frozen=True):
     """Files with the same content. `is_linked`: whether all are links to one file, so that its space is used once."""
 
     files: tuple[FoundFile, ...]

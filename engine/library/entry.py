@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.library.capabilities import CAPABILITIES
@@ -18,7 +18,7 @@ from engine.model.gguf.file_names import bits_of, display_name
 _USUAL_TAGS = ("Q4_K_M", "Q8_0")
 
 
-class Copy(msgspec.Struct, frozen=True, gc=False):
+class Copy(Struct, frozen=True, gc=False):
     """One copy of a quantisation on the disk.
 
     `parts`: the parts that exist, in order; if none exists any more, the parts that existed once.
@@ -58,7 +58,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
         return self.first.is_missing
 
 
-class SideFile(msgspec.Struct, frozen=True, gc=False):
+class SideFile(Struct, frozen=True, gc=False):
     """A file that belongs to a model: a projector, a draft model, a LoRA adapter or an importance matrix."""
 
     role: Role
@@ -70,7 +70,7 @@ class SideFile(msgspec.Struct, frozen=True, gc=False):
         return self.file.parsed.tag
 
 
-class Quantisation(msgspec.Struct, frozen=True, gc=False):
+class Quantisation(Struct, frozen=True, gc=False):
     """One quantisation of a model.
 
     `label`: name of the quantisation, such as "Q4_K_M"; empty if it is unknown.
@@ -103,7 +103,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
         return "" if self.facts is None else self.facts.error
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class Entry(Struct, frozen=True, gc=False):
     """One model of the library with its quantisations.
 
     `title`: name of the model from its file names or its store.

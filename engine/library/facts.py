@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import blake2b
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import ModelFileError
 from engine.base.files import open_regular
@@ -30,7 +30,7 @@ _MAX_NAME = 120
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
-class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
+class Facts(Struct, frozen=True, omit_defaults=True):
     """Values from a GGUF header. A field is None, or empty, if the header lacks it.
 
     `kind`: kind of file (model, projector, draft model, ...), by its header; a draft model is recognised by its name.

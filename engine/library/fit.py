@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID
@@ -22,7 +23,7 @@ FitKind = Literal["devices", "split", "cpu", "disk", "no", "unknown"]
 FITTING: tuple[FitKind, ...] = ("devices", "split", "cpu")
 
 
-class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
+class Fit(Struct, frozen=True, omit_defaults=True):
     """The forecast of one model on one rig. Speeds are in tokens per second, 0 if there is no prediction.
 
     `strategy`: name of the strategy that made the layout.

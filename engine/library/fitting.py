@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from engine.base.errors import EngineError
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.library.fit import Fit, layout_key
 from engine.model.gguf.model_file import ModelFile
@@ -45,7 +44,7 @@ def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints
     found, n_ctx = search(strategy, memory, rig, asked, constraints), asked.n_ctx
     while not found.fits and n_ctx // 2 >= SHORTEST_CONTEXT:
         n_ctx //= 2
-        found = search(strategy, memory, rig, msgspec.structs.replace(asked, n_ctx=n_ctx), constraints)
+        found = search(strategy, memory, rig, replace(asked, n_ctx=n_ctx), constraints)
     return _fit(memory, rig, strategy, found, constraints)
 
 
@@ -84,7 +83,7 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
         return result
     reason = f"{format_bytes(from_disk_bytes)} more than the computer's memory would be read from disk for each token."
     # Predictions assume the bandwidth of memory, so they do not hold for a disk.
-    return msgspec.structs.replace(result, kind="disk", slowest=0.0, fastest=0.0, expected=0.0, reason=reason)
+    return replace(result, kind="disk", slowest=0.0, fastest=0.0, expected=0.0, reason=reason)
 
 
 def _read_from_disk(report: FitReport, rig: Rig) -> int:

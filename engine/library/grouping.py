@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
+from engine.base.values import replace
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation, SideFile
 from engine.library.facts import Facts

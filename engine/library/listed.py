@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.library.entry import Entry, Quantisation
 from engine.library.fit import Fit
@@ -19,7 +18,7 @@ _NUMBER = re.compile(rf"\d{{1,{_MOST_DIGITS}}}", re.ASCII)
 _ORDER = {"devices": 0, "split": 1, "cpu": 1, "disk": 2, "unknown": 3, "no": 4}
 
 
-class Listed(msgspec.Struct, frozen=True, gc=False):
+class Listed(Struct, frozen=True, gc=False):
     """A row of the library's list: an entry with its notes, and a forecast and a measured speed for each quantisation.
 
     `notes`: the notes of the quantisation that was used last.
@@ -123,8 +122,7 @@ Order = Literal["name", "size", "fit", "speed", "used", "parameters"]
 ORDERS: tuple[Order, ...] = ("name", "size", "fit", "speed", "used", "parameters")
 
 
-@dataclass(frozen=True, slots=True)
-class ListFilter:
+class ListFilter(Struct, frozen=True):
     """Search, filter and sort order of the library's list.
 
     `text`: words separated by spaces that must all be found.

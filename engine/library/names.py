@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.model.gguf.file_names import side_role_of, split_tag
 from engine.model.gguf.parts import parse_part_name
@@ -22,7 +22,7 @@ _NOTHING_SAID = frozenset({"", "gguf", "ggml", "model", "ggml-model", "default",
 _IMATRIX_ENDINGS = (".dat", ".imatrix")
 
 
-class FileName(msgspec.Struct, frozen=True, gc=False):
+class FileName(Struct, frozen=True, gc=False):
     """The parts of a file name.
 
     `base`: name of the model, as written.

@@ -5,16 +5,15 @@ They are saved by the file's fingerprint, so moved files keep them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 MAX_TAGS = 20
 MAX_TAG = 40
 
 
-class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
+class Notes(Struct, frozen=True, omit_defaults=True):
     """Notes on one model file, saved by its fingerprint.
 
     `text`: free text of the user.
@@ -43,8 +42,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_NOTES = Notes()
 
 
-@dataclass(frozen=True, slots=True)
-class SavedDocument:
+class SavedDocument(Struct, frozen=True):
     """A saved layout or preset of one model.
 
     Layouts are saved under two keys: the fingerprint of the model file, and its path. So they are found again after a

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import Struct
 
 from engine.base.files import read_at_most
 from engine.base.json_file import UNREADABLE
+from engine.base.values import replace
 from engine.library.census import FoundFile, found_file
 from engine.library.names import Role
 from engine.library.stores import Store
@@ -29,13 +30,13 @@ _TEXTS = ("template", "params", "system")
 _USUAL_HOST, _USUAL_NAMESPACE = "registry.ollama.ai", "library"
 
 
-class _Layer(msgspec.Struct, frozen=True, rename="camel"):
+class _Layer(Struct, frozen=True, rename="camel"):
     media_type: str
     digest: str
     size: int = 0
 
 
-class _Manifest(msgspec.Struct, frozen=True):
+class _Manifest(Struct, frozen=True):
     layers: tuple[_Layer, ...] = ()
     config: _Layer | None = None
 

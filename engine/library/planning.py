@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.library.entry import Entry
 from engine.library.fit import Fit
@@ -117,8 +118,7 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: boo
     return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A model to forecast.
 
     `mark`: fingerprint of the file.

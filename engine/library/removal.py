@@ -7,8 +7,9 @@ last manifest that names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import LibraryError
 from engine.base.json_file import UNREADABLE
@@ -22,8 +23,7 @@ from engine.library.walking import Walk
 _SHARED_STORE = ".huggingface-shared-blobs"
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """The effect of moving one copy of a quantisation to the trash.
 
     `paths`: paths of the files to move.

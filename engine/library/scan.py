@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from engine.base.files import read_at_most
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.library.census import Census, FoundFile, Problem, found_file
 from engine.library.ollama import scan_ollama
 from engine.library.stores import Store

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import Rig
@@ -13,8 +14,7 @@ N_OFFERED = 3
 _WORKING_ROOM = 1.3
 
 
-@dataclass(frozen=True, slots=True)
-class Starter:
+class Starter(Struct, frozen=True):
     """A small model that is offered for download.
 
     `address`: repository and quantisation at the hub, as "owner/name:TAG".

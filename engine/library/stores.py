@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.files import hugging_face_cache
 from engine.base.language import tr
@@ -23,7 +23,7 @@ _OPENED = tr("Opened")
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 
 
-class Store(msgspec.Struct, frozen=True, gc=False):
+class Store(Struct, frozen=True, gc=False):
     """A folder that is scanned for model files, or a single model file that the user opened.
 
     `root`: the folder; for an opened model, the path of its only file or of its first part.

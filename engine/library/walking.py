@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from engine.base.language import tr
 from engine.base.texts import quote
@@ -21,8 +22,7 @@ MAX_FILES = 100_000
 _CONTROL_FILE = ".aria2"
 
 
-@dataclass(slots=True)
-class Walk:
+class Walk(Struct):
     """A walk through the folders below one or more roots, with a record of visited folders and problems.
 
     `folders`: paths of the visited folders, with their modification times (ns).

@@ -6,13 +6,12 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-import msgspec
-
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.base.processor import core_places
 from engine.base.thread_binding import BINDS_THREADS
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.model.gguf.model_file import ModelFile, identify
@@ -186,7 +185,7 @@ def draft_probe_request(plan: Plan) -> Probe | None:
     of_draft = plan.draft_plan
     if of_draft is None:
         return None
-    return msgspec.structs.replace(
+    return replace(
         probe_request(plan),
         path=path_text(of_draft.model.paths[0]),
         parameters=of_draft.parameters,

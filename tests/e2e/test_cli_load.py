@@ -8,12 +8,12 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+from msgspec import Struct
 
 from app.paths import chats_path
 from engine.base.units import MIB
@@ -38,8 +38,7 @@ ALLOCATED_PARTS = ("weights_bytes", "kv_cache_bytes", "recurrent_bytes", "output
 KV_BYTES_PER_TOKEN_AND_LAYER = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
+class Lab(Struct, frozen=True):
     """The lab rig that these tests share, the rig file it wrote, and the demo model."""
 
     command: RunningCommand

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import CancelledError, EngineError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile, group_blocks
 from engine.model.gguf.reader import read_model

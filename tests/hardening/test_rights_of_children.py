@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from engine.base import confinement, seccomp, thread_binding
 from engine.base.confinement import TABLE, Rights, cells, missing_protections
@@ -83,8 +83,7 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Attempts:
+class Attempts(Struct, frozen=True, dict=True):
     """What children of this test are told, and the pipe into which their threads write."""
 
     folder: Path

@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
@@ -64,8 +64,7 @@ LIMIT_S = 2.0
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
 
 
-@dataclass
-class Striker:
+class Striker(Struct, dict=True):
     """Sends `number` to the first child whose command line has `word`, `after_s` later than it appears."""
 
     word: str

@@ -11,14 +11,15 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine.base.values import replace
 from engine.machines.tunnel import listener
-from engine.machines.tunnel.calling import TunnelError, pair_with
+from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.listener import MAX_OF_ONE_ADDRESS
+from engine.machines.tunnel.offers import TunnelError
 from engine.machines.tunnel.pairing import Offer, Verdict, Welcome
 from engine.machines.tunnel.pairings import make_pairing
 from engine.machines.tunnel.streams import MAX_FRAME_BYTES, Purpose, Stream, calling_context, tls_stream

@@ -7,12 +7,12 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 import psutil
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile

@@ -7,9 +7,10 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal, RequestEntry
@@ -48,8 +49,7 @@ def plan_on_cpu(entry: ModelEntry, rig: Rig, context: ContextSettings = CONTEXT)
     return LoadOrder(Plan(memory, rig, Edit(initial_layout(memory, rig, context), context)))
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """An HTTP response."""
 
     status: int
@@ -89,8 +89,7 @@ class Reply:
         return found
 
 
-@dataclass(slots=True)
-class RunningServer:
+class RunningServer(Struct):
     """A running API server, with the requests that tests send to it."""
 
     server: ApiServer

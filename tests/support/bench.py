@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import CancelledError
@@ -17,8 +18,7 @@ from engine.runtime.session.events import Done, Loaded
 PRESET = Preset("test", 5, 100, 32)
 
 
-@dataclass
-class FakeSubject:
+class FakeSubject(Struct, dict=True):
     """Stand-in for a session that loads plans and answers prompts.
 
     `speed`: returns tokens per second of a plan in its n-th answer.
@@ -67,8 +67,7 @@ class FakeSubject:
             raise LoadEndedError(sentence, "does_not_fit")
 
 
-@dataclass
-class FakeWatch:
+class FakeWatch(Struct, dict=True):
     """Stand-in for the readings during a measurement: returns `windows` one after another, then empty ones."""
 
     windows: list[Window] = field(default_factory=list)
@@ -79,8 +78,7 @@ class FakeWatch:
         return self.windows.pop(0) if self.windows else Window()
 
 
-@dataclass
-class FakePredictor:
+class FakePredictor(Struct, dict=True):
     """Predicts seconds by a function of the plan, and records the plans that it learns from."""
 
     predict: Callable[[Plan], float | None] = lambda _plan: None

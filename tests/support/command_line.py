@@ -13,12 +13,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec import Struct
 
 from app.cli import main
 from engine.devices.packs.store import PACKS_VARIABLE
@@ -49,8 +49,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Exit code and output of a finished command. With `--json`, `out` must contain only documents or events."""
 
     code: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from struct import pack
+
+from msgspec import Struct, field
 
 U32, I32, F32, STRING, ARRAY, U64 = 4, 5, 6, 8, 9, 10
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", U32: "I", I32: "i", F32: "f", 7: "?", U64: "Q", 11: "q", 12: "d"}
@@ -34,8 +35,7 @@ def text_array(values: Sequence[str | bytes], *, count: int | None = None) -> by
     return pack("<IIQ", ARRAY, STRING, len(values) if count is None else count) + b"".join(map(text, values))
 
 
-@dataclass
-class Tensor:
+class Tensor(Struct, dict=True):
     """A row of the tensor table. `offset`: None for the right one."""
 
     name: str | bytes
@@ -63,8 +63,7 @@ def default_tensors() -> list[Tensor]:
     return [Tensor("token_embd.weight", (32, 3)), Tensor("blk.0.attn_k.weight"), Tensor("blk.1.ffn_up.weight")]
 
 
-@dataclass
-class GgufBytes:
+class GgufBytes(Struct, dict=True):
     """A small valid GGUF file with F32 tensors, in which tests change single values.
 
     `n_pairs` and `n_tensors` replace the counts in the header.

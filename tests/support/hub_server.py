@@ -14,12 +14,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from msgspec import Struct, field
 
 PIECE_BYTES = 16 * 1024
 """Bytes sent at a time. With the send buffer this limits the unread bytes of a connection."""
@@ -34,8 +35,7 @@ FaultKind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A fault of the answer to a request for a file, after `after_bytes` of it.
 
     cut: the connection ends.
@@ -56,8 +56,7 @@ class Fault:
     wait_s: int | None = None
 
 
-@dataclass
-class Repo:
+class Repo(Struct, dict=True):
     """A repository of the hub.
 
     `files`: content by path, bytes or a `Path`. May change while the server runs. A `Path` is for headers of large
@@ -76,8 +75,7 @@ class Repo:
     card: str = "---\nlicense: mit\n---\n# A model\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A request that the server received."""
 
     path: str

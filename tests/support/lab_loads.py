@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
+
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.reader import read_model
@@ -23,8 +25,7 @@ from tests.support.orders import order_of
 from tests.support.session_log import SessionLog
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """The automatic layout of one model by one strategy, on some workers of a lab rig."""
 
     strategy: str
@@ -93,8 +94,7 @@ def load(trial: Trial) -> AnyEvent:
     return ending
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """Counts of all trials. `failures`: layouts that were forecast to fit but did not load."""
 
     loaded: int

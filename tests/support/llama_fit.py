@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from engine.devices.device import Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
@@ -21,8 +22,7 @@ _HOST_BYTES = 1 << 44
 """Memory of the host, which llama.cpp's fit regards as unlimited."""
 
 
-@dataclass(frozen=True, slots=True)
-class FitCase:
+class FitCase(Struct, frozen=True):
     """One rig for which llama.cpp's fit was recorded.
 
     `layout`: None if the fit found none.

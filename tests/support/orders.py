@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
 from engine.model.gguf.model_file import Block, FileIdentity, ModelFile
 from engine.planning.layout.layout import Layout, Run

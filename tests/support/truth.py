@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, BufferFacts, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
@@ -30,8 +32,7 @@ _CONTEXT_KEYS = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v"
 _TIB = 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """Bytes that llama.cpp counts on one device.
 
     `weights_bytes`: on the host including the mapped part of the file.
@@ -45,8 +46,7 @@ class Measured:
     repacked_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TruthCase:
+class TruthCase(Struct, frozen=True):
     """One recorded load of one model, with the bytes that llama.cpp counted on each of our devices.
 
     `refused`: why llama.cpp refused the load; `measured` is then empty.

@@ -8,11 +8,12 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from engine.base.units import MIB
 from engine.machines.tunnel.calling import open_session, pair_with
@@ -33,8 +34,7 @@ from engine.machines.tunnel.streams import (
 from tests.support.patience import DEADLINE_S
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(Struct, frozen=True):
     """Folder of one machine, with its identity and its pairings."""
 
     folder: Path
@@ -93,8 +93,7 @@ class Session:
         return self._runner.run(asyncio.wait_for(step, DEADLINE_S))
 
 
-@dataclass(slots=True)
-class Attic:
+class Attic(Struct):
     """A machine that lends devices. `paired`, `problems`: pairings and sentences that its listener has reported."""
 
     home: Home

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
@@ -16,8 +17,7 @@ EXACT_BYTES = MIB // 100
 """The engine prints sizes with this resolution; nothing may differ by more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """One number of one device in one case: what the engine counted and what we say, in bytes."""
 
     model: str
@@ -38,8 +38,7 @@ class Difference:
         )
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """How many numbers were compared and which differ; `unknown`: cases left to the probe, with why."""
 
     n_cases: int = 0

@@ -13,11 +13,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from tests.support.headers import write_with_hole
 from tests.zoo.pack import FOLDER, pack_case, read_document, write_document
 from tests.zoo.record import Engine, measure_cases
@@ -28,8 +30,7 @@ _SHOWN_LINES = 40
 """Lines a model: a new engine moves the same buffer in many cases."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """What a case said before and says now: a number in bytes, or a text where the engine refused."""
 
     case: str

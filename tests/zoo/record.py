@@ -49,9 +49,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 STAND_INS = 3
 SIMULATED_BYTES = 1 << 40
@@ -633,8 +634,7 @@ def _wait_for(port: int) -> None:
     raise TimeoutError(f"stand-in on port {port} did not answer")
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Struct, frozen=True, dict=True):
     """Which engine is asked: the interpreter that has it, and the compiled `simdev.c` and `nopopulate.c`, if any;
     `card`: the backend, "vulkan" or "cuda", whose first device of the machine is used three times.
 

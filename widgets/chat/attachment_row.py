@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QLabel, QToolButton, QWidget
 
@@ -20,8 +20,7 @@ CHIP_WIDTH_PX = 260
 PICTURE_PX = 32
 
 
-@dataclass(frozen=True, slots=True)
-class AttachedFile:
+class AttachedFile(Struct, frozen=True):
     """An attachment of the next question, as the row shows it.
 
     `detail`: size and tokens of the file as text, or a note that the file is being read.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QSizePolicy, QWidget
@@ -25,8 +25,7 @@ FULL_SHARE = 0.95
 RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 
-@dataclass(frozen=True, slots=True)
-class ContextPart:
+class ContextPart(Struct, frozen=True):
     """A part of the tokens in the context, such as the system prompt, that the meter shows.
 
     `colour`: the name of a field of `Palette`.

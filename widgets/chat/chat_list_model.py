@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 from PySide6.QtGui import QFont
 
@@ -12,8 +12,7 @@ from engine.base.language import tr
 from widgets.common.roles import plain_tool_tip
 
 
-@dataclass(frozen=True, slots=True)
-class ListedChat:
+class ListedChat(Struct, frozen=True):
     """A conversation in the list. `folder`: name of its folder; empty if it is in no folder."""
 
     id: str
@@ -22,8 +21,7 @@ class ListedChat:
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ListedHit:
+class ListedHit(Struct, frozen=True):
     """A match of a search over all conversations.
 
     `message`: id of the message; empty if the match is in the title.
@@ -39,16 +37,14 @@ class ListedHit:
     end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPlace:
+class ChatPlace(Struct, frozen=True):
     """Ids of the conversation and the message that a row opens. `message` is empty if the row is a conversation."""
 
     chat: str
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatChange:
+class ChatChange(Struct, frozen=True):
     """A request to rename a conversation or to move it to another folder.
 
     `chat`: id of the conversation.

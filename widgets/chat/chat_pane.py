@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
@@ -21,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.templates import TEMPLATES
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow

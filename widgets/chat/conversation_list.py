@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
 from PySide6.QtCore import (
     QEvent,
     QModelIndex,
@@ -270,8 +270,7 @@ def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
     return QStyle.visualRect(direction, row, place)
 
 
-@dataclass(frozen=True, slots=True)
-class FittedSnippet:
+class FittedSnippet(Struct, frozen=True):
     """The snippet of a search match, cut to a width. `begin`, `end`: range of the match in `text`."""
 
     text: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from textwrap import fill
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QSizePolicy, QWidget
@@ -69,8 +69,7 @@ class SampleQuestions(QWidget):
 MAX_WIDTH_PX = 440
 
 
-@dataclass(frozen=True, slots=True)
-class ChatStart:
+class ChatStart(Struct, frozen=True):
     """Texts of an empty chat.
 
     `button`: label of the action that is needed first; empty if the model can answer.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, Signal
@@ -17,6 +16,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
 from engine.base.language import tr
+from engine.base.values import replace
 from widgets.chat.bubble import Bubble, Fold
 from widgets.chat.images import Gallery
 from widgets.chat.message_search import Match

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 
 from widgets.chat.shown import ShownMessage
@@ -27,8 +27,7 @@ _MARKUP = re.compile(r"[*_`~\\\[\]]")
 _WORD = re.compile(r"[^\W_]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A match of the search in a message.
 
     message: id of the message.
@@ -41,8 +40,7 @@ class Match:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(Struct, frozen=True):
     """The result of one batch of the search.
 
     `ticket`: number of the search to which the batch belongs; batches of an earlier search are dropped.

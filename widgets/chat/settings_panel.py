@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
@@ -253,8 +253,7 @@ MAX_WIDTH_PX = 868
 """Maximum width of the contents in pixels, about the same as that of a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingRow:
+class SettingRow(Struct, frozen=True):
     """Values that the panel shows for a sampling setting.
 
     `text`: the value.
@@ -267,16 +266,14 @@ class SettingRow:
     is_own: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SettingChange:
+class SettingChange(Struct, frozen=True):
     """A person's change of a sampling setting. `text`: new value; None to use the value of the preset or the model."""
 
     key: str
     text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     """The widgets of a sampling setting. `place`: its row number in the grid of its group."""
 
     grid: QGridLayout

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Role = Literal["user", "assistant", "tool", "note"]
 """The author of a message. `tool`: the result of a call. `note`: a sentence of Layerdeck between messages."""
@@ -24,8 +25,7 @@ ActionKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ShownImage:
+class ShownImage(Struct, frozen=True):
     """An image of a message. `picture`: the key of its thumbnail in `Gallery`."""
 
     picture: str
@@ -34,8 +34,7 @@ class ShownImage:
     height_px: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShownCall:
+class ShownCall(Struct, frozen=True):
     """A tool call of an answer.
 
     `arguments`: the arguments as text for people.
@@ -50,8 +49,7 @@ class ShownCall:
     draft: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ShownMessage:
+class ShownMessage(Struct, frozen=True):
     """A message as the list shows it.
 
     `speaker`: name of the author, such as the model.
@@ -94,8 +92,7 @@ class ShownMessage:
     can_answer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MessageAction:
+class MessageAction(Struct, frozen=True):
     """An action of a person on a message.
 
     `kind`: what is to be done, such as "edit".

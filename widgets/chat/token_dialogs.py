@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
+from msgspec import Struct, field
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFontDatabase, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QPlainTextEdit, QWidget
@@ -99,8 +99,7 @@ HEADINGS = (tr("Token"), tr("Probability"))
 SOURCE = tr("Probabilities before all samplers, at temperature 1. Darker tokens were less probable.")
 
 
-@dataclass(frozen=True, slots=True)
-class ShownChoice:
+class ShownChoice(Struct, frozen=True):
     """A token of an answer with its probability.
 
     `likeliest`: the likeliest tokens at the same position, most probable first.
@@ -197,8 +196,7 @@ class TokenDialog(Dialog):
         self.token_label.setText("" if place is None else self._token_words(place))
 
 
-@dataclass(frozen=True, slots=True)
-class ShownPrompt:
+class ShownPrompt(Struct, frozen=True):
     """A prompt as the model's tokens.
 
     tokens: the id of each token.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
@@ -30,8 +30,7 @@ _SMALL_CAP_SHARE = 0.25
 _MIN_SEGMENT = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class BarPart:
+class BarPart(Struct, frozen=True):
     """A segment of a memory bar. `label`: name of the part in the language of the window."""
 
     role: PartRole
@@ -39,8 +38,7 @@ class BarPart:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedWeights:
+class PlacedWeights(Struct, frozen=True):
     """Bytes of the weights that a layout places on one device, computed from the sizes of the tensors.
 
     total_bytes: size of all these weights; None if overrides by tensor name make it unknown.
@@ -54,8 +52,7 @@ class PlacedWeights:
 UNKNOWN_WEIGHTS = PlacedWeights()
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBar:
+class MemoryBar(Struct, frozen=True):
     """The values of a memory bar.
 
     span_bytes: memory that the whole length of the bar stands for.

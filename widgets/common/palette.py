@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Palette:
+class Palette(Struct, frozen=True):
     """Colours as `#rrggbb`, by their use.
 
     Text colours have a contrast of at least 4.5 to each of `SURFACES`, and fill colours of at least 3. WCAG 2 requires

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -18,6 +17,7 @@ from PySide6.QtWidgets import (
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import Device
 from engine.planning.settings.context_settings import KV_TYPES
 from widgets.common.dialog import Dialog

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-import msgspec
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QComboBox, QLabel, QMenu, QToolButton, QWidget
 
 from engine.base.language import tr
 from engine.base.units import format_count
+from engine.base.values import replace
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import (
     AUTO_CONTEXT,
@@ -137,14 +137,14 @@ class ContextEditor(QObject):
         decided = self._decisions.get("n_ctx")
         if decided is None or not isinstance(decided.value, int):
             return self.n_ctx_box.value()
-        return msgspec.structs.replace(self._settings, n_ctx=decided.value).n_ctx_each
+        return replace(self._settings, n_ctx=decided.value).n_ctx_each
 
     def _on_edited(self) -> None:
         # The box may show another number than was set: an automatic length, or one below its range.
         entered = self.n_ctx_box.value()
         asked = self._settings if entered == self._shown_n_ctx else self._settings.with_each(entered)
         self._change(
-            msgspec.structs.replace(
+            replace(
                 asked,
                 type_k=cast(KvType, self.type_k_box.currentText()),
                 type_v=cast(KvType, self.type_v_box.currentText()),
@@ -165,7 +165,7 @@ class ContextEditor(QObject):
         menu.clear()
         # `AUTO_CONTEXT` is kept in the settings; the length comes from the decision and follows the free memory.
         action = menu.addAction(AUTO_PRESET)
-        action.triggered.connect(lambda: self._change(msgspec.structs.replace(self._settings, n_ctx=AUTO_CONTEXT)))
+        action.triggered.connect(lambda: self._change(replace(self._settings, n_ctx=AUTO_CONTEXT)))
         menu.addSeparator()
         trained = self._n_ctx_train
         for preset in PRESETS:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import Signal, SignalInstance
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QWidget
 
@@ -17,8 +17,7 @@ WIDTH_PX, HEIGHT_PX = 640, 420
 MAX_NAME = 80
 
 
-@dataclass(frozen=True, slots=True)
-class NamedLayoutRow:
+class NamedLayoutRow(Struct, frozen=True):
     """Texts of a named layout for a row of the table.
 
     `layout`: number of layers on each device, such as "CUDA0 20, CPU 12".

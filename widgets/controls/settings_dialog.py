@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QDialog,
@@ -21,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO, ContextSettings, KvType
 from engine.planning.settings.table import GROUPS, SETTINGS, Group
@@ -145,7 +145,7 @@ class SettingsDialog(QDialog):
 
     def _on_edited(self) -> None:
         entered: dict[str, Any] = {key: control.value() for key, control in self.controls.items()}
-        settings = msgspec.structs.replace(self._settings, **entered)
+        settings = replace(self._settings, **entered)
         # More parallel requests must not shorten each one's context, so `n_ctx` grows with their number.
         if settings.n_seq_max != self._settings.n_seq_max and settings.n_ctx == self._settings.n_ctx:
             settings = self._settings.with_requests(settings.n_seq_max)
@@ -158,8 +158,7 @@ MOST_SCALE = 1000.0
 SCALE_STEP = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterScale:
+class AdapterScale(Struct, frozen=True):
     """A new scale for a LoRA adapter. `index`: its index in the list of adapters."""
 
     index: int

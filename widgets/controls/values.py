@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
+from msgspec import Struct
 
 from engine.planning.layout.layout import SplitMode
 from engine.planning.settings.context_settings import KvType
 
 
-@dataclass(frozen=True, slots=True)
-class SplitModeChoice:
+class SplitModeChoice(Struct, frozen=True):
     """The split mode that a user chose."""
 
     mode: SplitMode
 
 
-class AdapterName(msgspec.Struct, frozen=True):
+class AdapterName(Struct, frozen=True):
     """A LoRA adapter: path of its file, and its scale. The settings file stores this value."""
 
     path: str
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class DraftChoice:
+class DraftChoice(Struct, frozen=True):
     """The settings of speculative decoding as the form shows them.
 
     kind: source of the drafted tokens: "none", "ngram", "model" or "mtp".
@@ -40,16 +36,14 @@ class DraftChoice:
     device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedDraft:
+class ProposedDraft(Struct, frozen=True):
     """A model of the library that can be chosen as draft model. `name`: its name and size as text."""
 
     path: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class SideFileNames:
+class SideFileNames(Struct, frozen=True):
     """Files that are loaded with the model.
 
     projector: path of the projector; empty if there is none.
@@ -66,7 +60,7 @@ class SideFileNames:
     has_mtp: bool = False
 
 
-class AutoOptions(msgspec.Struct, frozen=True):
+class AutoOptions(Struct, frozen=True):
     """Options of automatic layouts. The settings file stores this value.
 
     strategy: name in `STRATEGIES`.
@@ -91,8 +85,7 @@ class AutoOptions(msgspec.Struct, frozen=True):
         return (*asked, *(device_id for device_id in ids if device_id not in asked))
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyWords:
+class StrategyWords(Struct, frozen=True):
     """Texts of a strategy (a function that finds an automatic layout): name in the code, title, and purpose.
 
     uses_order: whether the strategy depends on the order of the devices.

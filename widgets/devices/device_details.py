@@ -6,11 +6,11 @@ import csv
 import io
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf, nan
 
 import pyqtgraph as pg
 import pyqtgraph.exporters
+from msgspec import Struct
 from PySide6.QtCore import QBuffer, QPointF, Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QPushButton, QWidget
 
@@ -37,8 +37,7 @@ graph's height.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
+class _Graph(Struct, frozen=True):
     """A graph of one reading over time. `title`, `unit`: heading, and unit of the axis.
 
     `value`: returns the reading from a sample.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from PySide6.QtWidgets import QFormLayout, QLineEdit, QWidget
 
 from engine.base.language import tr
@@ -14,8 +13,7 @@ from widgets.common.roles import plain_label
 from widgets.devices.readings import overhead_text
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLimits:
+class DeviceLimits(Struct, frozen=True):
     """Limits on the memory of `device` that layouts use.
 
     `cap_bytes`: the most memory that layouts use; None for no cap.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -16,8 +17,7 @@ from engine.planning.speed.speeds import Link
 NO_READING = "\N{EM DASH}"
 
 
-@dataclass(frozen=True, slots=True)
-class CardAlert:
+class CardAlert(Struct, frozen=True):
     """A problem of a device: a few words for the card, and a sentence with the remedy for its tooltip."""
 
     words: str = ""
@@ -27,16 +27,14 @@ class CardAlert:
 NO_ALERT = CardAlert()
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """An event that graphs show, such as "load Qwen3". `time_s`: its time on the monotonic clock, in seconds."""
 
     time_s: float
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class HolderLine:
+class HolderLine(Struct, frozen=True):
     """A row of the table of holders: a program or a model. `held_bytes`: the memory that it holds; None if unknown."""
 
     name: str

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QFrame, QScrollArea, QToolTip, QWidget
@@ -37,8 +37,7 @@ _LEAST_LANES = 2
 Layers = dict[StripKey, frozenset[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedLane:
+class ComparedLane(Struct, frozen=True):
     """One device in two compared layouts. Each of the fields below has one value for each layout.
 
     `contents`: what the layout places on the device; None if the layout's rig lacks the device.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSplitter, QVBoxLayout, QWidget
 
@@ -23,16 +23,14 @@ from widgets.layout_editor.compared_lanes import LETTERS, ComparedLanes
 WIDTH_PX, HEIGHT_PX = 1060, 700
 
 
-@dataclass(frozen=True, slots=True)
-class SideOption:
+class SideOption(Struct, frozen=True):
     """A layout that can be chosen for one side of the comparison. `key`: stable identifier. `title`: shown name."""
 
     key: str
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShownSide:
+class ShownSide(Struct, frozen=True):
     """Contents of one side of the comparison. `preview`: the layout. `side`: its speed, costs and memory."""
 
     preview: Preview

@@ -5,8 +5,9 @@ A pointer position becomes a move only if it puts the dragged object on another 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.moves import BoundaryMove, DraftMove, EmbeddingMove, OutputMove, PartMove, RangeMove
@@ -24,8 +25,7 @@ def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 
 
-@dataclass(slots=True)
-class BoundaryDrag:
+class BoundaryDrag(Struct):
     """A drag of boundary `index` between the layers of two devices.
 
     layout: the layout at the start of the drag.
@@ -36,7 +36,7 @@ class BoundaryDrag:
     layout: Layout
     index: int
     grab: float
-    layer: int = field(init=False)
+    layer: int = 0
 
     def __post_init__(self) -> None:
         self.layer = self.layout.runs[self.index + 1].first
@@ -53,8 +53,7 @@ class BoundaryDrag:
         return BoundaryMove(self.index, layer)
 
 
-@dataclass(slots=True)
-class LaneDrag:
+class LaneDrag(Struct):
     """A drag of whole layers, a part of layers, the output, the token embedding or the draft to another lane.
 
     `span`: the first and last layer; None for the output, the embedding and the draft.
@@ -98,8 +97,7 @@ class LaneDrag:
         return RangeMove(*self.span, device)
 
 
-@dataclass(slots=True)
-class SelectDrag:
+class SelectDrag(Struct):
     """A drag over an empty part of a lane, which selects a range of layers from the layer `anchor`."""
 
     anchor: int

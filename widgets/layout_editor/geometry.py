@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 GAP = 16.0
 MIN_LAYER_WIDTH = 3.0
@@ -22,8 +23,7 @@ def _clamp(value: float, low: float, high: float) -> float:
     return max(low, min(value, high))
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Struct, frozen=True):
     """Horizontal geometry of a lane's three columns, in scene pixels: label, track of layers, memory bar."""
 
     label_width: float
@@ -72,8 +72,7 @@ def layer_widths(sizes: Sequence[int], width: float, minimum: float = MIN_LAYER_
 Span = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """Horizontal geometry of the layer column, in scene pixels.
 
     `edges[i]`: left edge of layer i; `edges[-1]`: right edge of the last layer.
@@ -147,8 +146,7 @@ def make_track(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(Struct, frozen=True):
     """Horizontal stripe of a lane in which one part of layers, such as the experts, is drawn.
 
     `top`: distance in pixels from the top of the lane's track (the area of its layers).
@@ -158,8 +156,7 @@ class Strip:
     height: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
+class Lanes(Struct, frozen=True):
     """Vertical geometry of the lanes, in pixels.
 
     `pitch`: distance between the tops of two lanes.
@@ -217,8 +214,7 @@ def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
     return Lanes(count, pitch, Strip(top, dense), Strip(top + dense + 2, middle), Strip(top + dense + middle + 4, kv))
 
 
-@dataclass(frozen=True, slots=True)
-class HandlePlace:
+class HandlePlace(Struct, frozen=True):
     """The drag handle of boundary `index`, in scene pixels: a line from `top` to `bottom` at `x`, a dot at `dot_y`.
 
     `layer`: the first layer at the right of the boundary.

@@ -6,9 +6,9 @@ also the selected layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
 from PySide6.QtCore import Qt
 
 from engine.base.language import tr
@@ -95,15 +95,13 @@ def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
     return None if table is None else table.get(Qt.Key(key))
 
 
-@dataclass(frozen=True, slots=True)
-class BoundaryFocus:
+class BoundaryFocus(Struct, frozen=True):
     """Keyboard focus on the boundary between runs (neighbouring layers on one device) `index` and `index + 1`."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerFocus:
+class LayerFocus(Struct, frozen=True):
     """Keyboard focus on a layer. The selection reaches from `anchor` to `layer`."""
 
     layer: int
@@ -114,26 +112,22 @@ class LayerFocus:
         return min(self.layer, self.anchor), max(self.layer, self.anchor)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFocus:
+class OutputFocus(Struct, frozen=True):
     """Keyboard focus on the output block."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingFocus:
+class EmbeddingFocus(Struct, frozen=True):
     """Keyboard focus on the token embedding."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftFocus:
+class DraftFocus(Struct, frozen=True):
     """Keyboard focus on the draft model."""
 
 
 Focus = BoundaryFocus | LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Selected layers `(first, last)`, both included; None if no layer is selected."""
 
     layers: tuple[int, int] | None = None

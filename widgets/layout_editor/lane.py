@@ -6,8 +6,8 @@ The painted image is cached until its values change.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
@@ -130,8 +130,7 @@ _LINE = 17.0
 _GHOST_OPACITY = 0.22
 
 
-@dataclass(frozen=True, slots=True)
-class LaneValues:
+class LaneValues(Struct, frozen=True):
     """The values that a lane (the row of one device) shows.
 
     row: memory that the layout needs on the device, forecast or measured by a load; None if nothing is known.
@@ -151,8 +150,7 @@ class LaneValues:
     placed: PlacedWeights = UNKNOWN_WEIGHTS
 
 
-@dataclass(frozen=True, slots=True)
-class LanePlace:
+class LanePlace(Struct, frozen=True):
     """Positions of a lane's columns, strips and layers, in scene pixels; the same for all lanes."""
 
     columns: Columns

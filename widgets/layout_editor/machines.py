@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, machine_name
 from engine.planning.memory.estimate import Grade
 from engine.planning.plan.report import DeviceRow
@@ -124,7 +123,7 @@ def _sum(name: str, rows: Sequence[DeviceRow]) -> DeviceRow:
     # Room on one device does not help another one that is short.
     short = [row.shortfall_bytes for row in rows if row.is_short]
     grades = {row.grade for row in rows}
-    return msgspec.structs.replace(
+    return replace(
         rows[0],
         **sums,
         id=name,

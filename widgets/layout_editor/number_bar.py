@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
@@ -39,8 +39,7 @@ _OTHER_PARTS_PX = 270
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertCount:
+class ExpertCount(Struct, frozen=True):
     """A request to place the experts of `count` layers on `device`."""
 
     device: str

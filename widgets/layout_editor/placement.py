@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Rig
@@ -36,8 +37,7 @@ Begin and end are fractions of the layer's width, 0 to 1.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LaneDevice:
+class LaneDevice(Struct, frozen=True):
     """The device that a lane (a row of the editor) stands for.
 
     `present`: whether the rig has the device. A layout can also name devices that the rig lacks.
@@ -51,8 +51,7 @@ class LaneDevice:
     state: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineGroup:
+class MachineGroup(Struct, frozen=True):
     """A machine (paired computer) with several devices, whose lanes can be folded into one head lane.
 
     key: fingerprint of the machine's certificate.
@@ -68,8 +67,7 @@ class MachineGroup:
     is_folded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LaneContent:
+class LaneContent(Struct, frozen=True):
     """What one lane shows in its track (the area between label and memory bar).
 
     ranges: layers `(first, last)` of the device, both included.
@@ -284,8 +282,7 @@ def unknown_patterns(layout: Layout) -> int:
     return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
 
 
-@dataclass(frozen=True, slots=True)
-class Pins:
+class Pins(Struct, frozen=True):
     """The pins of a layout. A pin fixes layers, or a part of them, to a device: automatic layouts do not move them.
 
     `layers`: pinned ranges of layers.
@@ -309,8 +306,7 @@ class Pins:
 NO_PINS = Pins()
 
 
-@dataclass(frozen=True, slots=True)
-class PinToggle:
+class PinToggle(Struct, frozen=True):
     """A request to pin or unpin layers `(first, last)`, both included, or a part of them.
 
     `layers` is None for the output layer. `part` is None for whole layers and the output.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QRectF
 
 from engine.planning.layout.layout import Run
@@ -17,23 +17,20 @@ from widgets.layout_editor.placement import LaneContent, MachineGroup, StripKey
 from widgets.layout_editor.texts import LoadedWords
 
 
-@dataclass(frozen=True, slots=True)
-class HandleTarget:
+class HandleTarget(Struct, frozen=True):
     """Pointer target: the drag handle of boundary `index` between the layers of two devices."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTarget:
+class LayerTarget(Struct, frozen=True):
     """Pointer target: a layer, in the lane of the device that holds it."""
 
     layer: int
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartTarget:
+class PartTarget(Struct, frozen=True):
     """Pointer target: a part of a layer that can be moved alone.
 
     It is either the layer's experts, or its dense part if an override puts the dense part on another device than the
@@ -45,25 +42,21 @@ class PartTarget:
     part: MovablePart
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTarget:
+class OutputTarget(Struct, frozen=True):
     """Pointer target: the output block."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingTarget:
+class EmbeddingTarget(Struct, frozen=True):
     """Pointer target: the token embedding, if it can be moved."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTarget:
+class DraftTarget(Struct, frozen=True):
     """Pointer target: the block of the draft model in `lane`."""
 
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyTarget:
+class EmptyTarget(Struct, frozen=True):
     """Pointer target: a point in the layer area of `lane` where nothing can be dragged.
 
     part_layer: index of the layer at this point, if parts of it are on the lane's device but the layer itself is on
@@ -76,8 +69,7 @@ class EmptyTarget:
     embedding: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BarTarget:
+class BarTarget(Struct, frozen=True):
     """Pointer target: the memory bar or the label of `lane`."""
 
     lane: int
@@ -110,8 +102,7 @@ def _drop_device(content: LaneContent) -> str | None:
     return content.device.id if content.device.present else None
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
 
     `state`: whether the layout is loaded, as text.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
@@ -35,8 +36,7 @@ from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedWords:
+class LoadedWords(Struct, frozen=True):
     """Whether the shown layout is loaded, as a text and as a symbol, such as "●"."""
 
     sign: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -31,8 +31,7 @@ from widgets.library.entry_parts import PresetBox, QuantisationList, SavedLayout
 from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_lines, side_lines
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
+class OpenRequest(Struct, frozen=True):
     """A request to open the model at `path`.
 
     `projector`: path of the projector to use; None to keep the choice that is saved for the model.
@@ -42,8 +41,7 @@ class OpenRequest:
     projector: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RemovalRequest:
+class RemovalRequest(Struct, frozen=True):
     """A request to move one copy of a quantisation to the trash. `entry`: the library's entry of the model."""
 
     entry: Entry
@@ -51,8 +49,7 @@ class RemovalRequest:
     copy: Copy
 
 
-@dataclass(frozen=True, slots=True)
-class NotesChange:
+class NotesChange(Struct, frozen=True):
     """Changes to the user's notes on a model, such as its tags. A field is None if it has not changed.
 
     `text`: the notes as text. `preset`: name of the preset for new conversations.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import capitalised
@@ -27,8 +28,7 @@ _SIDE_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RowWords:
+class RowWords(Struct, frozen=True):
     """The texts of a row of the list of models.
 
     `fit`: a text on whether the model fits this rig. `fit_colour`: palette name of the text's colour.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class FoundRepo:
+
+class FoundRepo(Struct, frozen=True):
     """A repository found by a search, as texts.
 
     `size`: number of parameters of the model. `updated`: time of the last change. `detail`: text of the tooltip.
@@ -20,8 +20,7 @@ class FoundRepo:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedRow:
+class OfferedRow(Struct, frozen=True):
     """A quantisation that a repository offers, as texts.
 
     `name`: identifier for the download. `label`: name that is shown.
@@ -40,8 +39,7 @@ class OfferedRow:
     is_best: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShownRepo:
+class ShownRepo(Struct, frozen=True):
     """A repository with its quantisations.
 
     `why`: why one quantisation is proposed for download, or why there is no forecast; shown below the rows.
@@ -52,8 +50,7 @@ class ShownRepo:
     rows: tuple[OfferedRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ShownCard:
+class ShownCard(Struct, frozen=True):
     """A model card: the description of a model on the hub.
 
     `facts`: rows (name, value), such as the licence. `text`: the description as Markdown.
@@ -66,8 +63,7 @@ class ShownCard:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(Struct, frozen=True):
     """A download, as its row shows it.
 
     `words`: state of the download.
@@ -88,8 +84,7 @@ class JobRow:
     is_done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
+class SearchRequest(Struct, frozen=True):
     """A request to search the hub for `text`. If `text` is the address of a repository, that repository is shown.
 
     `order`: sort order of the results.
@@ -99,8 +94,7 @@ class SearchRequest:
     order: str
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadChoice:
+class DownloadChoice(Struct, frozen=True):
     """A request to download a quantisation. `folder`: target folder; None for the Hugging Face cache."""
 
     repo: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QLineEdit, QSizePolicy, QToolButton, QWidget
 
 from engine.base.language import tr
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.listed import ALL, ListFilter
 from widgets.common.boxes import v_box

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QWidget
@@ -27,8 +27,7 @@ class LoadAnswer(StrEnum):
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadQuestion:
+class LoadQuestion(Struct, frozen=True):
     """A question to the user before a load, with the labels of its buttons. A button with an empty label is hidden.
 
     `text`: the question.
@@ -45,8 +44,7 @@ class LoadQuestion:
     proposal_tool_tip: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadChoice:
+class LoadChoice(Struct, frozen=True):
     """The user's answer in the question bar. `remember`: whether later loads use the same answer without asking."""
 
     answer: LoadAnswer

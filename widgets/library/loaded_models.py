@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
+from msgspec import Struct
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QActionGroup
 from PySide6.QtWidgets import (
@@ -34,8 +34,7 @@ KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEntry:
+class LoadedEntry(Struct, frozen=True):
     """A model that is loaded or being loaded.
 
     `number`: number by which the window knows the model.
@@ -64,8 +63,7 @@ class LoadedEntry:
         return next((word for seconds, word, _ in KEEP_ALIVES if seconds == self.keep_alive_s), tr("no limit"))
 
 
-@dataclass(frozen=True, slots=True)
-class KeepAliveChoice:
+class KeepAliveChoice(Struct, frozen=True):
     """A request to change the keep-alive time of the loaded model with the number `number` (`LoadedEntry.number`)."""
 
     number: int

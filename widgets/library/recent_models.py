@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QFocusEvent, QFont, QKeyEvent, QMouseEvent, QPainter
 from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
@@ -15,8 +15,7 @@ from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_tool_tip
 
 
-@dataclass(frozen=True, slots=True)
-class RecentModel:
+class RecentModel(Struct, frozen=True):
     """A recently opened model. `detail`: the second line of its row, such as `Q4_K_M · 17.3 GiB`."""
 
     path: Path
@@ -24,8 +23,7 @@ class RecentModel:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
+class ModelChoice(Struct, frozen=True):
     """A request to open the model at `path`."""
 
     path: Path

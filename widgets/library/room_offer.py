@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
@@ -14,8 +13,7 @@ MAX_BUTTON_PX = 320
 """Maximum width of a button in pixels. Its label has the name of a model, which can be very long."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoomOffer:
+class RoomOffer(Struct, frozen=True):
     """The texts of the offer to unload idle models: a sentence, two buttons, and a tool tip."""
 
     text: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QListWidget, QListWidgetItem, QPushButton, QWidget
 
@@ -19,8 +19,7 @@ WIDTH_PX, HEIGHT_PX = 680, 560
 LIST_HEIGHT_PX = 104
 
 
-@dataclass(frozen=True, slots=True)
-class ModelToChoose:
+class ModelToChoose(Struct, frozen=True):
     """A model that can be chosen: its title, and the path of its file."""
 
     title: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
@@ -20,6 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.runtime.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.boxes import h_box, v_box
 from widgets.common.palette import DARK, Palette

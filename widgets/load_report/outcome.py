@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -27,16 +28,14 @@ from engine.runtime.session.events import (
 Tone = Literal["good", "bad", "dim"]
 
 
-@dataclass(frozen=True, slots=True)
-class ProposalWords:
+class ProposalWords(Struct, frozen=True):
     """Texts of a proposal after a load ran out of memory. `text`: the change. `detail`: its effect on the devices."""
 
     text: str
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The outcome of a load, as the report shows it.
 
     badge: one or two words in capitals.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPixmap
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
@@ -20,8 +20,7 @@ from widgets.common.roles import plain_label
 from widgets.load_report.outcome import Outcome, ProposalWords, format_difference
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of the table: one part of the memory, or the total.
 
     `size_bytes`: returns the size from the row of a device.
@@ -49,8 +48,7 @@ OPTIONAL_TITLES = frozenset({tr("Mapped"), tr("State"), tr("Draft"), tr("Overhea
 DIFFERENCE_TITLE = tr("Difference")
 
 
-@dataclass(frozen=True, slots=True)
-class TableLine:
+class TableLine(Struct, frozen=True):
     """The texts of one device in the table.
 
     `measured`, `forecast`: measured and forecast memory, one text for each column. `forecast` is empty if unknown.

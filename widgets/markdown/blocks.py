@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+
+from engine.base.values import replace
 
 LineKind = Literal["text", "heading", "code", "rule"]
 Alignment = Literal["left", "center", "right"]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """Neighbouring characters of a line that have the same format.
 
     `struck`: whether the text is struck through. `dim`: whether it has the colour of secondary text.
@@ -35,8 +37,7 @@ class Run:
     token: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One paragraph, heading, horizontal rule or line of code.
 
     `level`: level of a heading; 0 for other lines.
@@ -69,8 +70,7 @@ class Line:
         return "".join(run.text for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A table. The first row is the heading; every row has a cell for each of `alignments`."""
 
     rows: tuple[tuple[tuple[Run, ...], ...], ...]
@@ -95,8 +95,7 @@ The cache of formulas must have room for more than these, or formulas would be r
 """
 
 
-@dataclass(slots=True)
-class Room:
+class Room(Struct):
     """Limits for the rest of a message, so that Qt lays the message out fast.
 
     `pieces`: number of lines and table cells that may still follow.

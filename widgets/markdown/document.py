@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, QUrl
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument, QTextTable
 
@@ -22,8 +22,7 @@ if it follows a table.
 DOCUMENT_MARGIN = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class CodePlace:
+class CodePlace(Struct, frozen=True):
     """The place of a code block in the document.
 
     `first`, `last`: numbers, counted from 0, of the empty text blocks above and below the code. The code's frame is
@@ -46,8 +45,7 @@ class CodePlace:
         return "".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class QuotePlace:
+class QuotePlace(Struct, frozen=True):
     """The place of a quoted line in the document.
 
     `block`: number of the line's text block, counted from 0.
@@ -60,8 +58,7 @@ class QuotePlace:
     levels: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decorations:
+class Decorations(Struct, frozen=True):
     """Places of code blocks, quotes and horizontal rules, whose frames and lines `MarkdownView` paints.
 
     `rules`: numbers of the text blocks that are horizontal rules.

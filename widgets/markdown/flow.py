@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import cast
 from urllib.parse import urlsplit
 
 from markdown_it.token import Token
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, TimeUsed, highlight
 
@@ -23,8 +24,7 @@ BULLETS = ("•", "◦", "▪")
 MAX_TEXT_CHARACTERS = 4_000
 
 
-@dataclass(slots=True)
-class _List:
+class _List(Struct):
     next_number: int | None
     """The number of the next item of a numbered list; None for a list with bullets."""
 

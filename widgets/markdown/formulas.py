@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QByteArray, QObject, QRect, QRectF, QSizeF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument, QTextFormat
 from PySide6.QtSvg import QSvgRenderer
@@ -22,8 +22,7 @@ COLOUR = QTextFormat.Property.UserProperty.value + 3
 MAX_KEPT = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class FormulaKey:
+class FormulaKey(Struct, frozen=True):
     """The cache key of a formula.
 
     `source`: LaTeX source of the formula. `is_display`: whether the formula stands on a line of its own.
@@ -35,8 +34,7 @@ class FormulaKey:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
+class Formula(Struct, frozen=True):
     """A rendered formula. Sizes are in pixels; `depth` is the height below the baseline."""
 
     svg: bytes

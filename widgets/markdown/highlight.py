@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import Struct
 from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Error, Generic, Keyword, Name, Number, Operator, String, _TokenType
@@ -72,8 +72,7 @@ _KINDS: tuple[tuple[_TokenType, str], ...] = (
 )
 
 
-@dataclass(slots=True)
-class TimeUsed:
+class TimeUsed(Struct):
     """Processor time in seconds that the highlighting of one message has taken so far."""
 
     seconds: float = 0.0

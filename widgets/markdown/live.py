@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import QObject, Signal
 from shiboken6 import isValid
 
@@ -21,8 +21,7 @@ AT_ONCE_CHARACTERS = 1_500
 """Maximum length in characters of a text that is parsed at once in the GUI thread, before it is first painted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     stream: MarkdownStream
     parsed: Parsed
     seconds: float

@@ -7,9 +7,10 @@ no empty lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from widgets.markdown.blocks import Block, Line, Room, Run, visible, with_line_feeds
 from widgets.markdown.flow import Flow
 from widgets.markdown.highlight import TimeUsed
@@ -19,8 +20,7 @@ MAX_SHOWN_CHARACTERS = 200_000
 """Maximum number of characters that are drawn; the rest is stored and copied, but not drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Struct, frozen=True):
     """The result of one call of `MarkdownStream.parse`.
 
     `finished`: blocks that became final since the last call.

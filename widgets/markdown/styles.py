@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from msgspec import Struct
 from PySide6.QtCore import Qt
 from PySide6.QtGui import (
     QColor,
@@ -16,6 +15,7 @@ from PySide6.QtGui import (
     QTextTableFormat,
 )
 
+from engine.base.values import replace
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_tool_tip
 from widgets.common.text import ui_font, zoomed
@@ -42,8 +42,7 @@ BLOCK_GAP_PX = 8.0
 ITEM_GAP_PX = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenColours:
+class TokenColours(Struct, frozen=True):
     """The colour of each kind of token in highlighted code."""
 
     keyword: str

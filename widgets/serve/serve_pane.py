@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFontDatabase, QGuiApplication
 from PySide6.QtWidgets import (
@@ -35,8 +35,7 @@ EXAMPLE_MODEL = "MODEL"
 """Placeholder for the name of the model in snippets while no model is loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
+class ServeSettings(Struct, frozen=True):
     """Settings of the API server for its next start.
 
     `allows_plain`: whether requests without TLS are accepted also from other computers.
@@ -50,8 +49,7 @@ class ServeSettings:
     starts_with_window: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ServeStatus:
+class ServeStatus(Struct, frozen=True):
     """The state of the API server.
 
     `is_on`: whether the server runs. `is_busy`: whether the server is starting or stopping.

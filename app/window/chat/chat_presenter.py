@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
 from PySide6.QtCore import QObject, QTimer, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QWidget
@@ -26,6 +25,7 @@ from app.window.chat.attach_presenter import AttachPresenter
 from app.window.status_line import StatusLine
 from engine.base.language import tr
 from engine.base.units import format_count
+from engine.base.values import replace
 from engine.chat.answer import AnswerRun, Append
 from engine.chat.context import ContextUse
 from engine.chat.message import Cut
@@ -404,7 +404,7 @@ class ChatPresenter(QObject):
     def _on_draft(self, text: str) -> None:
         chat = self._conversation.chat
         if text != chat.draft:
-            self._conversation.change_chat(msgspec.structs.replace(chat, draft=text))
+            self._conversation.change_chat(replace(chat, draft=text))
 
     def _on_action(self, action: MessageAction) -> None:
         conversation = self._conversation

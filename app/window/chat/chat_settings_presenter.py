@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.chats.preset_store import PresetStore
 from app.models.open_model import OpenModel
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.chat.context import shift_fault
 from engine.chat.presets import MAX_NAME_CHARACTERS, Preset
 from engine.planning.settings.sampling_settings import SamplingSettings
@@ -78,18 +78,18 @@ class ChatSettingsPresenter(QObject):
     def _on_system(self, text: str) -> None:
         chat = self._conversation.chat
         if text != chat.system:
-            self._conversation.change_chat(msgspec.structs.replace(chat, system=text))
+            self._conversation.change_chat(replace(chat, system=text))
 
     def _on_template(self, text: str) -> None:
         chat = self._conversation.chat
         if text != chat.template:
-            self._conversation.change_chat(msgspec.structs.replace(chat, template=text))
+            self._conversation.change_chat(replace(chat, template=text))
 
     def _on_tools(self, text: str) -> None:
         # Faulty text is kept too, so that nothing is lost; nothing is sent until it is right.
         chat = self._conversation.chat
         if text != chat.tools:
-            self._conversation.change_chat(msgspec.structs.replace(chat, tools=text))
+            self._conversation.change_chat(replace(chat, tools=text))
 
     def _tools_note(self) -> str:
         """Return a sentence if the chat template does not support tools; empty if it does, or if no model is loaded."""
@@ -100,7 +100,7 @@ class ChatSettingsPresenter(QObject):
 
     def _on_preset(self, name: str) -> None:
         chat = self._conversation.chat
-        self._conversation.change_chat(msgspec.structs.replace(chat, preset=name))
+        self._conversation.change_chat(replace(chat, preset=name))
 
     def _on_value(self, change: SettingChange) -> None:
         chat = self._conversation.chat
@@ -123,7 +123,7 @@ class ChatSettingsPresenter(QObject):
         if fault:
             self._show()
         else:
-            self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
+            self._conversation.change_chat(replace(chat, settings=settings))
 
     def _shift_fault(self, settings: Mapping[str, object]) -> str:
         """Return why the loaded model cannot do the context shift that `settings` ask for; empty if it can."""
@@ -160,6 +160,6 @@ class ChatSettingsPresenter(QObject):
                 system = "" if now.system == chat.system else now.system
                 saved = chat.settings
                 own = {key: value for key, value in now.settings.items() if key not in saved or saved[key] != value}
-                conversation.change_chat(msgspec.structs.replace(now, preset=name, system=system, settings=own))
+                conversation.change_chat(replace(now, preset=name, system=system, settings=own))
 
         self._presets.save(Preset(name=name, system=conversation.system, settings=settings), follow)

@@ -5,8 +5,6 @@ It compares memory and speed of the current model on this computer as it is, and
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from PySide6.QtWidgets import QWidget
 
 from app.background import Background, Task
@@ -18,6 +16,7 @@ from app.window.dialogs import OneDialog
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.card_catalogue import CARDS, with_cards
 from engine.devices.device import Rig
 from engine.planning.fit.strategies.fastest import initial_layout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
@@ -14,6 +13,7 @@ from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.planning.fit.strategies.constraints import AutoLayout
 from engine.planning.layout.layout import Layout, layer_words

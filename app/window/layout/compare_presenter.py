@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from PySide6.QtWidgets import QWidget
@@ -15,6 +14,7 @@ from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.errors import LayoutError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.machines.bench.results import BenchModel, BenchResults, import_note, layout_of
 from engine.machines.bench.runner import BenchProgress
 from engine.machines.bench.tables import winner_words, with_titles

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import Struct
 from PySide6.QtWidgets import QWidget
 
 from app.background import Background, Task
@@ -24,6 +24,7 @@ from app.window.layout.compare_presenter import TITLES
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.machines.bench.results import BenchResults, layout_of
@@ -42,8 +43,7 @@ _FILE, _RIG = "choose a file", "choose a rig"
 """Keys of two options in the list of layouts. They open a file dialog for a layout file, and for a rig file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """What one side of the comparison shows: the plan of the layout that was found for it, and its preview.
 
     `title`: name of the layout. `side`: memory, speed and other values of the layout.
@@ -73,8 +73,7 @@ class _Found:
         return replace(edit, side_files=files) if self.kind in ("auto", "rig") else edit
 
 
-@dataclass(frozen=True, slots=True)
-class _Base:
+class _Base(Struct, frozen=True):
     """What a background thread needs to make the plan of one side of the comparison.
 
     `plan`: plan of the edited layout. `rig`: the present devices.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from msgspec import Struct
 from PySide6.QtWidgets import QWidget
 
 from app.background import Background, Task
@@ -17,6 +17,7 @@ from engine.base.errors import ArgumentError, EngineError, LayoutError
 from engine.base.files import read_at_most, write_whole
 from engine.base.language import tr
 from engine.base.texts import capitalised
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.exchange.exported import Exported
@@ -95,8 +96,7 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     """The result of reading a text of another program, such as a command of llama-server.
 
     `names`: names of the models if the text is a configuration of several models; else empty.

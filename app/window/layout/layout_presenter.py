@@ -5,7 +5,6 @@ It also applies the changes that the user makes in these widgets.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
@@ -17,6 +16,7 @@ from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.texts import capitalised
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.planning.layout.layout import Layout, SplitMode
 from engine.planning.layout.split_modes import split_mode_obstacles, split_shares
 from engine.planning.plan.decisions.context_length import trained_length

@@ -5,7 +5,6 @@ It shows the settings of the next load, and for each setting on "auto" the value
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
@@ -19,6 +18,7 @@ from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.library.drafts import draft_candidates
 from engine.model.gguf.model_file import ModelFile

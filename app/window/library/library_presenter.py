@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSizePolicy, QWidget
 
@@ -21,6 +20,7 @@ from app.settings import Settings
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.library.duplicates import Duplicates
 from engine.library.listed import Listed, fingerprints_of
 from engine.library.notes import SavedDocument
@@ -177,9 +177,7 @@ class LibraryPresenter(QObject):
 
         if request.projector is not None:
             kept = self._settings.side_files(request.path)
-            self._settings.keep_side_files(
-                request.path, msgspec.structs.replace(kept, projector=str(request.projector))
-            )
+            self._settings.keep_side_files(request.path, replace(kept, projector=str(request.projector)))
         self.page.hide()
         self._opener.open(request.path, opened=apply)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
 from engine.api.server.asking import Requests, failure_of
 from engine.api.server.exchange import Exchange
 from engine.api.server.pool import LoadedModel, ModelPool
@@ -14,6 +12,7 @@ from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Rea
 from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request, prompt_characters
 from engine.base.texts import escape
+from engine.base.values import replace
 from engine.runtime.protocol.requests import WHOLE_INTERVAL_S, CountTokens, Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, RequestEnding, RequestEvent, Token
 

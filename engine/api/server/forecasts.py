@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from engine.api.server.pool import ModelPool
 from engine.api.server.pool_parts import Holdings
@@ -29,8 +29,7 @@ LIST_SECONDS = 2.0
 """Longest time in seconds that a model list waits for missing plans; they are then completed in the background."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
+class _Planned(Struct, frozen=True):
     """One planned load, reduced to the values that a forecast shows.
 
     `made_s`: time of the monotonic clock at which the plan was made.

@@ -13,11 +13,11 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from engine.api.wire.errors import ApiError
 
@@ -44,8 +44,7 @@ BODY_SECONDS = 30.0
 """Longest pause in seconds between two parts of a body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """The rules of the API server for requests: who may send them, and how large they may be.
 
     `keys`: SHA-256 of each API key; empty: no key is needed.
@@ -207,8 +206,7 @@ class Guard:
         return answer
 
 
-@dataclass(slots=True)
-class _Bodies:
+class _Bodies(Struct):
     """The budget for request bodies in memory: number of bytes that all requests together may still read."""
 
     left_bytes: int

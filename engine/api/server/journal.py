@@ -11,8 +11,10 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.runtime.session.events import Done
 
 MAX_ENTRIES = 500
@@ -23,8 +25,7 @@ MAX_TEXT = 1 << 16
 """Largest number of characters that are kept of a request's text, and of its answer's text."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestEntry:
+class RequestEntry(Struct, frozen=True):
     """One request in the journal.
 
     `number`: number of the request since the server began, from 1.
@@ -59,8 +60,7 @@ class RequestEntry:
         return self.duration_s is None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestText:
+class RequestText(Struct, frozen=True):
     """The text of a request and of its answer, each cut at `MAX_TEXT`.
 
     `asked`: the body as it was received.
@@ -71,8 +71,7 @@ class RequestText:
     answered: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Struct, frozen=True):
     """Numbers of requests and tokens, added up over all requests that have ended since the server began.
 
     `failed`: number of requests with an HTTP status of 400 or more, or whose stream ended with an error.

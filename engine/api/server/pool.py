@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from engine.api.wire.question import Profile
 from engine.base.errors import EngineError, RuleViolationError
 from engine.base.texts import escape
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import ComputingNeed, Rig
 from engine.model.gguf.model_file import identify
 from engine.planning.fit.loaded_models import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.api.wire.names import ModelEntry
 from engine.devices.device import ComputingNeed, Device, Rig
@@ -24,8 +25,7 @@ def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
     raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class PoolParts:
+class PoolParts(Struct, frozen=True):
     """The functions that a pool calls to find, plan and load models.
 
     They may block and are called in threads, except as noted.
@@ -50,8 +50,7 @@ class PoolParts:
     keep_alive: Callable[[ModelEntry, float], None] = lambda _entry, _keep_alive_s: None
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(Struct, frozen=True):
     """The memory of loaded models.
 
     `own`: models that may be unloaded for another load. `lent`: models that only their owner may unload.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from engine.api.server.offers import entry_of_file
 from engine.api.wire.errors import ApiError
@@ -14,6 +15,7 @@ from engine.api.wire.names import ModelEntry, find_entry
 from engine.api.wire.question import keep_alive_seconds
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.json_file import JsonObject, parse_document, read_file
+from engine.base.values import replace
 
 VERSION = 1
 MAX_NAME = 200
@@ -27,8 +29,7 @@ def preferences_error(reason: str, *, place: str = "", source: str = "") -> Argu
     return ArgumentError(f"{source}{': ' * bool(place)}{place}: {reason}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(Struct, frozen=True):
     """A user's settings of the server.
 
     `aliases`: names that the user gave to models, each with the name or file of the model.

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import h11
 import uvicorn
+from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.api.server.app import Api
@@ -39,8 +39,7 @@ STOP_SECONDS = 15.0
 """Longest wait in seconds for models and the server's thread to end; a session takes some seconds at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """The address on which the server listens.
 
     `certificate`, `private_key`: paths of PEM files for TLS; empty: no TLS.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from engine.api.wire.errors import ApiError
 from engine.api.wire.question import Profile, Question, call_reader
@@ -36,8 +36,7 @@ def event_of(document: object, name: str = "") -> bytes:
     return head + b"data: " + _encoder.encode(document) + b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """New thought, text and tool calls of an answer, from one token or a few.
 
     `choices`: the chosen tokens with their probabilities; empty unless the client asks for them.
@@ -112,8 +111,7 @@ class AnswerReader:
         return Part(delta.reasoning, found.content, found.calls, choices)
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """A complete tool call. `arguments`: a JSON object as text."""
 
     id: str
@@ -121,8 +119,7 @@ class Call:
     arguments: str = ""
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(Struct):
     """One answer: the text and calls that the model has written so far. `done`: the engine's final report; None until
     the end.
     """

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from engine.api.wire.answer import CUT, Answer, Part, event_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
@@ -29,7 +30,7 @@ from engine.runtime.protocol.requests import ChatMessage, MediaFile, ToolCall
 from engine.runtime.session.events import Done, Reading
 
 
-class ImageSource(msgspec.Struct):
+class ImageSource(Struct):
     """The source of an image block. Only base64 data and data URLs are accepted."""
 
     type: str
@@ -37,7 +38,7 @@ class ImageSource(msgspec.Struct):
     url: str | None = None
 
 
-class Block(msgspec.Struct):
+class Block(Struct):
     """A content block of a message; `type` decides which other fields are used."""
 
     type: str
@@ -51,14 +52,14 @@ class Block(msgspec.Struct):
     thinking: str | None = None
 
 
-class MessageIn(msgspec.Struct):
+class MessageIn(Struct):
     """A message of a `/v1/messages` request."""
 
     role: str
     content: str | list[Block]
 
 
-class ToolIn(msgspec.Struct):
+class ToolIn(Struct):
     """The definition of a tool. A tool without `input_schema` runs on Anthropic's servers, and is refused."""
 
     name: str
@@ -67,20 +68,20 @@ class ToolIn(msgspec.Struct):
     type: str | None = None
 
 
-class ToolChoice(msgspec.Struct):
+class ToolChoice(Struct):
     """Whether the model must call a tool, and which tool."""
 
     type: str
     name: str | None = None
 
 
-class Thinking(msgspec.Struct):
+class Thinking(Struct):
     """Whether the model thinks before it answers. Anthropic's token budget for the thought is ignored."""
 
     type: str
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
+class MessagesRequest(Struct, kw_only=True):
     """The body of a `/v1/messages` request. Fields that are not listed are ignored."""
 
     messages: list[MessageIn]

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 
 from engine.api.wire.completions import Prompt, prompts_of
 from engine.api.wire.errors import invalid
@@ -19,7 +19,7 @@ MAX_TEXTS = 2048
 """Largest number of texts in one request; OpenAI's limit."""
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
+class EmbeddingRequest(Struct, kw_only=True):
     """The body of a `/v1/embeddings` request. Fields that are not listed are ignored."""
 
     input: str | list[Any]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from engine.api.wire.answer import (
     DONE,
@@ -37,22 +38,22 @@ from engine.runtime.protocol.requests import ChatMessage, ImageFile, MediaFile, 
 from engine.runtime.session.events import Done, Reading
 
 MAX_TOP_LOGPROBS = 20
-Kind = TypeVar("Kind", bound=msgspec.Struct)
+Kind = TypeVar("Kind", bound=Struct)
 
 
-class ImageUrl(msgspec.Struct):
+class ImageUrl(Struct):
     """The image of a content part. OpenAI's `detail` is ignored."""
 
     url: str
 
 
-class InputAudio(msgspec.Struct):
+class InputAudio(Struct):
     """The sound of a content part. `data`: the file in base64."""
 
     data: str
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(Struct):
     """A content part of a message; `type` decides which other fields are used."""
 
     type: str
@@ -62,21 +63,21 @@ class ContentPart(msgspec.Struct):
     refusal: str | None = None
 
 
-class FunctionOfCall(msgspec.Struct):
+class FunctionOfCall(Struct):
     """The function of a tool call. Some clients send `arguments` as an object instead of text."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class CallOfMessage(msgspec.Struct):
+class CallOfMessage(Struct):
     """A tool call in an earlier message of the assistant."""
 
     function: FunctionOfCall
     id: str | None = None
 
 
-class MessageIn(msgspec.Struct):
+class MessageIn(Struct):
     """A message of a `/v1/chat/completions` request."""
 
     role: str
@@ -87,19 +88,19 @@ class MessageIn(msgspec.Struct):
     reasoning_content: str | None = None
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(Struct):
     """Options of a stream. `include_usage`: whether the last chunk has the token counts."""
 
     include_usage: bool | None = None
 
 
-class JsonSchema(msgspec.Struct):
+class JsonSchema(Struct):
     """The JSON schema of a `response_format`. OpenAI's `strict` is ignored, because answers always match the schema."""
 
     schema: dict[str, Any] | None = None
 
 
-class ResponseFormat(msgspec.Struct):
+class ResponseFormat(Struct):
     """The required form of the answer.
 
     `type`: `text`, `json_object` or `json_schema`.
@@ -112,7 +113,7 @@ class ResponseFormat(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(Struct, kw_only=True):
     """The sampling fields that several requests share, with the names of OpenAI's and llama.cpp's APIs."""
 
     temperature: float | None = None

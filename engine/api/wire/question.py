@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.api.wire.errors import invalid
+from engine.base.values import replace
 from engine.chat.asking import MAX_SENT_BYTES, answer_request
 from engine.chat.call_styles import HERMES
 from engine.chat.presets import chat_sampling, chat_template
@@ -38,8 +38,7 @@ MAX_MESSAGES = 10_000
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """A chat request in a form that is the same for all chat APIs.
 
     `model`: name of the model; empty: the request names none.
@@ -78,8 +77,7 @@ class Question:
         return self.uses_tools and self.choice != AUTO
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """The file of the answering model. It provides chat template and default sampling settings for a request."""
 
     file: ModelFile
@@ -115,7 +113,7 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
         # As with Anthropic and llama.cpp: the answer goes on from a last message that is the assistant's own.
         messages, begun = messages[:-1], messages[-1].content
     request = answer_request(messages, sampling, begun=begun, tools=tool_use(question, profile))
-    return msgspec.structs.replace(request, template_input=template_input(question, profile, values))
+    return replace(request, template_input=template_input(question, profile, values))
 
 
 def _is_begun(messages: Sequence[ChatMessage]) -> bool:

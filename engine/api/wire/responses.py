@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 
 from engine.api.wire.answer import CUT, Answer, Part, event_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
@@ -21,11 +21,12 @@ from engine.api.wire.question import (
     keep_alive_seconds,
 )
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
+from engine.base.values import replace
 from engine.runtime.protocol.requests import ChatMessage, MediaFile, ToolCall
 from engine.runtime.session.events import Done, Reading
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(Struct, kw_only=True):
     """The body of a `/v1/responses` request. Fields that are not listed are ignored."""
 
     input: str | list[dict[str, Any]]
@@ -195,7 +196,7 @@ class _Items:
         call = ToolCall(str(item.get("call_id") or ""), name, arguments or "{}")
         last = self._found[-1] if self._found else None
         if last is not None and last.role == "assistant" and not self._thoughts:
-            self._found[-1] = msgspec.structs.replace(last, calls=(*last.calls, call))
+            self._found[-1] = replace(last, calls=(*last.calls, call))
         else:
             self._found.append(ChatMessage("assistant", "", reasoning=self._taken_thoughts(), calls=(call,)))
 

@@ -6,8 +6,9 @@ Streams of Anthropic's API and the Responses API report where each segment begin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from engine.api.wire.answer import Answer, Part
 from engine.chat.tool_calls import CallDelta
@@ -15,8 +16,7 @@ from engine.chat.tool_calls import CallDelta
 Kind = Literal["reasoning", "content", "call"]
 
 
-@dataclass(slots=True)
-class Segment:
+class Segment(Struct):
     """One segment of an answer: a thought, a text or a tool call.
 
     `number`: index of the segment in the answer.

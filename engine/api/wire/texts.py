@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec import Struct
 
 from engine.api.wire.errors import ApiError
 from engine.api.wire.openai_chat import decode
@@ -18,7 +18,7 @@ A child process tokenises some 10 million characters a second, and serves no oth
 """
 
 
-class TokeniseRequest(msgspec.Struct):
+class TokeniseRequest(Struct):
     """The body of a `/tokenize` request.
 
     `add_special`: whether to add the tokens (BOS, EOS) with which this model's texts begin and end.
@@ -40,7 +40,7 @@ class TokeniseRequest(msgspec.Struct):
         return Tokenise(text=self.content, add_special=self.add_special)
 
 
-class DetokeniseRequest(msgspec.Struct):
+class DetokeniseRequest(Struct):
     """The body of a `/detokenize` request."""
 
     tokens: list[int]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.errors import PackError
 from engine.base.files import open_regular, read_at_most
@@ -44,14 +45,14 @@ _HEADER_BYTES = 1 << 16
 _BROKEN = (tarfile.TarError, EOFError, zlib.error)
 
 
-class PackFile(msgspec.Struct, frozen=True):
+class PackFile(Struct, frozen=True):
     """Size and SHA-256 of one file of a pack."""
 
     bytes: int
     sha256: str
 
 
-class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
+class Needs(Struct, frozen=True, omit_defaults=True):
     """Requirements of a pack on the system.
 
     `libraries`: shared libraries that must be installed.
@@ -64,7 +65,7 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
     words: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+class Manifest(Struct, frozen=True, omit_defaults=True):
     """The manifest of an engine pack.
 
     `engine`: name and version of the engine for which the pack was built.

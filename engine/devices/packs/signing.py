@@ -11,16 +11,17 @@ import binascii
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.errors import PackError
 from engine.base.files import locked, read_at_most, write_private
 from engine.base.json_file import read_kept, write_kept
 from engine.base.texts import show
+from engine.base.values import replace
 from engine.devices.packs.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ _CONTEXT = b"layerdeck engine pack 1\n"
 MakerKind = Literal["program", "here", "trusted", "unknown", "unsigned"]
 
 
-@dataclass(frozen=True, slots=True)
-class Maker:
+class Maker(Struct, frozen=True):
     """The maker of an engine pack: who signed the pack.
 
     `kind`: "program": the pack came with the program, unsigned. "here": signed with this computer's key. "trusted":
@@ -75,20 +75,19 @@ class Maker:
 UNSIGNED = Maker()
 
 
-class Publisher(msgspec.Struct, frozen=True):
+class Publisher(Struct, frozen=True):
     """A public key that the user trusts, and the name that the user gave to its owner."""
 
     key: str
     name: str = ""
 
 
-class _Ring(msgspec.Struct, frozen=True):
+class _Ring(Struct, frozen=True):
     version: int = 1
     publishers: tuple[Publisher, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PackKeys:
+class PackKeys(Struct, frozen=True):
     """The keys that sign packs and that check their signatures.
 
     `private`: file with this computer's private key; created when the first pack is signed.
@@ -167,9 +166,9 @@ class PackKeys:
         if not self.private.exists():
             self._make()
         key = self._read()
-        unsigned = msgspec.structs.replace(manifest, key=_public(key), signature="")
+        unsigned = replace(manifest, key=_public(key), signature="")
         signature = base64.b64encode(key.sign(_signed_bytes(unsigned))).decode("ascii")
-        return msgspec.structs.replace(unsigned, signature=signature)
+        return replace(unsigned, signature=signature)
 
     def _own_or_none(self) -> str:
         try:
@@ -259,7 +258,7 @@ def _is_signed(manifest: Manifest) -> bool:
 
     try:
         key = Ed25519PublicKey.from_public_bytes(base64.b64decode(manifest.key.removeprefix(PREFIX), validate=True))
-        signed = _signed_bytes(msgspec.structs.replace(manifest, signature=""))
+        signed = _signed_bytes(replace(manifest, signature=""))
         key.verify(base64.b64decode(manifest.signature, validate=True), signed)
     except (InvalidSignature, ValueError):
         return False

@@ -12,16 +12,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.errors import PackError
 from engine.base.files import locked
 from engine.base.json_file import read_kept, write_kept
 from engine.base.texts import show
+from engine.base.values import replace
 from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_archive_manifest, read_manifest, unpack
 from engine.devices.packs.signing import UNSIGNED, Maker, PackKeys
 
@@ -33,7 +34,7 @@ MAX_BOOK_BYTES = 1 << 20
 KEPT_VERDICTS = 64
 
 
-class FileState(msgspec.Struct, frozen=True):
+class FileState(Struct, frozen=True):
     """Size, times and inode of a file when its hash was checked. `size`: in bytes; -1: the file is missing.
 
     At its start, a child compares these values to find changed files, because hashing would read up to 4 GiB. A program
@@ -49,7 +50,7 @@ class FileState(msgspec.Struct, frozen=True):
     device: int = 0
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(Struct, frozen=True):
     """The result of an engine pack's self-test, in which a child process loads the pack.
 
     `engine`: build of the engine that loaded the pack.
@@ -75,7 +76,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return file_states(Path(self.folder), (file.name for file in self.files)) == self.files
 
 
-class PackBook(msgspec.Struct, frozen=True):
+class PackBook(Struct, frozen=True):
     """Content of the file with the self-test results of engine packs.
 
     `verdicts`: the results, newest last. `off`: names of packs that the user switched off.
@@ -98,16 +99,16 @@ class PackBook(msgspec.Struct, frozen=True):
         """Return a copy in which `verdict` replaces earlier self-test results of the same pack and engine."""
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
-        return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
+        return replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
         """Return a copy without the self-test results of the pack in `folder`."""
-        return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
+        return replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
         """Return a copy with a pack switched on or off."""
         others = tuple(each for each in self.off if each != name)
-        return msgspec.structs.replace(self, off=others if on else (*others, name))
+        return replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
         """Return the self-test results of the packs that a child with this build of the engine loads.
@@ -119,8 +120,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
 
 
-@dataclass(frozen=True, slots=True)
-class PackLibrary:
+class PackLibrary(Struct, frozen=True):
     """A backend library that a child loads. `pack`: name of its pack."""
 
     pack: str
@@ -180,8 +180,7 @@ def write_book(path: Path, book: PackBook) -> None:
 PackState = Literal["used", "off", "broken", "unchecked"]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedPack:
+class ListedPack(Struct, frozen=True):
     """State and remarks of one engine pack, to be shown in a list.
 
     `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
@@ -275,8 +274,7 @@ _REPLACED = "replaced"
 """Folders of an installation: prefix of its temporary folder, and the folder in it that holds the old pack."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(Struct, frozen=True):
     """An engine pack on disk.
 
     `manifest`: the pack's manifest; None: the pack cannot be used.
@@ -293,8 +291,7 @@ class Pack:
     maker: Maker = UNSIGNED
 
 
-@dataclass(frozen=True, slots=True)
-class PackStore:
+class PackStore(Struct, frozen=True):
     """Finds, installs and removes packs.
 
     `user`: folder of installed packs.

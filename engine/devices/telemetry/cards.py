@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from msgspec import Struct
+
 from engine.base.language import tr
 from engine.base.pci import PciId, parse_pci_id
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.telemetry.processes import descendants
 from engine.devices.telemetry.sample import CardState, Sample, gap
@@ -273,8 +275,7 @@ def nvidia_driver(nvml: Nvml) -> str | None:
     return None if version is None else str(version)
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaCard:
+class NvidiaCard(Struct, frozen=True):
     """A card as NVIDIA's driver lists it.
 
     `total_bytes`, `free_bytes`: the card's memory; 0 and None for a card that shares the host's memory, because the
@@ -331,8 +332,7 @@ _REACHED = 0.8
 """Share of a PCIe link's raw speed that copies reach."""
 
 
-@dataclass(frozen=True, slots=True)
-class CardFacts:
+class CardFacts(Struct, frozen=True):
     """Properties of a card that do not change while the program runs.
 
     `drives_display`: whether a screen is connected and active.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import GIB, MIB, format_bytes
@@ -43,8 +44,7 @@ An alert begins after `_BEGIN_AFTER` consecutive samples with the problem.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """A memory problem of a device. `message`: a sentence with the remedy."""
 
     device: str

@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import Device
@@ -158,8 +158,7 @@ LOOK_AGAIN_S = 5.0
 """Least seconds between two searches for the process that listens on a port: each reads the whole process table."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerProcess:
+class WorkerProcess(Struct, frozen=True):
     """The process of an RPC worker that we started. `baseline_bytes`: its VmData before any allocation."""
 
     pid: int

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CardState:
+class CardState(Struct, frozen=True):
     """Further readings of a card. A value is None if the driver does not report it.
 
     `power_limit_w`: power at which the driver lowers the clocks.
@@ -29,8 +27,7 @@ class CardState:
     throttled_by: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """A reading of a device at `time_s` (monotonic clock). A value is None if it could not be read; 0 is a measured
     value.
 
@@ -85,7 +82,7 @@ class NoReader:
         return gap(self._device, time_s, self._note)
 
 
-class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryHolder(Struct, frozen=True, kw_only=True):
     """A process that holds memory of a device.
 
     `held_bytes`: bytes that the process holds; None: the driver does not report them.

@@ -6,7 +6,8 @@ The rate is the mean of the last ten seconds. The time left is known only if the
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.units import MIB
 from engine.library.downloads.part_file import Ranges, add_range, first_gap
@@ -18,8 +19,7 @@ MAX_SPAN_BYTES = 32 << 30
 _GAIN = 1.15
 
 
-@dataclass(eq=False)
-class Span:
+class Span(Struct, eq=False, dict=True):
     """Byte range of a file that one connection fetches.
 
     `at`: offset of the next byte to fetch; the connection increases it.

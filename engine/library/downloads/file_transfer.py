@@ -12,14 +12,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from engine.base.errors import EngineError
 from engine.base.units import KIB, format_bytes
+from engine.base.values import replace
 from engine.library.downloads.connections import Span, SpanPlan, Trial
 from engine.library.downloads.hasher import Hasher
 from engine.library.downloads.part_file import (
@@ -60,8 +60,7 @@ _PROGRESS_BYTES = 64 * KIB
 _MAGIC = b"GGUF"
 
 
-@dataclass(frozen=True, slots=True)
-class FileProgress:
+class FileProgress(Struct, frozen=True):
     """Progress of one file.
 
     `done_bytes`: bytes on the disk; in the stage "verify", bytes hashed.

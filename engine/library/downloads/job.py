@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.files import require_hugging_face_cache
 from engine.library.downloads.placing import from_web, in_cache, in_folder
@@ -37,8 +36,7 @@ class JobState(StrEnum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(Struct, frozen=True):
     """State of a download for the window. The fields from `stage` to `left_s` are set only while it runs.
 
     `size_bytes`: size of all files, None if the server did not state it.
@@ -64,14 +62,7 @@ class JobView:
     retry_s: float | None = None
 
 
-def time_words(seconds: float) -> str:
-    """Return a duration for people: "2 h 5 min", "3 min 20 s", "8 s"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(Struct, frozen=True, kw_only=True):
     """A download of all parts of a model and its projector, as stored in the queue file.
 
     `refs`: (path, text) of small files to write into the Hugging Face cache; each states the commit of a branch.
@@ -102,7 +93,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
+class QueueFile(Struct, frozen=True, kw_only=True):
     """The file that stores the download queue between two runs of the program, as JSON."""
 
     version: int = QUEUE_VERSION

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.errors import EngineError
 from engine.base.files import lock_file, read_at_most, sync_folder, write_whole
@@ -424,7 +425,7 @@ latest lines.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class Origin(Struct, frozen=True, kw_only=True):
     """Identity of a file on its server, the first line of the journal.
 
     A field is None if the server did not state it.
@@ -438,7 +439,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
 
-class _Step(msgspec.Struct, frozen=True):
+class _Step(Struct, frozen=True):
     done: tuple[tuple[int, int], ...]
     synced: bool = False
     boot: str = ""

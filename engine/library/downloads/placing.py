@@ -14,7 +14,6 @@ from engine.base.files import write_whole
 from engine.base.texts import quote
 from engine.library.downloads.part_file import storage_error
 from engine.library.hub.addresses import WebAddress, is_safe_name, is_safe_path
-from engine.library.hub.client import file_url
 from engine.library.hub.listing import HubFile, RepoListing
 from engine.library.hub.settings import HubSettings
 from engine.runtime.protocol.network import TransferFile
@@ -104,7 +103,7 @@ def write_refs(refs: Iterable[tuple[str, str]]) -> None:
 
 def _transfer(listing: RepoListing, file: HubFile, hub: HubSettings, target: Path, link: str | None) -> TransferFile:
     return TransferFile(
-        url=file_url(hub, listing.repo, listing.commit, file.path),
+        url=hub.file_url(listing.repo, listing.commit, file.path),
         target=str(target),
         size_bytes=file.size_bytes,
         sha256=file.sha256,

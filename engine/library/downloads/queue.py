@@ -13,16 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from msgspec.structs import replace
+from msgspec import Struct
 
 from engine.base.errors import EngineError, PlacedError
 from engine.base.files import open_lock
 from engine.base.json_file import read_kept, write_kept
+from engine.base.values import replace
 from engine.library.downloads.connections import RateMeter
 from engine.library.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
 from engine.library.downloads.part_file import OccupiedError, StorageError, discard_part
@@ -37,8 +37,7 @@ _UNREACHED = "unreachable"
 _log = logging.getLogger("layerdeck.engine")
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(Struct):
     job_id: str
     transfer: Transfer
     rate: RateMeter
@@ -395,8 +394,7 @@ PAUSES_S = (15.0, 60.0, 180.0, 600.0, 1800.0, 1800.0, 1800.0, 3600.0, 3600.0)
 LOOK_EVERY_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """A scheduled retry of a job.
 
     `due_s`: time of the retry, in seconds of the schedule's clock.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.programs import child_argv
 from engine.runtime.process.child import ChildProcess
@@ -24,8 +25,7 @@ def downloader_argv() -> list[str]:
     return child_argv("download")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferEnd:
+class TransferEnd(Struct, frozen=True):
     """Result of a download request: the downloaded files, or the kind of the error and a sentence.
 
     `fetched_bytes`: bytes received in this transfer.

@@ -7,11 +7,12 @@ before they are used as file names here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from string import punctuation
 from typing import Literal
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
@@ -25,8 +26,7 @@ _PAGES = ("tree", "blob", "resolve", "raw")
 _REMEDY = tr("write owner/name, owner/name:Q4_K_M, or the https address of a .gguf file")
 
 
-@dataclass(frozen=True, slots=True)
-class HubAddress:
+class HubAddress(Struct, frozen=True):
     """A repository of the hub, or one file in it.
 
     `repo`: the repository as "owner/name".
@@ -44,8 +44,7 @@ class HubAddress:
         return f"{self.repo}:{self.quantisation}" if self.quantisation else self.repo
 
 
-@dataclass(frozen=True, slots=True)
-class WebAddress:
+class WebAddress(Struct, frozen=True):
     """The https address of a model file on any server. `name`: file name on this computer."""
 
     url: str

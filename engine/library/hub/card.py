@@ -6,11 +6,11 @@ The text is untrusted. Views show no HTML of it and load nothing that it refers 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import clean
-from engine.library.hub.client import file_url
 from engine.library.hub.settings import HubError, HubSettings
 from engine.library.hub.web import open_url
 
@@ -27,8 +27,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelCard(Struct, frozen=True):
     """A model card of the hub.
 
     `facts`: labels and values from the YAML metadata.
@@ -49,7 +48,7 @@ def fetch_card(repo: str, hub: HubSettings, token: str | None = None, *, revisio
     """
     hub.require_online()
     try:
-        with open_url(file_url(hub, repo, revision, "README.md"), token=token, first=0, end=MAX_CARD_BYTES) as response:
+        with open_url(hub.file_url(repo, revision, "README.md"), token=token, first=0, end=MAX_CARD_BYTES) as response:
             data = response.read_whole(MAX_CARD_BYTES)
     except HubError as error:
         if error.fault == "not_found":

@@ -18,6 +18,7 @@ from urllib.parse import quote as quoted
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
@@ -52,7 +53,7 @@ _BAD_TOKEN = "Invalid credentials in Authorization header"
 _Answer = TypeVar("_Answer")
 
 
-class _Model(msgspec.Struct):
+class _Model(Struct):
     """A repository in the JSON of the API. `gguf` has values from the file's header, which may be of any type."""
 
     id: str
@@ -66,13 +67,13 @@ class _Model(msgspec.Struct):
     gguf: object = None
 
 
-class _LargeFile(msgspec.Struct):
+class _LargeFile(Struct):
     """Field `lfs` of a file in the API's JSON, for a large file in Git LFS. `oid`: SHA-256 of the file."""
 
     oid: str
 
 
-class _Entry(msgspec.Struct):
+class _Entry(Struct):
     """A file or folder in the JSON of the API's tree.
 
     `type`: "file" or "directory".
@@ -125,17 +126,6 @@ def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision
     entries = _items(hub, token, f"{address}/tree/{commit}?recursive=true&expand=false", list[_Entry], repo)
     files = [_file_of(each) for each in islice(entries, MAX_FILES) if each.type == "file"]
     return make_listing(repo, commit, files, gated=bool(state.gated), revision=revision)
-
-
-def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:
-    """Return the address of a file in the repository `repo` on the hub.
-
-    The hub answers with the file's bytes, or with a redirect to a signed link.
-
-    `revision`: branch, tag or commit.
-    `path`: path of the file in the repository.
-    """
-    return f"{hub.endpoint}/{repo}/resolve/{quoted(revision, safe='')}/{quoted(path)}"
 
 
 def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answer]], what: str) -> Iterator[_Answer]:

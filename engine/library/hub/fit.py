@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from engine.library.hub.listing import HubFile, Quantisation, RepoListing
 from engine.model.gguf.model_file import ModelFile
@@ -37,8 +38,7 @@ class HeaderGrade(StrEnum):
     ESTIMATED = "estimated"
 
 
-@dataclass(frozen=True, slots=True)
-class QuantisationFit:
+class QuantisationFit(Struct, frozen=True):
     """The forecast of one quantisation of a repository. Speeds are in tokens per second.
 
     `verdict`: where the quantisation fits.
@@ -82,8 +82,7 @@ class QuantisationFit:
         return sum(row.need_bytes + row.mapped_bytes for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RepoFit:
+class RepoFit(Struct, frozen=True):
     """Forecasts of all quantisations of a repository.
 
     `model`: the header that the forecasts are based on.

@@ -8,11 +8,13 @@ starts from a listing, `forecast_repo` from a header.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.library.fitting import predict_speed
 from engine.library.hub.addresses import HubAddress
@@ -40,8 +42,7 @@ _UNSCALED = ("F32", "F64", "I8", "I16", "I32", "I64")
 _DEFAULTS = ContextSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class FitOptions:
+class FitOptions(Struct, frozen=True):
     """Conditions of a forecast: rig, strategy, context settings, and constraints of the strategy.
 
     `text_only`: whether to leave out the memory of the projector that belongs to a quantisation.

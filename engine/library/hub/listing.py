@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
@@ -19,8 +20,7 @@ PREFERRED_TAGS = ("Q4_K_M", "Q8_0")
 _ENDING = re.compile(r"\.gguf$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
+class HubFile(Struct, frozen=True):
     """A file of a hub repository.
 
     `path`: path in the repository.
@@ -46,8 +46,7 @@ class HubFile:
         return role_of(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
+class Quantisation(Struct, frozen=True):
     """One quantisation of a model in a hub repository.
 
     `name`: folder and file name of the model, without part number and ending.
@@ -73,8 +72,7 @@ class Quantisation:
         return self.tag or self.name
 
 
-@dataclass(frozen=True, slots=True)
-class RepoListing:
+class RepoListing(Struct, frozen=True):
     """The model files of a hub repository at one commit.
 
     `quantisations`: from the smallest to the largest.
@@ -190,8 +188,7 @@ SearchOrder = Literal["trending", "downloads", "likes", "updated", "created"]
 SEARCH_ORDERS: tuple[SearchOrder, ...] = ("trending", "downloads", "likes", "updated", "created")
 
 
-@dataclass(frozen=True, slots=True)
-class HubModel:
+class HubModel(Struct, frozen=True):
     """A repository that a search found. Fields are None or empty if the hub does not state them.
 
     `updated`: date of the last change (YYYY-MM-DD).
@@ -212,8 +209,7 @@ class HubModel:
     n_parameters: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SearchQuery:
+class SearchQuery(Struct, frozen=True):
     """A search for repositories at the hub.
 
     `text`: words to search for, may be empty.

@@ -15,7 +15,6 @@ from pathlib import Path
 from engine.base.errors import ModelFileError
 from engine.base.files import read_at_most, write_whole
 from engine.base.units import KIB, MIB
-from engine.library.hub.client import file_url
 from engine.library.hub.listing import HubFile, Quantisation, RepoListing
 from engine.library.hub.settings import HubSettings
 from engine.library.hub.web import open_range
@@ -95,7 +94,7 @@ def read_remote_model(
     """
 
     def reader_of(file: HubFile) -> Fetch:
-        url = file_url(hub, listing.repo, listing.commit, file.path)
+        url = hub.file_url(listing.repo, listing.commit, file.path)
         return lambda first, end: _read_online(hub, url, first, end, token)
 
     headers = [read_remote_header(file, index, reader_of(file), cache) for index, file in enumerate(quantisation.files)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote as quoted
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
@@ -63,8 +65,7 @@ class HubError(EngineError):
         return self.fault in PASSING
 
 
-@dataclass(frozen=True, slots=True)
-class HubSettings:
+class HubSettings(Struct, frozen=True):
     """The Hugging Face hub, or a mirror, that requests go to.
 
     `endpoint`: scheme, host and path, without a trailing slash.
@@ -84,6 +85,16 @@ class HubSettings:
                 "offline",
                 tr("Layerdeck works offline. Turn off Work Offline, or unset HF_HUB_OFFLINE, to reach the hub."),
             )
+
+    def file_url(self, repo: str, revision: str, path: str) -> str:
+        """Return the address of a file in the repository `repo`.
+
+        The hub answers with the file's bytes, or with a redirect to a signed link.
+
+        `revision`: branch, tag or commit.
+        `path`: path of the file in the repository.
+        """
+        return f"{self.endpoint}/{repo}/resolve/{quoted(revision, safe='')}/{quoted(path)}"
 
 
 def hub_settings(

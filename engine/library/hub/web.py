@@ -15,12 +15,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 from urllib.parse import urljoin, urlsplit
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import clean
@@ -121,8 +122,7 @@ def _tls_context() -> ssl.SSLContext:
 FaultOfAnswer = Callable[[int, Message, str], HubError]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """Size, etag, commit and byte range of a file, from the headers of an HTTP response.
 
     `url`: address of the response, after redirects.
@@ -293,8 +293,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
         return response.read_up_to(end - first)
 
 
-@dataclass(frozen=True, slots=True)
-class _Linked:
+class _Linked(Struct, frozen=True):
     """Etag, size and commit of a file, from the headers of the response that redirects to the hub's storage."""
 
     etag: str | None = None

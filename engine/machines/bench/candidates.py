@@ -7,14 +7,14 @@ The module also predicts the time of an answer on each layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.machines.bench.results import Measured, Preset
 from engine.machines.rigs.speeds import TimedAnswer, bare_speed, known_speeds, learnt
@@ -39,8 +39,7 @@ that have at least `op_offload_min_batch` tokens.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A layout to measure in a benchmark. `name`: name in the results. `reason`: why it is tried, for people."""
 
     name: str
@@ -132,7 +131,7 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
     """
     n_layers, context = base.edit.layout.n_layers, base.edit.context
     alone = base.with_layout(single_device(n_layers, CPU_ID))
-    spread = Edit(alone.edit.layout, msgspec.structs.replace(context, numa="distribute"), base.edit.side_files)
+    spread = Edit(alone.edit.layout, replace(context, numa="distribute"), base.edit.side_files)
     nodes = base.with_layout(split_evenly(n_layers, [device.id for device in base.rig.devices]))
     return (
         Candidate("CPU", alone, tr("all layers on the CPU, without a split by NUMA node")),
@@ -208,7 +207,7 @@ def _micro_batches(prompt_tokens: int, name: str, plan: Plan) -> tuple[Candidate
 def _with(name: str, plan: Plan, changes: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Candidate, ...]:
     found = []
     for words, change in changes:
-        context = msgspec.structs.replace(plan.edit.context, **change)
+        context = replace(plan.edit.context, **change)
         edit = Edit(plan.edit.layout, context, plan.edit.side_files)
         found.append(Candidate(f"{name}, {words}", plan.with_edit(edit)))
     return tuple(_loadable(found))

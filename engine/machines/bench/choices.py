@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from engine.base.values import replace
 from engine.devices.device import MeasuredChoice
 from engine.machines.bench.candidates import BUSY_LOAD, Candidate
 from engine.machines.bench.results import BenchResults, Measured, compare
@@ -78,7 +79,7 @@ def _choice(setting: str, base: Measured, rivals: Sequence[Measured], plans: dic
         return None
     best = max(told, key=lambda each: each.ratio)
     if best.ratio >= MIN_GAIN and best.low > 1:
-        return msgspec.structs.replace(best, base=value, machine=machine, load=load)
+        return replace(best, base=value, machine=machine, load=load)
     return MeasuredChoice(setting, value, value, 1.0, 1.0, 1.0, machine, load)
 
 

@@ -6,8 +6,9 @@ import queue
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, CancelledError, EngineError
@@ -45,8 +46,7 @@ class LoadEndedError(EngineError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A timed answer of a model.
 
     `done`: the engine's token counts and speeds.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.devices.telemetry.processes import WorkerProcess
@@ -16,8 +17,7 @@ from engine.machines.bench.runner import Bench, BenchProgress
 from engine.planning.fit.speed_book import SpeedBook
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOrder:
+class BenchOrder(Struct, frozen=True):
     """A request for a benchmark: layouts of one model to compare, of which the first is the base.
 
     `candidates`: the layouts. `preset`: what is measured: lengths, depths and number of rounds.

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
 import psutil
+from msgspec import Struct, field
 
 from engine.devices.device import Device, Rig
 from engine.devices.telemetry.processes import WorkerProcess, descendants
@@ -28,8 +28,7 @@ Time services correct the clock by less.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """Readings of the devices during a span of time, such as one answer or one load.
 
     `samples`: the readings.
@@ -55,8 +54,7 @@ class Watch(Protocol):
     def end(self) -> Window: ...
 
 
-@dataclass(slots=True)
-class _Begun:
+class _Begun(Struct):
     clock_s: float
     monotonic_s: float
     busy_s: float

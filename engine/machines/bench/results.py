@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
@@ -15,6 +16,7 @@ from engine.base.json_file import UNREADABLE, encode_document, write_file
 from engine.base.language import tr
 from engine.base.texts import shorten
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.machines.bench.statistics import Ratio, median_interval, ratio_of
 from engine.planning.layout.layout_file import LayoutFile, parse_layout
 
@@ -41,7 +43,7 @@ RATES: tuple[Measure, ...] = ("prompt", "generation")
 """Measures in tokens per second. All other measures are in seconds."""
 
 
-class Preset(msgspec.Struct, frozen=True):
+class Preset(Struct, frozen=True):
     """What a benchmark measures. Lengths are in tokens.
 
     `name`: name of the option or menu entry, such as `quick`.
@@ -68,7 +70,7 @@ PRESETS = {
 }
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(Struct, frozen=True, kw_only=True):
     """The measured speeds of one answer. A speed or time is None if it could not be measured.
 
     `round`: number of the round.
@@ -87,14 +89,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     other_load: float | None = None
 
 
-class TimedLoad(msgspec.Struct, frozen=True):
+class TimedLoad(Struct, frozen=True):
     """The time of one load of a layout. `round`: number of the round in which it was loaded."""
 
     round: int
     seconds: float
 
 
-class DeviceMemory(msgspec.Struct, frozen=True):
+class DeviceMemory(Struct, frozen=True):
     """Memory of a device with a loaded layout; each value is None if it is unknown.
 
     `forecast_bytes`: bytes by the forecast.
@@ -108,7 +110,7 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     peak_bytes: int | None = None
 
 
-class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceState(Struct, frozen=True, kw_only=True):
     """State of a device during answers. A field is None if the device does not report it.
 
     `clock_mhz`, `power_w`: medians of the readings.
@@ -125,7 +127,7 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     throttled: str = ""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class Measured(Struct, frozen=True, kw_only=True):
     """A layout with its measured speeds.
 
     `layout`: content of a layout file.
@@ -207,7 +209,7 @@ def value_of(sample: Sample, measure: Measure) -> float | None:
     return None
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(Struct, frozen=True, kw_only=True):
     """Comparison of one measure of two layouts.
 
     `base`, `name`: names of the layouts.
@@ -228,7 +230,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Literal["faster", "slower", "same", "open"]
 
 
-class AnswerCheck(msgspec.Struct, frozen=True):
+class AnswerCheck(Struct, frozen=True):
     """Whether two layouts gave the same greedy answers.
 
     `base`, `name`: names of the layouts.
@@ -241,7 +243,7 @@ class AnswerCheck(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-class MachineDevice(msgspec.Struct, frozen=True):
+class MachineDevice(Struct, frozen=True):
     """A device of the machine on which the benchmark ran.
 
     `name`: name of the hardware; empty for RPC workers, because their names may contain a computer's name.
@@ -253,7 +255,7 @@ class MachineDevice(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
-class Machine(msgspec.Struct, frozen=True):
+class Machine(Struct, frozen=True):
     """The machine of a benchmark, without data that identifies its owner.
 
     `n_cores`: number of threads that the engine computes with by default.
@@ -266,7 +268,7 @@ class Machine(msgspec.Struct, frozen=True):
     devices: tuple[MachineDevice, ...] = ()
 
 
-class BenchModel(msgspec.Struct, frozen=True):
+class BenchModel(Struct, frozen=True):
     """The model of a benchmark, without its path."""
 
     name: str
@@ -275,7 +277,7 @@ class BenchModel(msgspec.Struct, frozen=True):
     n_layers: int
 
 
-class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
+class BenchResults(Struct, frozen=True, kw_only=True):
     """All results of a benchmark: the content of a results file. The first layout is the base of the comparisons.
 
     `layerdeck`, `engine`: versions of Layerdeck and of the engine.
@@ -398,7 +400,7 @@ def with_comparisons(results: BenchResults) -> BenchResults:
     pairs = [
         (base, each) for each in results.layouts if each.against and (base := results.layout(each.against)) is not None
     ]
-    return msgspec.structs.replace(
+    return replace(
         results,
         comparisons=tuple(found for base, other in pairs for found in compare_all(base, other)),
         answers=tuple(found for base, other in pairs if (found := check_answers(base, other)) is not None),
@@ -448,7 +450,7 @@ def read_results(path: Path) -> BenchResults:
     return parse_results(data, path.name)
 
 
-class _Head(msgspec.Struct):
+class _Head(Struct):
     format: str = ""
     version: int = 0
 

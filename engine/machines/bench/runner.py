@@ -10,17 +10,17 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import fmean
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.base.engine_build import engine_version, own_version
 from engine.base.errors import CancelledError
 from engine.base.language import tr
 from engine.base.processor import own_processor
 from engine.base.units import format_rough_time
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.machines.bench.candidates import Candidate, Predictor
 from engine.machines.bench.loads import Answer, LoadEndedError, Subject
@@ -61,8 +61,7 @@ _SPARE_TOKENS = 256
 """Tokens that stay free in the context when it is filled for the depth `FULL`: prompt lengths are approximate."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchProgress:
+class BenchProgress(Struct, frozen=True):
     """Progress of a benchmark.
 
     `words`: the current action, for people.
@@ -83,8 +82,7 @@ class BenchProgress:
         return "" if self.left_s is None else tr(", about {time} left", time=format_rough_time(self.left_s))
 
 
-@dataclass(slots=True)
-class _Trial:
+class _Trial(Struct):
     """A candidate with its measured speeds and readings.
 
     `loaded`: event of its last load; None before the first one.
@@ -255,7 +253,7 @@ class Bench:
             # What was measured before stays, and the other layouts go on.
             trial.is_over, self._held = True, None
             self._total -= n_later
-            trial.measured = msgspec.structs.replace(trial.measured, problem=error.summary(), problem_kind=error.reason)
+            trial.measured = replace(trial.measured, problem=error.summary(), problem_kind=error.reason)
         self._done += 1
         self._summarise(trial)
         self._say(tr("Measuring {name}", name=trial.name))
@@ -268,7 +266,7 @@ class Bench:
             ended = tr("The comparison was cancelled. The measurements until then are kept.")
         for trial in self._trials:
             self._summarise(trial)
-        return with_comparisons(msgspec.structs.replace(self._known(), ended=ended))
+        return with_comparisons(replace(self._known(), ended=ended))
 
     # ------------------------------------------------------------------ one turn
 
@@ -282,7 +280,7 @@ class Bench:
         trial.windows.append((window, 0))
         if not self._note_sleep(window):
             loads = (*trial.measured.loads, TimedLoad(self._rounds, seconds))
-            trial.measured = msgspec.structs.replace(trial.measured, loads=loads)
+            trial.measured = replace(trial.measured, loads=loads)
         self._warm_up(trial)
 
     def _warm_up(self, trial: _Trial) -> None:
@@ -338,7 +336,7 @@ class Bench:
         answers = dict(trial.measured.answers)
         if not depth:
             answers[str(number)] = answer.text
-        trial.measured = msgspec.structs.replace(trial.measured, samples=samples, answers=answers)
+        trial.measured = replace(trial.measured, samples=samples, answers=answers)
         trial.windows.append((window, sample.answer_tokens))
 
     def _prompt(self, n_tokens: int, seed: int) -> str:
@@ -376,12 +374,12 @@ class Bench:
                 model=BenchModel(plan.model.name, plan.model.architecture, plan.model.size_bytes, plan.model.n_layers),
                 preset=self._preset,
             )
-        return msgspec.structs.replace(self._results, layouts=tuple(each.measured for each in self._trials))
+        return replace(self._results, layouts=tuple(each.measured for each in self._trials))
 
     def _note(self, sentence: str) -> None:
         known = self._known()
         if sentence not in known.notes:
-            self._results = msgspec.structs.replace(known, notes=(*known.notes, sentence))
+            self._results = replace(known, notes=(*known.notes, sentence))
 
     def _note_sleep(self, window: Window) -> bool:
         if window.slept_s <= 0:
@@ -407,7 +405,7 @@ class Bench:
             if row.need_bytes or row.mapped_bytes
         )
         states = (device_state(trial.windows, device) for device in plan.rig.all_devices)
-        trial.measured = msgspec.structs.replace(
+        trial.measured = replace(
             trial.measured, memory=memory, devices=tuple(each for each in states if each is not None)
         )
 

@@ -9,7 +9,8 @@ ratio, and contains the true median with a probability of 94 %, whatever the dis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MIN_ROUNDS = 5
 """Smallest number of rounds for which a confidence interval is computed.
@@ -33,8 +34,7 @@ _SEED = 20240229
 """Seed of the random numbers, fixed so that the same samples always have the same interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """How many times as fast one layout is as another, with the confidence interval (95 %).
 
     `value`: median of the ratios of the rounds.

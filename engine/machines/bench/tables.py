@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -24,8 +24,7 @@ _COLUMNS = ("layout", "test", "unit", "median", "low", "high", "rounds", "agains
             "verdict")  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One measure of one layout, a row of the table of results.
 
     `depth`: tokens in the context before the prompt.

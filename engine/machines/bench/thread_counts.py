@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import BusyError, EngineError
@@ -54,8 +55,7 @@ The keys are numbers of threads as text, or "free" and "bound" for threads that 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of work with its own setting for the number of threads: answers or prompts.
 
     `setting`: key of this setting in a layout file.

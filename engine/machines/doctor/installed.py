@@ -6,8 +6,9 @@ import platform
 import re
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.confinement import limits_memory, missing_protections
 from engine.base.engine_build import engine_build
@@ -28,8 +29,7 @@ _DISPLAY, _ACCELERATOR = 0x03, 0x12
 """PCI base classes of cards: display controller and processing accelerator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """A graphics card or accelerator on the PCI bus.
 
     `slot`: PCI address.

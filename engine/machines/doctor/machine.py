@@ -7,9 +7,10 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, WorkerCrashedError
@@ -63,8 +64,7 @@ _SPLIT_NEEDS = 2
 """Split mode tensor is checked only on a machine with more devices than this: the host and at least two others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(Struct, frozen=True):
     """Paths of the files of an examination.
 
     `demo`: model to load.

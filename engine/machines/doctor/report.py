@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.confinement import TABLE, cells
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.json_file import encode_document, write_file
+from engine.base.values import replace
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A step of an examination.
 
     `words`: what the step does, for people.
@@ -33,8 +33,7 @@ class Step:
     device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Progress of an examination: `done` of `total` steps are complete.
 
     `words`: current action, for people.
@@ -76,7 +75,7 @@ def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: Can
 Figure = int | float | str | bool | None
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class Check(Struct, frozen=True, kw_only=True):
     """One result of an examination.
 
     `device`: id of the examined device; None if the check is about the whole machine.
@@ -92,7 +91,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Figure] = {}
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(Struct, frozen=True):
     """All results of an examination, in the order of its steps. `is_whole`: False if the examination was cancelled
     before its end.
     """
@@ -139,9 +138,9 @@ def without_names(report: Report, names: Mapping[str, str]) -> Report:
     def checked(check: Check) -> Check:
         figures = {key: cleaned(value) if isinstance(value, str) else value for key, value in check.figures.items()}
         device = None if check.device is None else cleaned(check.device)
-        return msgspec.structs.replace(check, device=device, detail=cleaned(check.detail), figures=figures)
+        return replace(check, device=device, detail=cleaned(check.detail), figures=figures)
 
-    return msgspec.structs.replace(report, checks=tuple(map(checked, report.checks)))
+    return replace(report, checks=tuple(map(checked, report.checks)))
 
 
 def write_report(path: Path, report: Report) -> None:

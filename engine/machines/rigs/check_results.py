@@ -6,15 +6,15 @@ A failed check becomes a fault of the device, so that the broken feature is not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
 from engine.base.json_file import read_kept, write_kept
+from engine.base.values import replace
 from engine.devices.device import FEATURES, Device, Fault, Feature, Findings, Rig, device_key
 from engine.machines.rigs.engine_checks import Checked
 
@@ -26,7 +26,7 @@ _ABOUT_A_TYPE = ("weights", "flash_attention")
 """Features that can be faulty for a single type of weights or cache. Other features are faulty for all types."""
 
 
-class KeptCheck(msgspec.Struct, frozen=True):
+class KeptCheck(Struct, frozen=True):
     """A stored result of the engine's self-check for one feature of a device.
 
     `feature`: what was checked, such as "weights" or "flash_attention".
@@ -40,7 +40,7 @@ class KeptCheck(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class CheckResults(msgspec.Struct, frozen=True):
+class CheckResults(Struct, frozen=True):
     """Content of the file with the results of the engine's self-check.
 
     `devices`: results of each device, by a key of engine build, driver and device (`book_key`).

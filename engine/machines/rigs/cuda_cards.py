@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import WorkerCrashedError
 from engine.base.pci import PciId, parse_pci_id
+from engine.base.values import replace
 from engine.devices.telemetry.cards import NvidiaCard, list_nvidia_cards
 from engine.planning.memory.backends import TRAITS
 from engine.runtime.plan_requests import CUDA_VARIABLE
@@ -62,7 +62,7 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
     """
     cards = list_nvidia_cards()
     known = tuple(card.uuid for card in cards if card.free_bytes is not None and not card.is_sliced)
-    request = msgspec.structs.replace(request, known_cards=known)
+    request = replace(request, known_cards=known)
     try:
         return tuple(_free_of_contexts(ask(request, {}), cards))
     except WorkerCrashedError:
@@ -93,7 +93,7 @@ def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) 
             # The context of the child used memory while it was read, and has ended with the child. A forecast adds the
             # same estimate for its own context, so that an error of the estimate cancels out.
             free_bytes += TRAITS[device.backend].overhead_bytes
-        yield msgspec.structs.replace(device, free_bytes=min(free_bytes, device.total_bytes))
+        yield replace(device, free_bytes=min(free_bytes, device.total_bytes))
 
 
 def visible_cards(cards: Sequence[NvidiaCard], environ: Mapping[str, str]) -> tuple[NvidiaCard, ...]:
@@ -135,8 +135,7 @@ def _works(ask: AskDevices, card: NvidiaCard) -> bool:
     return any(parse_pci_id(device.pci_bus_id or "") == card.slot and device.total_bytes for device in found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     number: int
     device: GgmlDevice
 
@@ -159,7 +158,7 @@ def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set
     for device in found:
         slot = parse_pci_id(device.pci_bus_id or "")
         if device.backend == "CUDA" and slot in numbers:
-            named = msgspec.structs.replace(device, name=f"CUDA{numbers[slot]}")
+            named = replace(device, name=f"CUDA{numbers[slot]}")
             places.append(_Place(numbers[slot], named))
         else:
             others.append(device)
@@ -169,7 +168,7 @@ def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set
 
 def _described(card: NvidiaCard, number: int, like: GgmlDevice) -> GgmlDevice:
     slot = card.slot
-    return msgspec.structs.replace(
+    return replace(
         like,
         name=f"CUDA{number}",
         description=card.name,

@@ -12,9 +12,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, BusyError, EngineError, UnreachableError
@@ -23,6 +24,7 @@ from engine.base.numa import read_nodes
 from engine.base.pci import parse_pci_name
 from engine.base.texts import clean
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
 from engine.devices.hiding_variables import find_hiding
@@ -77,8 +79,7 @@ def _processor_lines() -> list[str]:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """A paired machine whose devices can be reached through a tunnel.
 
     `endpoint`: address (host:port) of its listener.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import signal as signals
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
@@ -110,8 +110,7 @@ FELL_SILENT = "It was not tested, because the worker no longer answered; restart
 TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """A computation of logits: a model file, devices and settings.
 
     `context`: context settings of the load.
@@ -142,8 +141,7 @@ class Trial:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """One comparison of the engine's check: two loads of one model must compute nearly the same logits.
 
     `feature`: what is checked, such as weights or flash attention. `of`: type of weights or cache; empty if the feature
@@ -176,8 +174,7 @@ class Case:
                 return "a device used twice"
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """The result of a case of the self-check.
 
     `reason`: a sentence if the case failed.
@@ -245,11 +242,10 @@ def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
 
 
 def _with_flash(cache_type: KvType) -> ContextSettings:
-    return msgspec.structs.replace(CONTEXT, flash_attn="on", type_k=cache_type, type_v=cache_type)
+    return replace(CONTEXT, flash_attn="on", type_k=cache_type, type_v=cache_type)
 
 
-@dataclass(slots=True)
-class Checker:
+class Checker(Struct):
     """Runs cases of the self-check, each in a child process. Expected logits are computed once for all cases.
 
     `rig`: devices that the cases use.

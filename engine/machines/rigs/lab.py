@@ -8,11 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError, WorkerStalledError
@@ -21,6 +20,7 @@ from engine.base.language import tr
 from engine.base.numa import NumaNode, numa_sentence, numbers_text, serving_nodes
 from engine.base.processor import read_processor
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.devices.telemetry.processes import WorkerProcess
@@ -153,15 +153,13 @@ class ServingChild:
             on_ended(outcome.sentence)
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(Struct, frozen=True):
     child: ServingChild
     device: Device
     baseline_bytes: int
 
 
-@dataclass(slots=True)
-class _Started:
+class _Started(Struct):
     children: list[ServingChild] = field(default_factory=list)
     workers: dict[str, _Worker] = field(default_factory=dict)
 
@@ -349,7 +347,7 @@ class LabRig:
         node = self._nodes[index]
         if node is not None:
             threads = read_processor(node.processors).threads
-            request = msgspec.structs.replace(request, numa_node=node.number, n_threads=threads)
+            request = replace(request, numa_node=node.number, n_threads=threads)
         child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
         # Under the lock, so that `close` in another thread either sees this child or prevents its start.
         with self._lock:
@@ -382,8 +380,7 @@ class LabRig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class KeptWeights:
+class KeptWeights(Struct, frozen=True):
     """The cache of model weights that workers keep on the disk.
 
     `folder`: folder with a subfolder for each worker.
@@ -432,7 +429,7 @@ def serve(
     request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
     if kept is not None:
         folder = make_folder(kept.folder / str(port))
-        request = msgspec.structs.replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
+        request = replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
     child = ServingChild(request)
     until = until or CancelToken()
     child.start()

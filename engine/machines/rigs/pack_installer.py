@@ -5,15 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_build, engine_version
 from engine.base.errors import EngineError, PackError, WorkerCrashedError, WorkerStalledError
 from engine.base.files import locked
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.packs.manifest import MANIFEST, Manifest, find_damage
 from engine.devices.packs.store import (
@@ -44,8 +44,7 @@ Faults of other types are found by the engine's self-check.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PackInstaller:
+class PackInstaller(Struct, frozen=True):
     """Installs, removes and checks the engine packs of `store`, and switches them on and off.
 
     The check of a pack loads it in a child process and computes with it, which takes some seconds. Its result is a
@@ -145,13 +144,13 @@ class PackInstaller:
             return verdict
         # Version and hashes before any code of the pack runs.
         if fault := manifest.misfit(engine_version()) or find_damage(pack.folder, manifest):
-            return msgspec.structs.replace(verdict, reason=fault)
+            return replace(verdict, reason=fault)
         with _alone(verdict) as environment:
             loaded, devices = self._loaded(pack, environment)
             if not loaded.reason and devices:
                 loaded = self._computing(loaded, devices, environment)
         reason = loaded.reason or ("" if devices else NO_DEVICE)
-        return msgspec.structs.replace(verdict, ok=not loaded.reason, reason=reason, devices=loaded.devices)
+        return replace(verdict, ok=not loaded.reason, reason=reason, devices=loaded.devices)
 
     def _loaded(self, pack: Pack, environment: Mapping[str, str]) -> tuple[PackLoad, tuple[Device, ...]]:
         try:
@@ -186,7 +185,7 @@ class PackInstaller:
             failed = next((checked for checked in checker.run(cases) if _fails(checked)), None)
         if failed is None:
             return loaded
-        return msgspec.structs.replace(loaded, reason=f"{failed.case.devices[0]}: {failed.reason}")
+        return replace(loaded, reason=f"{failed.case.devices[0]}: {failed.reason}")
 
     def _child(self, environment: Mapping[str, str]) -> Questions:
         return Questions(
@@ -200,7 +199,7 @@ def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
     with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
         # A file with this pack alone and a good verdict on it, because a child loads only packs with a good verdict.
         book = Path(scratch, "packs.json")
-        write_book(book, PackBook(verdicts=(msgspec.structs.replace(verdict, ok=True),)))
+        write_book(book, PackBook(verdicts=(replace(verdict, ok=True),)))
         yield {PACKS_VARIABLE: str(book)}
 
 

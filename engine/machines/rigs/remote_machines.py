@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import (
     LENT_NAME_SEPARATOR,
     BufferFacts,
@@ -26,9 +28,8 @@ from engine.devices.device import (
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.discovery import Peer, discover, find_peer
-from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, ask_offer
 from engine.machines.tunnel.identity import read_identity
-from engine.machines.tunnel.offers import Offer, OfferedDevice
+from engine.machines.tunnel.offers import CALL_TIMEOUT_S, Offer, OfferedDevice, TunnelError
 from engine.machines.tunnel.pairings import PairingError, PairingStore
 from engine.machines.tunnel.tunnels import Tunnels
 
@@ -36,8 +37,7 @@ _NOT_FOR_IDS = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 _MAX_ID = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A paired machine that lends devices to this computer.
 
     `endpoint`: address (host:port) of its listener.
@@ -94,6 +94,9 @@ class RemoteMachines:
 
     def ask(self, machine: Machine, timeout_s: float = CALL_TIMEOUT_S) -> Offer:
         """Return the offer of `machine` (the devices that it lends). Raises `TunnelError`."""
+        # Imported here: the window opens without asyncio.
+        from engine.machines.tunnel.calling import ask_offer
+
         pairing = self._book.find("server", machine.fingerprint)
         if pairing is None:
             raise PairingError(

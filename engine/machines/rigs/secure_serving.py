@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.processor import default_threads
 from engine.base.units import MIB, format_bytes
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device
 from engine.devices.host_memory import read_host_memory
 from engine.devices.telemetry.sampler import DeviceReadings
@@ -56,8 +56,7 @@ others.
 _log = logging.getLogger("layerdeck.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class SecureAddress:
+class SecureAddress(Struct, frozen=True):
     """Network address of the listener for paired machines, and the identity of this machine.
 
     `host`, `port`: IP address and TCP port of the listener.
@@ -75,8 +74,7 @@ class SecureAddress:
     code: OpenCode
 
 
-@dataclass(frozen=True, slots=True)
-class Lending:
+class Lending(Struct, frozen=True):
     """A device to lend, with the limits of its memory.
 
     `cap_bytes`: most bytes that borrowers may use, None for all.
@@ -200,9 +198,7 @@ class _Worker:
         )
         if kept is not None:
             folder = make_folder(kept.folder / kept_name)
-            self._request = msgspec.structs.replace(
-                self._request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes
-            )
+            self._request = replace(self._request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
         self._child = ServingChild(self._request, name=f"lent-{device.id}")
         self._began_s = 0.0
         self._quick_ends = 0
@@ -307,8 +303,7 @@ class _Worker:
         return max(0, sample.total_bytes - sample.used_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
+class Lent(Struct, frozen=True):
     """Result of starting to lend: listener and workers accept connections now.
 
     `port`: TCP port of the listener.

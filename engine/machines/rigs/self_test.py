@@ -10,16 +10,17 @@ a small model is loaded on the device as one entry, then as interleaved entries,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_version
 from engine.base.errors import EngineError, PlacedError
 from engine.base.json_file import read_kept, write_file
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
@@ -40,8 +41,7 @@ With pipeline parallelism several of them are computed at the same time.
 LOAD_TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class SelfTest:
+class SelfTest(Struct, frozen=True):
     """The result of testing a device as several entries of one layout.
 
     `rounds`: number of prompts.
@@ -141,7 +141,7 @@ def _prompt(number: int) -> tuple[int, ...]:
 # ------------------------------------------------------------------ what is kept
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _Document(Struct, frozen=True):
     version: int
     passed: dict[str, bool]
 

@@ -6,8 +6,9 @@ They are measured on request, stored in the speed book, and corrected by the mea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import BusyError, EngineError, WorkerStalledError
@@ -51,8 +52,7 @@ _TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "
 """Types of weights to measure, with ggml's numbers (`ggml_type`). The kernels of other types resemble one of these."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeeds:
+class MeasuredSpeeds(Struct, frozen=True):
     """Measured speeds by device id. `problems`: a sentence for each device that could not be measured."""
 
     speeds: Mapping[str, DeviceSpeed]
@@ -241,8 +241,7 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class TimedAnswer:
+class TimedAnswer(Struct, frozen=True):
     """The measured speeds of one answer, while no other request ran on its devices.
 
     `prompt_tokens`: number of all prompt tokens.

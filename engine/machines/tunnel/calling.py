@@ -14,20 +14,22 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
-from engine.base.errors import EngineError
 from engine.base.texts import show
 from engine.devices.endpoint import GreetingStatus, make_notice, parse_endpoint
 from engine.machines.tunnel.door import is_our_user
 from engine.machines.tunnel.identity import Identity
 from engine.machines.tunnel.offers import (
+    CALL_TIMEOUT_S,
     MAX_OFFERED,
     MAX_REFUSED_S,
+    STRANGER,
     Admission,
     Ask,
     Entrance,
     Offer,
     OfferedDevice,
     OfferHead,
+    TunnelError,
     bounded,
 )
 from engine.machines.tunnel.pairing import ask_pairing, read_code
@@ -44,11 +46,6 @@ from engine.machines.tunnel.streams import (
     tls_stream,
 )
 
-CALL_TIMEOUT_S = 1.7
-"""Time-out in seconds for connection, handshake and first answer together.
-
-The greeting of an endpoint through a tunnel has 2 s, in which the whole call must have succeeded or failed.
-"""
 PAIRING_TIMEOUT_S = 15.0
 MAX_FORWARDED = 8
 """Largest number of local connections that are forwarded at the same time."""
@@ -60,10 +57,6 @@ _Answer = TypeVar("_Answer", Entrance, OfferHead)
 CHANGED = (
     "shows another certificate than when it was paired: it was set up again, or another computer answers in its place. "
     "If it was set up again, forget it and pair with it again"
-)
-STRANGER = (
-    "does not know this computer (any more), or stopped lending just now; try again, and if that does not help, forget "
-    "it and pair with it again"
 )
 NOT_SECURE = "does not answer as a secure worker does; check the port, and that it lends its devices"
 
@@ -79,22 +72,6 @@ _REFUSALS = {
         "is not lent there (any more); lend it on that computer, or remove the device here",
     ),
 }
-
-
-class TunnelError(EngineError):
-    """A call to another machine failed.
-
-    `words`: the reason without a subject, such as "is used by Ann now; wait until it is free". The subject of the
-    sentence is the machine's name.
-    """
-
-    kind = "unreachable"
-
-    def __init__(self, endpoint: str, status: GreetingStatus, words: str) -> None:
-        super().__init__(f"{endpoint} {words}.")
-        self.endpoint = endpoint
-        self.status = status
-        self.words = words
 
 
 async def open_session(

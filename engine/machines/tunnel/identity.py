@@ -12,9 +12,10 @@ import hashlib
 import os
 import re
 import secrets
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import EngineError
 from engine.base.files import read_at_most, write_private
@@ -29,8 +30,7 @@ class IdentityError(EngineError):
     kind = "argument"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The key and certificate of this machine.
 
     `path`: file with key and certificate (PEM), which TLS reads.

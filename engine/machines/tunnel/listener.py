@@ -7,12 +7,12 @@ import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.base.errors import EngineError
+from engine.base.values import replace
 from engine.machines.tunnel.identity import Identity, fingerprint_of
 from engine.machines.tunnel.offers import Admission, Ask, Entrance, OfferedDevice, OfferHead
 from engine.machines.tunnel.pairing import OpenCode, answer_pairing
@@ -44,8 +44,7 @@ _END_S = 3.0
 _log = logging.getLogger("layerdeck.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class LentDevice:
+class LentDevice(Struct, frozen=True):
     """A device that the listener lends.
 
     `name`: id of the device for clients.
@@ -59,8 +58,7 @@ class LentDevice:
     describe: Callable[[], OfferedDevice | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """A running session of a client with a lent device.
 
     `device`: id of the device.
@@ -73,8 +71,7 @@ class Use:
     fingerprint: str
 
 
-@dataclass(eq=False, slots=True)
-class _Place:
+class _Place(Struct, eq=False):
     """A lent device with its session. An RPC server serves one client, so there is at most one session.
 
     `use`: the running session; None if there is none.
@@ -91,8 +88,7 @@ class _Place:
     taken: Use | None = None
 
 
-@dataclass(eq=False, slots=True)
-class _Caller:
+class _Caller(Struct, eq=False):
     """A connection to the listener.
 
     `address`: IP address of the caller.
@@ -332,9 +328,7 @@ class Listener:
             user = "" if place.use is None else place.use.client
             is_yours = place.use is not None and place.use.fingerprint == client.fingerprint
             refused_s = self.refusals.left_s(client.fingerprint)
-            await stream.send_message(
-                msgspec.structs.replace(offered, user=user, is_yours=is_yours, refused_s=refused_s)
-            )
+            await stream.send_message(replace(offered, user=user, is_yours=is_yours, refused_s=refused_s))
 
     async def _serve_session(
         self, stream: Stream, client: Pairing, place: _Place, tell: Callable[[Entrance], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Messages through the tunnel about lent devices: a client's request, and the lender's answers.
+"""Messages through the tunnel about lent devices: a client's request, the lender's answers, and the failure of a call.
 
 The answers state limits, speed and user of each device.
 
@@ -10,13 +10,24 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-import msgspec
+from msgspec import Struct
 
+from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten, show
+from engine.base.values import replace
 from engine.devices.device import DeviceKind, find_id_fault
-from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES
+from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES, GreetingStatus
 from engine.machines.tunnel.pairings import MAX_NAME
 
+CALL_TIMEOUT_S = 1.7
+"""Time-out in seconds for connection, handshake and first answer together.
+
+The greeting of an endpoint through a tunnel has 2 s, in which the whole call must have succeeded or failed.
+"""
+STRANGER = (
+    "does not know this computer (any more), or stopped lending just now; try again, and if that does not help, forget "
+    "it and pair with it again"
+)
 MAX_OFFERED = 16
 """Largest number of devices that one machine lends, the same as llama.cpp uses in total (`llama_max_devices`)."""
 MAX_DESCRIPTION = 80
@@ -27,6 +38,22 @@ _SLOWEST, _FASTEST = 1e6, 1e14
 _LONGEST_OP_S = 1.0
 MAX_REFUSED_S = 86_400
 """Largest plausible number of seconds for which a lender refuses a borrower."""
+
+
+class TunnelError(EngineError):
+    """A call to another machine failed.
+
+    `words`: the reason without a subject, such as "is used by Ann now; wait until it is free". The subject of the
+    sentence is the machine's name.
+    """
+
+    kind = "unreachable"
+
+    def __init__(self, endpoint: str, status: GreetingStatus, words: str) -> None:
+        super().__init__(f"{endpoint} {words}.")
+        self.endpoint = endpoint
+        self.status = status
+        self.words = words
 
 
 class Admission(StrEnum):
@@ -42,7 +69,7 @@ class Admission(StrEnum):
     UNKNOWN = "N"
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(Struct, frozen=True):
     """A client's request to the listener: a session with a device, or the list of lent devices (the offer).
 
     `device`: id of the device for the session, None to request the offer.
@@ -51,7 +78,7 @@ class Ask(msgspec.Struct, frozen=True):
     device: str | None = None
 
 
-class Entrance(msgspec.Struct, frozen=True):
+class Entrance(Struct, frozen=True):
     """The listener's answer to a client that requested a session with a device.
 
     `admission`: `OPEN` if the session begins directly after this message; otherwise why it does not begin.
@@ -66,7 +93,7 @@ class Entrance(msgspec.Struct, frozen=True):
     refused_s: int = 0
 
 
-class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedSpeed(Struct, frozen=True, kw_only=True):
     """Speeds of an offered device that the lender measured.
 
     `read_bytes_per_second`: bytes of F16 weights that are read per second in a matrix product with one column.
@@ -81,7 +108,7 @@ class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
     products: dict[str, float] = {}
 
 
-class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedDevice(Struct, frozen=True, kw_only=True):
     """The description of a device that a machine lends.
 
     `name`: id of the device on that machine.
@@ -115,7 +142,7 @@ class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
     refused_s: int = 0
 
 
-class OfferHead(msgspec.Struct, frozen=True):
+class OfferHead(Struct, frozen=True):
     """First message of an offer.
 
     `name`: name of the lender. `count`: number of `OfferedDevice` messages that follow, one for each device.
@@ -125,7 +152,7 @@ class OfferHead(msgspec.Struct, frozen=True):
     count: int
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(Struct, frozen=True):
     """All devices that a machine lends now. `name`: name that the machine gives itself."""
 
     name: str
@@ -137,7 +164,7 @@ def bounded(device: OfferedDevice) -> OfferedDevice | None:
     if find_id_fault(device.name) or not 0 < device.total_bytes <= MAX_DEVICE_BYTES:
         return None
     free_bytes = device.free_bytes
-    return msgspec.structs.replace(
+    return replace(
         device,
         description=shorten(one_line(show(device.description)), MAX_DESCRIPTION),
         backend=device.backend if not find_id_fault(device.backend or "-") else "",

@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import PlacedError
 from engine.machines.tunnel.identity import Identity, fingerprint_of, is_certificate
@@ -124,7 +124,7 @@ class OpenCode:
         return self._code is not None and self._guesses_left > 0 and self._clock() < self._until_s
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class Welcome(Struct, frozen=True):
     """The server's first message of a pairing.
 
     `nonce`: random bytes of the server, which the proofs cover.
@@ -137,7 +137,7 @@ class Welcome(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(Struct, frozen=True):
     """The client's message of a pairing.
 
     `nonce`: random bytes of the client, which the proofs cover.
@@ -152,7 +152,7 @@ class Offer(msgspec.Struct, frozen=True):
     proof: bytes
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(Struct, frozen=True):
     """The server's last message of a pairing.
 
     `proof`: HMAC that proves that the server knows the code; empty if nothing was paired.

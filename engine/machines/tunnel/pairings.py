@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.errors import EngineError, PlacedError
 from engine.base.files import locked
@@ -31,7 +32,7 @@ class PairingError(EngineError):
     kind = "argument"
 
 
-class Pairing(msgspec.Struct, frozen=True):
+class Pairing(Struct, frozen=True):
     """A pairing with one machine in one role: a client may use this machine, a server may be used by this machine.
 
     `name`: name of the other machine.
@@ -64,7 +65,7 @@ class Pairing(msgspec.Struct, frozen=True):
         return f"{self.name} ({shown_fingerprint(self.fingerprint)})"
 
 
-class _Book(msgspec.Struct, frozen=True):
+class _Book(Struct, frozen=True):
     version: int = VERSION
     pairings: tuple[Pairing, ...] = ()
 

@@ -9,13 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from engine.base.errors import EngineError, WorkerStalledError
 from engine.base.programs import child_argv
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_lent_endpoint
 from engine.machines.tunnel.door import require_guard
@@ -74,7 +72,7 @@ class _Tunnel:
             if device not in self._ports:
                 self._ports[device] = None
                 self._problems.pop(device, None)
-                self._child.send(msgspec.structs.replace(self._request, device=device))
+                self._child.send(replace(self._request, device=device))
 
     def wait_until_open(self, device: str, deadline_s: float) -> str:
         """Wait for the port of `device` and return its local address (host:port).
@@ -128,7 +126,7 @@ class _Tunnel:
     def _begin(self, child: ChildProcess) -> None:
         child.start()
         for device, port in self._ports.items():
-            child.send(msgspec.structs.replace(self._request, device=device, port=port or 0))
+            child.send(replace(self._request, device=device, port=port or 0))
 
     def _take(self, message: Message) -> None:
         with self._condition:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
+from engine.base.values import replace
 from engine.model.architectures.record import (
     NO_SPLIT,
     PLAIN_GRAPH,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.model.gguf.model_file import ModelFile
 
@@ -26,7 +26,7 @@ Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_f
 """
 
 
-class Style(msgspec.Struct, frozen=True):
+class Style(Struct, frozen=True):
     """How the compute graph of an architecture builds embeddings, layers and output.
 
     The fields are options of graph functions that all architectures share. The defaults are right for llama.
@@ -196,7 +196,7 @@ StyleOfFile = Callable[[ModelFile], Style]
 """A function that returns the style, for an architecture whose style depends on the file."""
 
 
-class GraphRecord(msgspec.Struct, frozen=True):
+class GraphRecord(Struct, frozen=True):
     """How the graph of an architecture is built. Fields of type `Builder` name functions."""
 
     style: Style | StyleOfFile = Style()
@@ -276,7 +276,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
 PLAIN_GRAPH = GraphRecord()
 
 
-class Window(msgspec.Struct, frozen=True):
+class Window(Struct, frozen=True):
     """Sliding-window attention of an architecture. A list or period in the file takes precedence over `period`."""
 
     period: int = 0
@@ -322,7 +322,7 @@ RecurrentState = Literal["scan", "grouped_scan", "wkv", "short_convolution", "kd
 """
 
 
-class Recurrence(msgspec.Struct, frozen=True):
+class Recurrence(Struct, frozen=True):
     """Recurrent layers of an architecture. Their state has a fixed size, which does not depend on the context."""
 
     layers: RecurrentLayers
@@ -338,7 +338,7 @@ class Recurrence(msgspec.Struct, frozen=True):
     """
 
 
-class Indexer(msgspec.Struct, frozen=True):
+class Indexer(Struct, frozen=True):
     """A second KV cache with one key head, for layers in which an indexer selects the tokens that attention reads."""
 
     layers: Literal["all", "listed", "after_dense"] = "all"
@@ -367,7 +367,7 @@ class Indexer(msgspec.Struct, frozen=True):
     """
 
 
-class TensorSplit(msgspec.Struct, frozen=True):
+class TensorSplit(Struct, frozen=True):
     """How llama.cpp's split mode `tensor` treats an architecture: whether it is supported, and what it slices."""
 
     allowed: bool = True
@@ -399,7 +399,7 @@ class TensorSplit(msgspec.Struct, frozen=True):
 ANY_SPLIT, NO_SPLIT = TensorSplit(), TensorSplit(allowed=False)
 
 
-class Architecture(msgspec.Struct, frozen=True):
+class Architecture(Struct, frozen=True):
     """The properties of an architecture that differ from llama's and are not in the file's header."""
 
     # ------------------------------------------------------------------ state

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 SPACE = "\u2581"
@@ -24,8 +24,7 @@ _NORMAL = int(gguf.TokenType.NORMAL)
 _CONTROL = int(gguf.TokenType.CONTROL)
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """The tokens of a vocabulary, and llama.cpp's type of each, by token id. All tokens have the same score."""
 
     tokens: tuple[str, ...]
@@ -84,8 +83,7 @@ ExtraMetadata = Mapping[str, int | float | bool | str | list[int] | list[float] 
 RMS_EPSILON = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaShape:
+class LlamaShape(Struct, frozen=True):
     """Hyper-parameters of a llama model to write.
 
     `n_expert`: number of experts in each feed-forward part; 0: no experts.

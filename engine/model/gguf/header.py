@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from struct import Struct
+
+from msgspec import Struct
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
@@ -66,12 +67,10 @@ _MOST_TEXT_BYTES = 32
 The average of most vocabularies is 6 to 10 bytes.
 """
 
-_U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
+_U32, _U64, _ARRAY_HEAD = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS = {
-    0: Struct("<B"), 1: Struct("<b"), 2: Struct("<H"), 3: Struct("<h"), 4: Struct("<I"), 5: Struct("<i"),
-    6: Struct("<f"), 7: Struct("<B"), 10: Struct("<Q"), 11: Struct("<q"), 12: Struct("<d"),
-}  # fmt: skip
+_SCALAR_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {number: struct.Struct(f"<{code}") for number, code in _SCALAR_CODES.items()}
 
 
 class MetadataReader:
@@ -158,7 +157,7 @@ class MetadataReader:
             source.skip(count * element.size, what)
             return None
         self._keep(count * element.size)
-        values = Struct(f"<{count}{element.format[1:]}")
+        values = struct.Struct(f"<{count}{element.format[1:]}")
         return tuple(_as_value(kind, value) for value in source.take(values, what))
 
     def _find_next_key(self, count: int) -> bool:
@@ -190,15 +189,14 @@ DEFAULT_ALIGNMENT = 32
 MAX_PAIRS = 65_536
 MAX_TENSORS = 131_072
 
-_COUNTS = Struct("<QQ")
+_COUNTS = struct.Struct("<QQ")
 # A pair: length of the key, one letter, type, one byte. A tensor: length of the name, one letter, number of dimensions,
 # one dimension, type, offset.
 _SMALLEST_PAIR_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 
-@dataclass(frozen=True, slots=True)
-class FileHeader:
+class FileHeader(Struct, frozen=True):
     """The header of one GGUF file.
 
     `metadata`: the values that were read, by key.

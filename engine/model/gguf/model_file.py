@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, field
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
@@ -26,8 +27,7 @@ It is None for a value that was not read: a very long text, an array of strings,
 TensorPart = Literal["attention", "ffn", "experts", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class LazyArray:
+class LazyArray(Struct, frozen=True):
     """A metadata array that was not read.
 
     `element`: type of the elements: "string" or a format letter of Python's `struct`.
@@ -42,8 +42,7 @@ class LazyArray:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     """One tensor of a model.
 
     `shape`: ne[0], ne[1] and so on as in the file, contiguous dimension first.
@@ -67,8 +66,7 @@ class TensorInfo:
         return count
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """One layer of a model, with the bytes of each part. Attention includes its norms and recurrent tensors."""
 
     index: int
@@ -88,8 +86,7 @@ NO_TOKENIZERS = ("none", "no_vocab")
 """Names of tokenizers for which llama.cpp reads no list of tokens (`llama_vocab::impl::load`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFile:
+class ModelFile(Struct, frozen=True):
     """A model as its header describes it: metadata and tensor table, without weights.
 
     `paths`: the model's file, or all parts of a split model.
@@ -224,8 +221,7 @@ def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo
     return _MIX_OF_TENSOR_TYPE.get(most, most)
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(Struct, frozen=True):
     """Identity of a model's files.
 
     `parts`: device, inode, size and modification time (ns) of each file.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
@@ -14,8 +15,7 @@ _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 _N_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class PartName:
+class PartName(Struct, frozen=True):
     """File name of one part of a split model: `STEM-NUMBER-of-COUNT.gguf`.
 
     `number`: number of the file, from 1.

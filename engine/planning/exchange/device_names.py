@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.endpoint import parse_endpoint, parse_lent_endpoint
 
@@ -21,8 +23,7 @@ _GGML_NAME = re.compile(r"[A-Za-z]{2,16}\d{0,3}", re.ASCII)
 _NO_ID_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNames:
+class DeviceNames(Struct, frozen=True):
     """Translates device ids of `rig` to llama.cpp's names and back.
 
     `servers`: endpoints in the order of option `--rpc`.

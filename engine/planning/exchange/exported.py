@@ -7,7 +7,8 @@ exported to them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
@@ -15,8 +16,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.table import SETTINGS
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(Struct, frozen=True):
     """A plan as text for another program.
 
     `text`: the command or the file, with a final newline.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, get_args
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.endpoint import parse_endpoint, parse_lent_endpoint
 from engine.planning.exchange.device_names import with_plain_servers
 from engine.planning.exchange.exported import Exported

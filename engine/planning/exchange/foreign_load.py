@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
+from msgspec import Struct, field
 
 from engine.base.language import tr
 from engine.base.texts import clean, quote
+from engine.base.values import replace
 from engine.planning.layout.engine_parameters import float32
 from engine.planning.layout.layout import SplitMode
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings, KvType
@@ -22,8 +22,7 @@ _OPEN = ContextSettings(n_ctx=AUTO_CONTEXT)
 _KINDS = {setting.key: setting.kind for setting in SETTINGS}
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignOverride:
+class ForeignOverride(Struct, frozen=True):
     """An override in a command of another program: either `pattern` with `buffer`, or `n_experts`.
 
     `pattern`: regex on tensor names.
@@ -36,8 +35,7 @@ class ForeignOverride:
     n_experts: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignDraft:
+class ForeignDraft(Struct, frozen=True, kw_only=True):
     """Options of speculative decoding, found in a command or file of another program.
 
     `types`: types of speculative decoding by llama.cpp's names, also unknown ones; empty if none is given.
@@ -57,8 +55,7 @@ class ForeignDraft:
     type_v: KvType = "f16"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignLoad:
+class ForeignLoad(Struct, frozen=True, kw_only=True):
     """Load options that were found in a command or file of another program.
 
     `program`: name of the program for sentences.
@@ -122,7 +119,7 @@ class ForeignOptions:
             self.load,
             overrides=tuple(self.overrides),
             adapters=tuple(self.adapters),
-            context=msgspec.structs.replace(_OPEN, **self.context),
+            context=replace(_OPEN, **self.context),
             notes=tuple(self.notes),
         )
 

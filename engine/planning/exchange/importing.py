@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.base.texts import clean, quote
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig, find_id_fault
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
@@ -47,8 +47,7 @@ _YAML = re.compile(r"^\s*(?:models|macros|cmd|healthCheckTimeout)\s*:", re.MULTI
 _PART_HEAD = re.compile(r"\^blk\\\.(?:\\d\+|\(([0-9|]{1,4000})\))\\\.", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """A layout with settings, made from options of another program.
 
     `projector`: path of the projector as written; the file has not been read.
@@ -155,7 +154,7 @@ class _Arranger:
                         servers=", ".join(dict.fromkeys(unknown)),
                     )
                 )
-        context = msgspec.structs.replace(load.context, pipeline="off") if load.stops_pipeline else load.context
+        context = replace(load.context, pipeline="off") if load.stops_pipeline else load.context
         return Imported(layout, context, load.projector, device, load.adapters, draft, tuple(self.notes))
 
     # ------------------------------------------------------------------ layers
@@ -323,7 +322,7 @@ class _Arranger:
         tokens = DRAFTED_TOKENS if asked.n_tokens is None else asked.n_tokens
         if kind != "model" or not asked.model:
             return DraftEntry(kind, n_tokens=tokens) if kind != "model" else None
-        context = msgspec.structs.replace(FOLLOWING, type_k=asked.type_k, type_v=asked.type_v)
+        context = replace(FOLLOWING, type_k=asked.type_k, type_v=asked.type_v)
         return DraftEntry("model", asked.model, tokens, self._draft_layout(asked), context)
 
     def _draft_layout(self, asked: ForeignDraft) -> Layout | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.base.texts import clean
+from engine.base.values import replace
 from engine.planning.exchange.exported import Exported, lost_placement, lost_settings, offloaded_layers
 from engine.planning.exchange.foreign_load import ForeignLoad, ForeignOptions
 from engine.planning.exchange.server_command import number_text

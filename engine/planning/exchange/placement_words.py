@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
@@ -29,8 +30,7 @@ _OUTPUT = r"^(output|output_norm|token_embd)\."
 _UNSAFE = re.compile(r"[,=\x00-\x1f]|\)[*+{]")
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementWords:
+class PlacementWords(Struct, frozen=True):
     """A plan's layout as values for options of llama.cpp's programs.
 
     `devices`: device ids for `-dev`.

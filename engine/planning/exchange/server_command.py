@@ -6,7 +6,8 @@ import csv
 import io
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, is_on_this_machine, names_of
@@ -30,8 +31,7 @@ LOAD_MODE_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCommand:
+class ServerCommand(Struct, frozen=True):
     """A command of llama-server.
 
     `groups`: words of each option with its value; the program's name is not included.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.base.texts import clean
+from engine.base.values import replace
 from engine.planning.exchange.command_words import (
     COMMAND_ENDS,
     CONTAINER_OPTIONS,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.base.texts import clean, quote
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.exchange.device_names import DeviceNames, used_servers
@@ -31,8 +31,7 @@ from engine.planning.settings.table import KEYS
 _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Typed:
+class Typed(Struct, frozen=True):
     """Result of a line that the user typed (llama.cpp options, or shares): the changed layout and settings.
 
     `notes`: sentences for the user on what was left out.
@@ -63,7 +62,7 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
     changed = {key: load.said[key] for key in KEYS if key in load.said}
     # Any command gets the notes of its program.
     told = tuple(note for note in (*load.notes, *notes) if note not in _usual_notes())
-    return Typed(layout, msgspec.structs.replace(context, **changed), tuple(dict.fromkeys(told)))
+    return Typed(layout, replace(context, **changed), tuple(dict.fromkeys(told)))
 
 
 def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, ...] | None = None) -> Layout:

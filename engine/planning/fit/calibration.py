@@ -7,15 +7,15 @@ backend and its bus address or endpoint, because its id may change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_high
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import PlacedError
 from engine.base.json_file import change_kept, read_kept, write_kept
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, ComputingNeed, Device, Rig, device_key
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
@@ -37,8 +37,7 @@ If a measured need is larger, another program has probably allocated memory.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """Memory that earlier loads needed on each device beyond llama.cpp's buffers (overhead).
 
     `overheads`: overhead in bytes of the last loads, by device key; the device of the latest load is the last key.
@@ -131,10 +130,10 @@ def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
     if device is None or row is None or device.free_bytes is None or not row.need_bytes:
         return None
     left_bytes = device.available_bytes - (row.need_bytes - row.overhead_bytes)
-    return msgspec.structs.replace(plan.computing(device), overhead_bytes=max(row.overhead_bytes, left_bytes) + 1)
+    return replace(plan.computing(device), overhead_bytes=max(row.overhead_bytes, left_bytes) + 1)
 
 
-class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
+class _Document(Struct, frozen=True, omit_defaults=True):
     version: int
     overhead_bytes: dict[str, tuple[int, ...]]
     computing: tuple[ComputingNeed, ...] = ()

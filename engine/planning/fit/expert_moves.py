@@ -5,7 +5,7 @@ Either a given number of layers keeps its experts on a device, or as many as fit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.devices.device import CPU_ID
 from engine.planning.fit.needs import Needs, largest_number
@@ -19,8 +19,7 @@ from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.work import Work
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertOutcome:
+class ExpertOutcome(Struct, frozen=True):
     """Result of moving experts to other devices: the new layout's memory and speed, compared with the old layout's.
 
     `n_layers`: number of layers whose experts move.

@@ -7,10 +7,12 @@ in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
+from msgspec import Struct, field
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Holding, Rig
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.plan.preview import LoadedLayout
@@ -20,8 +22,7 @@ UNTIL_UNLOADED_S = inf
 AFTER_THE_ANSWER_S = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class HeldModel:
+class HeldModel(Struct, frozen=True):
     """A loaded model and the memory that it holds.
 
     `held_bytes`: bytes by device id.
@@ -225,8 +226,7 @@ LIMIT_S = 5.0
 """Longest wait in seconds until the memory of an unloaded model is free; another program may have allocated it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+class Recovery(Struct, frozen=True):
     """The wait for the memory of an unloaded model: a driver may free it some time after the process has ended.
 
     `began_s`: time of the unload.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
-
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.decision import load_key, measured_choice
@@ -26,6 +23,6 @@ def with_measured_batches(memory: ModelMemory, rig: Rig, edit: Edit) -> Edit:
         return edit
     # llama.cpp limits `n_ubatch` to `n_batch`, so the batch must not be smaller.
     n_ubatch = choice.value
-    used = msgspec.structs.replace(context, n_ubatch=n_ubatch, n_batch=max(n_ubatch, context.n_batch))
+    used = replace(context, n_ubatch=n_ubatch, n_batch=max(n_ubatch, context.n_batch))
     plan = Plan(memory, rig, replace(edit, context=used))
     return edit if plan.violations or not plan.report.fits else plan.edit

@@ -5,9 +5,8 @@ For mode none the single device is chosen. Overrides that a mode does not allow 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from engine.base.language import tr_count
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device
 from engine.planning.fit.proposal import Proposal
 from engine.planning.layout.layout import Layout, Override, SplitMode, single_device

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -52,8 +53,7 @@ _SAME_SPEED = 0.97
 """Ratio of two predicted speeds, slower to faster, above which they count as equal: predictions are not more exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(Struct, frozen=True):
     """One change of an edit (layout and settings) after which the model is forecast to fit.
 
     `text`: sentence that describes the change.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
-
-import msgspec
 
 from engine.base.errors import ArgumentError, CancelledError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import FileIdentity
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
@@ -139,7 +137,7 @@ class _Search:
         """
         if self._layout.split_mode in ("tensor", "row"):
             return None
-        sized = msgspec.structs.replace(self._context, n_ctx=self._n_ctx)
+        sized = replace(self._context, n_ctx=self._n_ctx)
         # The search has to leave room for the side files of the edit too.
         constraints = replace(self._constraints, side_files=self._plan.edit.side_files)
         try:
@@ -315,7 +313,7 @@ class _Search:
         """
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.forecast):
             return None
-        context = msgspec.structs.replace(self._context, pipeline="off")
+        context = replace(self._context, pipeline="off")
         return self._proposal(
             "pipeline", tr("Turn off pipeline parallelism, which needs extra copies in memory"), context=context
         )
@@ -326,7 +324,7 @@ class _Search:
         # steps.
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
-            context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
+            context = replace(self._context, n_ubatch=n_ubatch)
             found = self._proposal(
                 "ubatch", tr("Lower the micro batch size to {n_ubatch}", n_ubatch=n_ubatch), context=context
             )
@@ -380,7 +378,7 @@ class _Search:
         def is_too_long(steps: int) -> bool:
             return not self._helps(self._plan_of(self._layout, shorter(steps)))
 
-        most = (msgspec.structs.replace(context, n_ctx=self._n_ctx).n_ctx_each - 1) // CONTEXT_STEP
+        most = (replace(context, n_ctx=self._n_ctx).n_ctx_each - 1) // CONTEXT_STEP
         # The shortest goes first: if that does not help, nothing does.
         if most < 1 or is_too_long(1):
             return None
@@ -474,7 +472,7 @@ def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
         value = kind if _bits(kind) < _bits(now.type_v) else now.type_v
         for type_v in dict.fromkeys((value, now.type_v)):
             if (key, type_v) != (now.type_k, now.type_v):
-                yield msgspec.structs.replace(now, type_k=key, type_v=type_v)
+                yield replace(now, type_k=key, type_v=type_v)
 
 
 def cache_words(before: ContextSettings, after: ContextSettings) -> str:

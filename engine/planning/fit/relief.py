@@ -7,10 +7,12 @@ mode, pinned layers, order of devices, overrides and unused devices stay as the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.needs import Needs, first_number
@@ -43,8 +45,7 @@ _BoundedStep = tuple[_Step, int]
 # ---------------------------------------------------------------------- moves
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """A move of layers from one end of a run (neighbouring layers on one device) to the device `target`.
 
     `from_end`: whether layers at the end of the run move first; otherwise those at its start.
@@ -96,8 +97,7 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
     return [move for _, move in sorted(moves, key=lambda pair: pair[0])]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertMove:
+class ExpertMove(Struct, frozen=True):
     """A move of experts to the CPU, from the last layers of a range on one device. Attention and KV cache stay."""
 
     run: Run

@@ -7,8 +7,9 @@ models to unload so that it fits on the GPUs alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+from msgspec import Struct
 
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.loaded_models import HeldModel, choose_victims, eviction_order, rows_fit
@@ -19,8 +20,7 @@ from engine.planning.plan.report import DeviceRow, missing_bytes
 _Leaving = Sequence[HeldModel]
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """Whether another load fits beside the loaded models, and which of these to unload if it does not.
 
     `victims`: models to unload first; empty if the load can begin.
@@ -68,8 +68,7 @@ Each choice takes a search for a layout.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class WholeWithout:
+class WholeWithout(Struct, frozen=True):
     """A layout with the whole model on devices other than the CPU, which is possible if idle models are unloaded.
 
     `victims`: the models to unload.

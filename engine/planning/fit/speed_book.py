@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
 from engine.base.json_file import change_kept, read_kept, write_kept
 from engine.base.processor import own_processor, usable_processors
+from engine.base.values import replace
 from engine.devices.device import Device, MeasuredChoice, Rig, device_key, is_on_this_machine
 from engine.planning.plan.decisions.decision import BOUND_THREADS
 from engine.planning.settings.table import MAX_THREADS
@@ -45,7 +45,7 @@ MAX_FILE_BYTES = 1 << 18
 _WORKER_HERE = "RPC on this machine"
 
 
-class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+class KeptDevice(Struct, frozen=True, omit_defaults=True):
     """Saved speed measurements of one device.
 
     `read_bytes_per_second`: speed of reading F16 weights.
@@ -64,8 +64,7 @@ class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     products: dict[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedBook:
+class SpeedBook(Struct, frozen=True):
     """All saved speeds.
 
     `devices`: measurements by device key (`speed_key`).
@@ -236,7 +235,7 @@ def speed_key(device: Device) -> str:
     return _WORKER_HERE if is_on_this_machine(device) and device.fingerprint is None else device_key(device)
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _Document(Struct, frozen=True):
     """The JSON document in the file of saved speeds.
 
     The key `ratios` of older files is ignored: it belongs to an earlier method of prediction.

@@ -8,7 +8,8 @@ limit for each device. The next layout is the one within these limits that diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -29,8 +30,7 @@ With this value, nothing is planned on a device that ran out of memory.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A failed allocation on a device.
 
     `requested_bytes`: size of the failed allocation; None if llama.cpp did not report it.
@@ -56,8 +56,7 @@ class Refusal:
         return asked_bytes if self.free_bytes is None else min(asked_bytes, self.placed_bytes + self.free_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """A layout that was tried.
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
@@ -71,8 +70,7 @@ class Tried:
     tenths: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NextLayout:
+class NextLayout(Struct, frozen=True):
     """The next layout to try.
 
     `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).

@@ -7,11 +7,13 @@ the backend. The host's memory that devices share (`Rig.pool`) is counted once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
+
+from msgspec import Struct
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr, tr_count
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.room import is_whole
@@ -39,8 +41,7 @@ A model gains if at least so many of its layers leave the CPU when another model
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A model that is to be loaded together with others.
 
     `name`: unique name of the model in the plan.
@@ -52,8 +53,7 @@ class Wanted:
     side_files: SideFiles = NO_SIDE_FILES
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(Struct, frozen=True, dict=True):
     """A model with its layout.
 
     `plan`: the plan with this layout. Its devices have only the memory that models loaded earlier leave free.
@@ -84,8 +84,7 @@ class Placed:
         return is_whole(self.plan)
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """What one model gains if another model is left out.
 
     `before`, `after`: figures of its plan (fit, layers on the CPU, speed) with and without the other model.
@@ -96,16 +95,14 @@ class Gain:
     after: Figures
 
 
-@dataclass(frozen=True, slots=True)
-class GiveWay:
+class GiveWay(Struct, frozen=True):
     """The model that should be left out of the plan, and what each of the other models gains if it is left out."""
 
     name: str
     gains: tuple[Gain, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
+class Together(Struct, frozen=True):
     """Layouts for several models.
 
     `placed`: the models in the order of loading; each is planned for the memory that the ones before it leave free.

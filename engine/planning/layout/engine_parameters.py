@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import LayoutError
 from engine.devices.device import CPU_ID
@@ -28,14 +28,14 @@ MATCHES_NO_TENSOR = "^no tensor$"
 """Regex that matches no tensor, because llama.cpp's tensor names have no spaces."""
 
 
-class TensorOverride(msgspec.Struct, frozen=True):
+class TensorOverride(Struct, frozen=True):
     """One entry of `tensor_buft_overrides`: weights with a name that matches the regex `pattern` go to `device`."""
 
     pattern: str
     device: str
 
 
-class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
+class EngineParameters(Struct, frozen=True, kw_only=True):
     """The fields of `llama_model_params` that follow from a layout.
 
     `devices`: device ids in the order of llama.cpp's device list.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault
 
@@ -30,7 +30,7 @@ def layer_words(first: int, last: int) -> str:
     return tr("layer {first}", first=text) if first == last else tr("layers {ranges}", ranges=text)
 
 
-class Violation(msgspec.Struct, frozen=True):
+class Violation(Struct, frozen=True):
     """One restriction of llama.cpp that a layout or its settings break, so that the model cannot be loaded.
 
     `rule`: stable identifier such as `too_many_entries`.
@@ -52,8 +52,7 @@ A mistyped range must not fill memory.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """Neighbouring layers on one device: layers `first` to `last`, both included."""
 
     device: str
@@ -65,8 +64,7 @@ class Run:
         return self.last - self.first + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(Struct, frozen=True):
     """An override: weights on another device than their layer. The layer's KV cache is not moved.
 
     The weights are either the `part` of layers `first` to `last`, both included (None: of all layers), or the tensors
@@ -85,8 +83,7 @@ class Override:
         return None if self.first is None or self.last is None else range(self.first, self.last + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The device of each layer, of the output layer and of overrides, and llama.cpp's split mode.
 
     `n_layers`: number of layers, without the output layer.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig, find_id_fault
 from engine.devices.rig_file import rig_document, rig_of
 from engine.planning.layout.layout import (
@@ -47,8 +47,7 @@ FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 """Settings of a draft model whose context is as long as that of the main model."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftEntry:
+class DraftEntry(Struct, frozen=True):
     """The key `draft` of a layout file: the source of drafted tokens for speculative decoding.
 
     `kind`: "ngram" (repeats of the text itself), "model" (a draft model) or "mtp" (MTP heads of the main model).
@@ -65,8 +64,7 @@ class DraftEntry:
     context: ContextSettings = FOLLOWING
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutFile:
+class LayoutFile(Struct, frozen=True):
     """The content of a layout file.
 
     `model_name`: name of the model, for the user only. The layout fits any model with the same number of layers.
@@ -227,7 +225,7 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
         settings.allow(*DRAFT_SETTINGS)
         context = parse_context(settings)
         if "n_ctx" not in settings.keys:
-            context = msgspec.structs.replace(context, n_ctx=AUTO_CONTEXT)
+            context = replace(context, n_ctx=AUTO_CONTEXT)
     layout = None
     if "layout" in item.keys:
         places = item.nested("layout")

@@ -6,8 +6,9 @@ to the layout at the start of the drag, not to the result of the move before it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from abc import abstractmethod
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.planning.layout.counts import with_layer_count
@@ -16,8 +17,7 @@ from engine.planning.layout.parts import MovablePart, place_embedding, place_par
 from engine.planning.layout.split_modes import with_shares
 
 
-@dataclass(frozen=True, slots=True)
-class Move(ABC):
+class Move(Struct, frozen=True):
     """One change of a layout that a user made by mouse or keyboard."""
 
     @property
@@ -34,8 +34,7 @@ class Move(ABC):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class BoundaryMove(Move):
+class BoundaryMove(Move, frozen=True):
     """A move of the boundary between runs `index` and `index + 1`: run `index + 1` then begins with `layer`.
 
     A run is neighbouring layers on one device.
@@ -49,8 +48,7 @@ class BoundaryMove(Move):
         return layout.move_boundary(self.index, self.layer)
 
 
-@dataclass(frozen=True, slots=True)
-class RangeMove(Move):
+class RangeMove(Move, frozen=True):
     """A move of layers `first` to `last`, both included, to `device`."""
 
     first: int
@@ -62,8 +60,7 @@ class RangeMove(Move):
         return layout.move_range(self.first, self.last, self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputMove(Move):
+class OutputMove(Move, frozen=True):
     """A move of the output layer to `device`."""
 
     device: str
@@ -73,8 +70,7 @@ class OutputMove(Move):
         return layout.move_output(self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class PartMove(Move):
+class PartMove(Move, frozen=True):
     """A move of the experts or the dense weights of layers `first` to `last`, both included, to `device`.
 
     The other weights of these layers and their KV cache are not moved.
@@ -98,8 +94,7 @@ class PartMove(Move):
         return place_part(layout, self.part, self.first, self.last, self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingMove(Move):
+class EmbeddingMove(Move, frozen=True):
     """A move of the token embedding to `device`."""
 
     device: str
@@ -114,8 +109,7 @@ class EmbeddingMove(Move):
         return place_embedding(layout, self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftMove(Move):
+class DraftMove(Move, frozen=True):
     """A move of the draft model or the MTP heads to `device`.
 
     A draft model has its own layout, so the main model's layout does not change. For MTP heads, the last layer of the
@@ -137,8 +131,7 @@ class DraftMove(Move):
         return layout
 
 
-@dataclass(frozen=True, slots=True)
-class SharesMove(Move):
+class SharesMove(Move, frozen=True):
     """A change of the device shares (split mode tensor or row) to `shares`: (device id, per cent), in device order."""
 
     shares: tuple[tuple[str, float], ...]
@@ -148,8 +141,7 @@ class SharesMove(Move):
         return with_shares(layout, self.shares)
 
 
-@dataclass(frozen=True, slots=True)
-class CountMove(Move):
+class CountMove(Move, frozen=True):
     """A change of the number of layers on `device` to `count`.
 
     Added layers come from the CPU first, then from other devices (`with_layer_count`).

@@ -7,12 +7,14 @@ come before patterns and before overrides of whole layers, because the first mat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
+from msgspec import Struct
+
 from engine.base.errors import LayoutError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile
@@ -188,8 +190,7 @@ def place_embedding(layout: Layout, device: str) -> Layout:
     return replace(bare, overrides=(*front, Override(device, pattern=EMBEDDING_PATTERN), *rest))
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """A constraint: layers `first` to `last`, both included, must be on `device`."""
 
     device: str
@@ -197,8 +198,7 @@ class Pin:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartPin:
+class PartPin(Struct, frozen=True):
     """A constraint: one part (such as experts) of layers `first` to `last`, both included, must be on `device`.
 
     The rest of these layers may be on other devices.

@@ -9,12 +9,14 @@ of the backends, as far as known models need them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Literal
 
+from msgspec import Struct
+
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import BufferFacts, Device
 from engine.model.architectures.record import Architecture
 from engine.model.gguf.model_file import ModelFile, TensorInfo
@@ -23,8 +25,7 @@ from engine.planning.memory.hyper_parameters import MissingNumberError, number
 Backend = Literal["all", "cuda", "vulkan"]
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """Kernels that a device has.
 
     `backend`: backend that has the kernels; "all" for RPC, which accepts every operation.
@@ -148,8 +149,7 @@ compared with llama.cpp's own numbers by `test_weights.py` and `test_estimate_tr
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SizeRule:
+class SizeRule(Struct, frozen=True):
     """Rules for the size of a buffer with several tensors.
 
     `alignment_bytes`: the size of each tensor is rounded up to a multiple of this.
@@ -162,8 +162,7 @@ class SizeRule:
     kernels: Kernels = ALL_KERNELS
 
 
-@dataclass(frozen=True, slots=True)
-class HostBuffer:
+class HostBuffer(Struct, frozen=True):
     """A ggml buffer type in host memory.
 
     `alignment_bytes`: alignment of tensors in a buffer of the type.
@@ -186,8 +185,7 @@ class HostBuffer:
 PLAIN_HOST = HostBuffer()
 
 
-@dataclass(frozen=True, slots=True)
-class BackendTraits:
+class BackendTraits(Struct, frozen=True):
     """Properties of a backend that memory forecasts need.
 
     `pinned_host`: whether the backend has a host buffer type for pinned memory, which `pinned` describes.

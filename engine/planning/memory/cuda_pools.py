@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
@@ -58,8 +59,7 @@ _REDUCED_BYTES = 32 * MIB
 """Bytes of the buffer in which two cards add partial results (`GGML_CUDA_AR_COPY_MAX_BYTES`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answering:
+class Answering(Struct, frozen=True):
     """Bytes that one device allocates during generation, in addition to llama.cpp's buffers.
 
     `late_bytes`: part of `total_bytes` that is allocated only while the context fills.

@@ -6,14 +6,16 @@ checks the drafted tokens in one batch, which needs an output row for each of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.texts import quote
+from engine.base.values import replace
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
 from engine.model.gguf.vocabulary import vocabulary_fault
@@ -25,8 +27,7 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 from engine.planning.settings.table import DRAFTED_TOKENS, for_draft_model
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """The source of drafted tokens for speculative decoding.
 
     `kind`: "ngram" (repeats of the text itself), "model" (a draft model) or "mtp" (MTP heads of the main model).
@@ -40,10 +41,20 @@ class Draft:
 
     kind: DraftKind
     n_tokens: int = DRAFTED_TOKENS
-    model: ModelFile | None = field(default=None, compare=False)
+    model: ModelFile | None = None
     files: FileIdentity | None = None
     layout: Layout | None = None
     context: ContextSettings = FOLLOWING
+
+    # Equal without regard to `model`, which `files` stands for: its metadata and tensors would be compared.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Draft) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        return astuple(replace(self, model=None))
 
     @property
     def path(self) -> Path | None:
@@ -148,7 +159,7 @@ def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
     chosen = {key: getattr(own, key) for key in DRAFT_SETTINGS if key != "n_ctx"}
     # MTP heads are a part of the main model.
     main = main if uses_mtp(draft) else for_draft_model(main)
-    found = msgspec.structs.replace(main, **chosen, pipeline="off", image_max_tokens=None, image_min_tokens=None)
+    found = replace(main, **chosen, pipeline="off", image_max_tokens=None, image_min_tokens=None)
     return found if own.n_ctx == AUTO_CONTEXT else found.with_each(own.n_ctx)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 
@@ -33,8 +34,7 @@ def grade_words(grade: Grade) -> str:
     return _GRADE_WORDS[grade]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(Struct, frozen=True):
     """Memory of a layout on one device, in bytes.
 
     `weights_bytes`: weights in buffers.
@@ -78,8 +78,7 @@ class DeviceMemory:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
+class MemoryEstimate(Struct, frozen=True):
     """Memory of one layout on each device of the rig.
 
     `devices`: memory by device id.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.model.architectures.record import Architecture, Indexer, Window
 from engine.model.architectures.registry import find_architecture
@@ -20,8 +20,7 @@ class MissingNumberError(ValueError):
     """A hyper-parameter is missing, has a wrong type, is out of range, or contradicts the tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class HyperParameters:
+class HyperParameters(Struct, frozen=True):
     """Hyper-parameters of a model that determine the size of its state.
 
     Tuples have an entry for each block of the file, including blocks for multi-token prediction. Widths are in

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from itertools import groupby
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.units import KIB, format_bytes
+from engine.base.values import replace
 from engine.model.gguf.model_file import ModelFile, file_type_name
 from engine.planning.memory.kv_cache import kv_bytes_per_token
 from engine.planning.memory.mtp import count_heads
 
 
-class InspectBlock(msgspec.Struct, frozen=True, kw_only=True):
+class InspectBlock(Struct, frozen=True, kw_only=True):
     """Bytes of one repeating layer, by part."""
 
     index: int
@@ -23,7 +24,7 @@ class InspectBlock(msgspec.Struct, frozen=True, kw_only=True):
     other_bytes: int
 
 
-class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
+class InspectDocument(Struct, frozen=True, kw_only=True):
     """The `inspect` document of docs/contract.md.
 
     `parts`: names of the GGUF files of which the model consists.
@@ -106,7 +107,7 @@ def inspect_text(document: InspectDocument) -> str:
 def _layer_lines(document: InspectDocument) -> list[str]:
     lines = []
     # With index 0 in all of them, blocks of equal parts compare equal.
-    for _, alike in groupby(document.blocks, key=lambda block: msgspec.structs.replace(block, index=0)):
+    for _, alike in groupby(document.blocks, key=lambda block: replace(block, index=0)):
         members = list(alike)
         first, last = members[0], members[-1]
         span = str(first.index) if first is last else f"{first.index}-{last.index}"

@@ -6,8 +6,9 @@ Mirrors the constructors of `llama_kv_cache`, `llama_kv_cache_iswa` and `llama_m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.model.architectures.record import COMPRESSED_RATIOS, Architecture
 from engine.model.gguf.model_file import ModelFile
@@ -21,8 +22,7 @@ CELL_PADDING = CONTEXT_STEP
 """Multiple to which llama.cpp rounds up the cells of a sequence (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextShape:
+class ContextShape(Struct, frozen=True):
     """Sizes that llama.cpp computes from the context settings.
 
     `n_streams`: number of streams, the parts of the cache with cells of their own: one for each sequence, or 1 for a
@@ -72,8 +72,7 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
     return n_elements // kind.block_elements * kind.block_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CacheTensor:
+class CacheTensor(Struct, frozen=True):
     """One tensor of a layer's KV cache or recurrent state: `n_rows` rows of `width` elements of the type `kind`.
 
     `name`: "k", "v", "indexer" (keys of the indexer), "compressed" (compressed keys), "r" and "s" (rolling and
@@ -94,8 +93,7 @@ class CacheTensor:
         return pad(size_bytes, rule.alignment_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerState:
+class LayerState(Struct, frozen=True):
     """State of one layer between batches: tensors of its KV cache, and recurrent tensors."""
 
     cache: tuple[CacheTensor, ...] = ()

@@ -7,12 +7,9 @@ counted with the model's weights (`ModelMemory.estimate`). The heads' context is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
-
 from engine.base.language import tr
 from engine.base.texts import quote
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.record import Architecture
 from engine.model.architectures.registry import find_architecture
@@ -124,7 +121,7 @@ class MtpMemory:
             raise MissingNumberError(f"the arithmetic of {own or 'these MTP heads'} is not known yet")
         self._model = replace(model, blocks=blocks, tensors=(*model.global_tensors, *tensors))
         self._hyper = heads_of(hyper, n_heads)
-        self._architecture = msgspec.structs.replace(architecture, graph=architecture.mtp, recurrence=None)
+        self._architecture = replace(architecture, graph=architecture.mtp, recurrence=None)
         self._graphs = GraphTables(self._model, self._hyper, self._architecture, OverrideMatches(model))
         self._tables: dict[ContextSettings, ContextMemory] = {}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.planning.layout.engine_parameters import (
     TensorOverride,
@@ -30,8 +32,7 @@ from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, Context
 _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 
 
-@dataclass(frozen=True, slots=True)
-class HostBuffers:
+class HostBuffers(Struct, frozen=True):
     """Host buffer types of a layout.
 
     `weights`: buffer type for weights that are not in the mapped file: pinned memory of the first device that has a
@@ -46,8 +47,7 @@ class HostBuffers:
     kernels: Kernels = ALL_KERNELS
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """A layout with everything that determines its buffers.
 
     `leading`: number of CPU layers at the front. They are no entry of llama.cpp's device list.

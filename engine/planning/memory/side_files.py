@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.texts import clean, quote
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.projectors import IMAGE_TOKENS, OWN_PIXELS
 from engine.model.gguf.byte_source import open_source
@@ -29,8 +31,7 @@ _SKIPPED = "_norm.weight"
 """End of the names of an adapter's tensors that llama.cpp ignores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Projector:
+class Projector(Struct, frozen=True):
     """A projector file (mmproj), which encodes images or audio for a model.
 
     `device`: device id that the user chose; None if the program chooses.
@@ -58,8 +59,7 @@ class Projector:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(Struct, frozen=True):
     """A LoRA adapter.
 
     `tensors`: the tensors that llama.cpp loads.
@@ -92,8 +92,7 @@ class Adapter:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class SideFiles:
+class SideFiles(Struct, frozen=True):
     """The projector, the LoRA adapters and the draft that are loaded with a model; all are optional."""
 
     projector: Projector | None = None

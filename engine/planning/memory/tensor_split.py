@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile, TensorInfo
@@ -95,8 +96,7 @@ _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
+class _Cut(Struct, frozen=True):
     """Division of the sliced dimension of a tensor into segments, such as Q, K and V, which are sliced separately.
 
     `segments`: (elements of a segment, number of such segments) for each size of segment.

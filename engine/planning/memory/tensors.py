@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.model.architectures.record import Architecture
 from engine.model.gguf.model_file import ModelFile, TensorInfo
@@ -108,8 +109,7 @@ _LAZY_BYTES = 1 << 32
 """Bytes above which per-layer embeddings stay in the file (`lazy_read::add`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorClasses:
+class TensorClasses(Struct, frozen=True):
     """Tensors of a model by the rule that determines their device.
 
     `blocks`: tensors of each layer.

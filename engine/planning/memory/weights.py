@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.devices.device import CPU_ID
 from engine.model.architectures.record import Architecture
@@ -43,8 +44,7 @@ _MOST_RANGES = 4096
 _MOST_LAYERS = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class HostWeights:
+class HostWeights(Struct, frozen=True):
     """Weights in host memory.
 
     `committed_bytes`: bytes of weights in memory that the process allocates.
@@ -55,8 +55,7 @@ class HostWeights:
     mapped_bytes: int
 
 
-@dataclass(slots=True)
-class _Tally:
+class _Tally(Struct):
     """Sums of the bytes of some tensors.
 
     `spans`: for each file, (first byte, end) of the range with the tensors that are in host memory and not repacked.

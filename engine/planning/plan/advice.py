@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -20,7 +20,7 @@ from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.settings.context_settings import ContextSettings
 
 
-class Advice(msgspec.Struct, frozen=True):
+class Advice(Struct, frozen=True):
     """One disadvantage of a layout that can be loaded.
 
     `rule`: stable identifier such as `cpu_entry`.

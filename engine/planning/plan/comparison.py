@@ -6,10 +6,11 @@ Window and command line show the same values. The plans may be on different rigs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import capitalised
@@ -43,8 +44,7 @@ _WHOLE_LAYERS = frozenset({"layer", "none"})
 """Split modes in which each layer has a device of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceChange:
+class PlaceChange(Struct, frozen=True):
     """Layers or a part of the model that are on different devices in two layouts.
 
     `part`: "layer" for whole layers, a part of layers such as "experts", "output" or "embedding".
@@ -75,8 +75,7 @@ class PlaceChange:
         return {"part": self.part, **layers, "device": self.one, "against": self.other}
 
 
-@dataclass(frozen=True, slots=True)
-class ValueChange:
+class ValueChange(Struct, frozen=True):
     """A setting, or a device's share of the tensor split, that has different values in two plans.
 
     `name`: name of the setting for the user.
@@ -89,8 +88,7 @@ class ValueChange:
     other: str
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """The differences of two plans.
 
     `places`: layers and parts that are on different devices.
@@ -124,8 +122,7 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Struct, frozen=True):
     """Costs of passing data between devices.
 
     `transfers`, `token_bytes`: number and bytes of the transfers over links for each token.
@@ -137,8 +134,7 @@ class Costs:
     sent_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """The values of one plan that a comparison shows.
 
     `costs`: transfers between devices; None if the plan breaks a rule.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, single_device
@@ -15,8 +17,7 @@ from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """Layout, context settings and side files of one model as the user set them; undo restores edits.
 
     `context` may have settings on auto. A `Plan` has the values that the load uses.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
@@ -13,8 +13,7 @@ from engine.planning.speed.speeds import Speeds
 from engine.planning.speed.work import Work
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Numbers of a plan by which the user compares layouts.
 
     `fits`: whether the plan can be loaded and no device is short of memory.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.texts import capitalised
@@ -16,7 +16,7 @@ from engine.planning.layout.layout import Layout, layer_words
 PlacedPart = Literal["layer", "cache", "output"]
 
 
-class PlaceDifference(msgspec.Struct, frozen=True):
+class PlaceDifference(Struct, frozen=True):
     """A layer, its KV cache or the output layer that is on another device than in the layout.
 
     `layer`: index of the layer; for the output layer the number of layers.

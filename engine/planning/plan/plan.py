@@ -9,15 +9,15 @@ import hashlib
 import operator
 import os
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.errors import EngineError, RuleViolationError
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.base.values import replace
 from engine.devices.device import ComputingNeed, Device, Rig, device_key, names_of, routes_of
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from engine.planning.plan.decisions.resolve import Resolved
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True, dict=True):
     """One model with an edit (layout, settings, side files as the user set them) on a rig (the devices).
 
     A plan is immutable: each step of a drag makes a new one (`with_edit`, `with_layout`, `on`). Its properties, such as
@@ -235,7 +234,7 @@ class Plan:
         names = (tensor.name for tensor in self.model.tensors)
         # With a fault of the self-test in repacked weights, the CPU uses weights as they are in the file.
         extra_buffers = self.rig.host.fault("extra_buffers") is None
-        return msgspec.structs.replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
+        return replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
     @property
     def draft_devices(self) -> tuple[str, ...]:

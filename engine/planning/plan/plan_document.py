@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.planning.layout.layout import range_text
 from engine.planning.layout.layout_file import LayoutFile, layout_document
 from engine.planning.memory.drafts import Draft
@@ -207,7 +207,7 @@ def _planned(plan: Plan) -> ContextSettings:
     They become part of the layout file in the document, which can contain only one context length: the one of the
     forecast.
     """
-    return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
+    return replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 
 
 def _decision_lines(report: FitReport) -> list[str]:

@@ -6,8 +6,9 @@ That is fast because `PreviewTables` were computed when the model was opened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
@@ -29,8 +30,7 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, HopCosts, Sending, Spe
 from engine.planning.speed.work import Work
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBytes:
+class LayerBytes(Struct, frozen=True):
     """Bytes of one layer as drawn in the layout editor: weights by part, and KV cache or recurrent state."""
 
     index: int
@@ -45,8 +45,7 @@ class LayerBytes:
         return self.attention_bytes + self.ffn_bytes + self.expert_bytes + self.other_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DraftBlock:
+class DraftBlock(Struct, frozen=True):
     """The draft model or the MTP heads as drawn in the layout editor.
 
     `name`: file name of the draft model; empty for MTP heads.
@@ -62,8 +61,7 @@ class DraftBlock:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Struct, frozen=True):
     """The numbers that the window draws for an edit on a rig.
 
     `rig`: the devices.
@@ -107,8 +105,7 @@ class Preview:
         return self.edit.context
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedLayout:
+class LoadedLayout(Struct, frozen=True):
     """The layout of the loaded model.
 
     `edit`: layout and settings that the user requested.
@@ -131,8 +128,7 @@ class LoadedLayout:
         return self.edit != edit
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """The last answer of a model, and the layout and settings that the model had then."""
 
     edit: Edit

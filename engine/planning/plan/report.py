@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
 
+from engine.base.values import replace
 from engine.devices.device import Device, MemoryPool, Rig
 from engine.planning.layout.layout import Violation
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
@@ -18,7 +19,7 @@ _PARTS = tuple(field.name for field in fields(DeviceMemory))
 _NOTHING = DeviceMemory()
 
 
-class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceRow(Struct, frozen=True, kw_only=True):
     """Memory of one device in bytes, with the keys of section Row in docs/contract.md.
 
     `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`.
@@ -66,7 +67,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
         This row can be compared with a measured one, because llama.cpp reports its buffers only.
         """
         besides_bytes = self.overhead_bytes + self.answering_bytes
-        return msgspec.structs.replace(
+        return replace(
             self,
             overhead_bytes=0,
             answering_bytes=0,
@@ -84,8 +85,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FitReport:
+class FitReport(Struct, frozen=True):
     """The memory forecast of a plan, with broken rules, advice and decisions.
 
     `rows`: one for each device of the rig, the host last.
@@ -160,7 +160,7 @@ def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     def share(row: DeviceRow) -> DeviceRow:
         free_bytes = row.total_bytes if row.free_bytes is None else row.free_bytes
         left_bytes = max(0, pool.available_bytes - (need_bytes - row.need_bytes))
-        return msgspec.structs.replace(
+        return replace(
             row,
             free_bytes=min(free_bytes, left_bytes),
             shortfall_bytes=max(row.shortfall_bytes, need_bytes - pool.limit_bytes),

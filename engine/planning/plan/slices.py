@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+
+from msgspec import Struct
 
 from engine.model.gguf.model_file import ModelFile, part_of_tensor
 from engine.planning.layout.engine_parameters import leading_cpu_layers, split_members
@@ -21,8 +22,7 @@ Device i has the part from `bounds[i]` to `bounds[i + 1]`.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSlices:
+class LayerSlices(Struct, frozen=True):
     """Boundaries between the parts of one layer that the devices get, as fractions from 0 to 1 (`Bounds`).
 
     `index`: number of the layer.
@@ -35,8 +35,7 @@ class LayerSlices:
     experts: Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
+class Slices(Struct, frozen=True):
     """The part of each split layer that each device gets.
 
     `members`: ids of the devices with a share, in the order of the parts.

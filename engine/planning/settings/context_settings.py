@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import msgspec
+from msgspec import Struct
+
+from engine.base.values import replace
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 KV_TYPES: tuple[KvType, ...] = get_args(KvType)
@@ -32,7 +34,7 @@ def is_quantised(kv_type: KvType) -> bool:
     return kv_type not in PLAIN_KV_TYPES
 
 
-class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ContextSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The settings of a load, named after llama.cpp's parameters.
 
     `engine.planning.settings.table` describes each field with its range. Defaults are this program's. The child process
@@ -86,8 +88,8 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def with_each(self, n_ctx: int) -> ContextSettings:
         """Return the settings with a context of `n_ctx` tokens for each parallel request."""
-        return msgspec.structs.replace(self, n_ctx=n_ctx if self.kv_unified else n_ctx * self.n_seq_max)
+        return replace(self, n_ctx=n_ctx if self.kv_unified else n_ctx * self.n_seq_max)
 
     def with_requests(self, n_seq_max: int) -> ContextSettings:
         """Return the settings for `n_seq_max` parallel requests, each with the same context length as now."""
-        return msgspec.structs.replace(self, n_seq_max=n_seq_max).with_each(self.n_ctx_each)
+        return replace(self, n_seq_max=n_seq_max).with_each(self.n_ctx_each)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.json_file import JsonObject
 from engine.base.language import tr
@@ -19,8 +20,7 @@ Value = int | float | str | bool | None
 """Value of a load setting. None means that the user chose no number, as for "auto"."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOpen:
+class LeftOpen(Struct, frozen=True):
     """The state of a number setting in which the user chose no number, such as "auto" or "unlimited".
 
     `kept`: value that stands for this state in `ContextSettings` or `SamplingSettings`.
@@ -39,8 +39,7 @@ class LeftOpen:
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
-@dataclass(frozen=True, slots=True)
-class WholeNumber:
+class WholeNumber(Struct, frozen=True):
     """An integer setting from `low` to `high`, both included.
 
     `unit`: plural noun, such as "tokens"; empty for a number without a unit, such as a seed.
@@ -143,8 +142,7 @@ class WholeNumber:
         return self.left_open.word if self.left_open is not None and value == self.left_open.kept else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Real:
+class Real(Struct, frozen=True):
     """A float setting from `low` to `high`, both included.
 
     `step`: step of the spin box in a form.
@@ -241,8 +239,7 @@ class _Words:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(_Words):
+class Choice(Struct, _Words, frozen=True):
     """A setting that is one of several words. `placeholder`: name for these words in a command line's usage line."""
 
     words: tuple[str, ...]
@@ -279,8 +276,7 @@ class Choice(_Words):
         return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Switch(_Words):
+class Switch(Struct, _Words, frozen=True):
     """A setting that is on or off, true or false in JSON. `with_auto`: whether "auto" is also allowed."""
 
     with_auto: bool = False
@@ -329,8 +325,7 @@ MAX_TEXT_CHARACTERS = 1 << 16
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\", "\\s": " "}
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True):
     r"""A setting that is a list of non-empty texts. A user types one per line, with `\n` for a newline in it."""
 
     allowed: str = tr("texts, one per line")
@@ -365,8 +360,7 @@ class Texts:
         return "\n".join(_escaped(text) for text in value) if isinstance(value, tuple) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """A setting that is one text of at most `MAX_TEXT_CHARACTERS` characters."""
 
     allowed: str = "text"

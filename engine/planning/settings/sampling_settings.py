@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-import msgspec
+from msgspec import Struct
 
 Mirostat = Literal["off", "1", "2"]
 MIROSTAT_MODES: tuple[Mirostat, ...] = get_args(Mirostat)
@@ -19,7 +19,7 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 """Default sequence breakers of DRY (common/common.h)."""
 
 
-class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampler settings of one answer. Defaults are those of `common_params_sampling` in llama.cpp's common/common.h.
 
     `temperature`: temperature of the distribution; with 0 the likeliest token is always chosen.

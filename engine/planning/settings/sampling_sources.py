@@ -6,9 +6,10 @@ Later sources win: llama.cpp's default, recommendation of the model's authors, t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.planning.settings.kinds import SamplingValue
@@ -20,8 +21,7 @@ MODEL_PREFIX = "general.sampling."
 """Prefix of the metadata keys in a GGUF file with recommended sampler settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """Sampler settings merged from all sources. `sources`: source of each value, by the setting's key."""
 
     settings: SamplingSettings

@@ -6,8 +6,9 @@ options.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.planning.settings.kinds import Choice, LeftOpen, Real, SamplingKind, SamplingValue, Text, Texts, WholeNumber
@@ -27,8 +28,7 @@ MAX_SEED = (1 << 32) - 2
 """Largest seed: one less than `LLAMA_DEFAULT_SEED`, which makes llama.cpp choose a random seed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingSetting:
+class SamplingSetting(Struct, frozen=True):
     """One row of the table of samplers.
 
     `key`: name of the field in `SamplingSettings`.

@@ -7,10 +7,10 @@ forecast caches, and to generate `docs/settings.md`. CONTRIBUTING.md lists the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.json_file import JsonObject
 from engine.base.language import tr
@@ -65,8 +65,7 @@ _WORD = LeftOpen(AUTO_CONTEXT, AUTO)
 _NULL = LeftOpen(None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One row of the table of load settings.
 
     `key`: field of `ContextSettings` and key in files.

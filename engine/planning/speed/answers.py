@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_high
 
-import msgspec
+from msgspec import Struct
 
 MIN_TOKENS = 16
 """Smallest number of tokens of an answer from which corrections are learnt.
@@ -38,7 +38,7 @@ _COMMON = 0.5
 """Exponent that turns the mean factor of the other devices into the factor of a device without answers."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(Struct, frozen=True):
     """Seconds per token of one answer or prompt, measured and predicted.
 
     `layout_class`: class of the layout, such as several GPUs with overrides (`speeds.layout_class`).

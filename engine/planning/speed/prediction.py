@@ -14,10 +14,12 @@ not modelled; the correction for the class of layout, learnt from answers, inclu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import ceil
 
+from msgspec import Struct
+
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
@@ -75,8 +77,7 @@ _SMALL_SHARE = 0.02
 """Share of a token's time below which a device is ignored for the source of the whole prediction."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTime:
+class DeviceTime(Struct, frozen=True):
     """Predicted seconds per token on one device.
 
     `seconds`: all seconds, including `link_s`.
@@ -90,8 +91,7 @@ class DeviceTime:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class LinkUse:
+class LinkUse(Struct, frozen=True):
     """Use of the network link to an RPC worker on another machine.
 
     `id`: device id of the worker.
@@ -109,8 +109,7 @@ class LinkUse:
     is_measured: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedForecast:
+class SpeedForecast(Struct, frozen=True):
     """Predicted seconds per token of an answer or of a prompt.
 
     `token_s`: seconds per token.
@@ -162,8 +161,7 @@ class SpeedForecast:
         return next((each for each in self.devices if each.id == device_id), None)
 
 
-@dataclass(frozen=True, slots=True)
-class LastAnswer:
+class LastAnswer(Struct, frozen=True):
     """Measured speed of the last answer.
 
     `fill_tokens`: number of tokens in the context in the middle of the answer.
@@ -202,8 +200,7 @@ def _scaled(forecast: SpeedForecast, predicted_s: float, measured_per_second: fl
     return replace(forecast, token_s=forecast.token_s * scale, devices=devices, links=links, is_learnt=True)
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedRange:
+class SpeedRange(Struct, frozen=True):
     """Predicted range of the seconds per token.
 
     `best_s`: seconds with an empty KV cache and full bandwidth.
@@ -218,8 +215,7 @@ class SpeedRange:
         return (self.best_s + self.worst_s) / 2
 
 
-@dataclass(slots=True)
-class Cost:
+class Cost(Struct):
     """Seconds of one batch of tokens on one device.
 
     `read_s`: seconds of reading memory at full bandwidth.
@@ -243,8 +239,7 @@ class Cost:
         return (self.read_s * slowness + self.computed_s) * factors.get(self.device.id, 1.0) + link_s, link_s
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(Struct, frozen=True):
     """Predicts speeds of any layout of one model on one rig.
 
     `work`: bytes and operations of each layer.

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
+from msgspec import Struct, field
+
+from engine.base.values import replace
 from engine.devices.card_catalogue import BANDWIDTHS
 from engine.devices.device import CPU_ID, Device, DeviceKind, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Link to a device: latency of one transfer in seconds, and throughput in bytes per second."""
 
     latency_s: float
     bytes_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
+class Speeds(Struct, frozen=True):
     """Measured and learnt speeds of devices. For a device that is missing, the usual values of this module are used.
 
     All mappings except the ratios have device ids as keys.
@@ -371,8 +371,7 @@ def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
     return _LOOPBACK_LINK if is_on_this_machine(device) else _NETWORK
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(Struct, frozen=True):
     """Transfer of weights to an RPC worker during a load.
 
     `seconds` is an upper bound, because a worker may still have weights of an earlier load in its cache.
@@ -396,8 +395,7 @@ def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tupl
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class HopCosts:
+class HopCosts(Struct, frozen=True):
     """Cost of passing a token's hidden state between devices.
 
     `size_bytes`: bytes of the hidden state.

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import log2, prod
 from operator import add
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import ModelFile, TensorInfo, part_of_tensor
@@ -72,8 +73,7 @@ class StateCost(NamedTuple):
     convolved: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StateWork:
+class StateWork(Struct, frozen=True):
     """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as prefix sums.
 
     `sums`: for each layer, the sum over all layers before it; the last entry is the sum over all layers.
@@ -87,8 +87,7 @@ class StateWork:
         return StateCost(*(end - begin for begin, end in zip(before, after, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Struct, frozen=True):
     """Weights that overrides move to `device`, stored as prefix sums over the layers of the model.
 
     `weights`: bytes that one token reads, by kernel.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.engine_parameters import split_members
 from engine.planning.memory.estimate import DeviceMemory, Grade

@@ -11,11 +11,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_version
 from engine.base.errors import BusyError, EngineError, UnreachableError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, names_of
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.planning.fit.defects import defect_text, disagreements

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import CancelledError, EngineError
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.planning.fit.proposal import Proposal, changes_in_words, without_duplicates
 from engine.planning.fit.proposals import propose, rig_without

@@ -7,9 +7,10 @@ import platform
 import re
 import signal as signals
 import sys
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+
+from msgspec import Struct
 
 from engine.base.engine_build import own_version
 from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
@@ -84,8 +85,7 @@ class EndReason(StrEnum):
     NOT_STARTED = "not_started"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessOutcome:
+class ProcessOutcome(Struct, frozen=True):
     """How a child ended.
 
     `exit_code`: its exit status; None if a signal ended it, if it never ran, or if it cannot be ended.

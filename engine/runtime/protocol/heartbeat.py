@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S = 5, 86_400
 """Bounds of the stall limit that a user may choose, in seconds. A busy machine delays heartbeats by some seconds."""
@@ -32,8 +33,7 @@ _ACKED_OFFSET = 120
 """Offset of tcpi_bytes_acked in `struct tcp_info` (linux/tcp.h). tcpi_bytes_received follows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceUse:
+class ResourceUse(Struct, frozen=True):
     """Resource use of this process.
 
     `cpu_seconds`: processor time since its start.

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.protocol.requests import Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
@@ -37,7 +36,7 @@ class MediaCache:
             # The same order of calls as at the other end, so that both drop the same files.
             known = file.sha256 in self._files
             self._use(file)
-            return msgspec.structs.replace(file, data=b"") if known else file
+            return replace(file, data=b"") if known else file
 
         return self._with_files(request, shortened)
 
@@ -49,19 +48,17 @@ class MediaCache:
 
         def completed(file: MediaFile) -> MediaFile:
             self._use(file)
-            return file if file.data else msgspec.structs.replace(file, data=self._files.get(file.sha256, b""))
+            return file if file.data else replace(file, data=self._files.get(file.sha256, b""))
 
         return self._with_files(request, completed)
 
     def _with_files(self, request: Generate, change: Callable[[MediaFile], MediaFile]) -> Generate:
         if not any(message.media for message in request.messages):
             return request
-        messages = tuple(
-            msgspec.structs.replace(message, media=tuple(map(change, message.media))) for message in request.messages
-        )
+        messages = tuple(replace(message, media=tuple(map(change, message.media))) for message in request.messages)
         used = {file.sha256 for message in request.messages for file in message.media}
         self._drop_all_but(used)
-        return msgspec.structs.replace(request, messages=messages)
+        return replace(request, messages=messages)
 
     def _use(self, file: MediaFile) -> None:
         if file.sha256 in self._files:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.runtime.protocol.requests import DraftKind
 
@@ -33,7 +33,7 @@ StopReason = Literal["end_of_text", "length", "context_full", "repetition", "sto
 """
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+class Message(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """Base class of messages from a child."""
 
 
@@ -50,7 +50,7 @@ class Hello(Message, frozen=True, tag="hello", kw_only=True):
     pid: int
 
 
-class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
+class GgmlDevice(Struct, frozen=True, kw_only=True):
     """A device as ggml reports it.
 
     `kind`: ggml's type of the device: a card, an integrated GPU, an accelerator, or the CPU.
@@ -117,7 +117,7 @@ class ThreadSpeeds(Message, frozen=True, tag="thread_speeds", kw_only=True):
     prompts: tuple[float, ...]
 
 
-class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
+class PackLoad(Struct, frozen=True, kw_only=True):
     """Result of loading an engine pack.
 
     `devices`: names of the devices that it added.
@@ -136,7 +136,7 @@ class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     packs: tuple[PackLoad, ...] = ()
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(Struct, frozen=True, kw_only=True):
     """Memory of a model in one buffer type.
 
     `device`: our device id.
@@ -186,7 +186,7 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
     draft: bool = False
 
 
-class SentWeights(msgspec.Struct, frozen=True, kw_only=True):
+class SentWeights(Struct, frozen=True, kw_only=True):
     """The bytes that a load sent to one RPC worker.
 
     `devices`: our ids of the worker's devices.
@@ -293,7 +293,7 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
 
 # An answer may have thousands of these: an array has no repeated keys, and `gc=False` saves the garbage collector from
 # visiting objects that cannot be part of a cycle.
-class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TokenChoice(Struct, frozen=True, array_like=True, gc=False):
     """A sampled token and the most probable tokens, with probabilities before all samplers, at temperature 1.
 
     `likeliest`: text and probability of the most probable tokens, in descending order. The sampled one may be among
@@ -340,7 +340,7 @@ DraftPause = Literal["", "slower", "earlier", "state", "context", "failed"]
 """
 
 
-class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class DraftStatistics(Struct, frozen=True, kw_only=True):
     """Statistics of speculative decoding for one answer.
 
     `drafted_tokens`: number of tokens that were drafted.
@@ -515,7 +515,7 @@ class Quantised(Message, frozen=True, tag="quantised", kw_only=True):
     size_bytes: int
 
 
-class DeviceMemoryReading(msgspec.Struct, frozen=True):
+class DeviceMemoryReading(Struct, frozen=True):
     """Memory of a device as it reports it now. `device`: our device id."""
 
     device: str

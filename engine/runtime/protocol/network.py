@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.runtime.protocol.messages import Failure, Hello, Message
 from engine.runtime.protocol.requests import Quit, Request
@@ -12,7 +12,7 @@ from engine.runtime.protocol.requests import Quit, Request
 DownloadStage = Literal["fetch", "wait", "verify"]
 
 
-class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
+class TransferFile(Struct, frozen=True, kw_only=True):
     """A file to download.
 
     `target`: path at which the complete file is stored.
@@ -76,7 +76,7 @@ class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=Tr
     note: str = ""
 
 
-class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadedFile(Struct, frozen=True, kw_only=True):
     """A downloaded file. Its hash was verified if the hub reported one."""
 
     path: str
@@ -134,7 +134,7 @@ class Browse(Request, frozen=True, tag="browse", kw_only=True):
     interfaces: tuple[str, ...] = ()
 
 
-class NearbyMachine(msgspec.Struct, frozen=True):
+class NearbyMachine(Struct, frozen=True):
     """A machine as it announces itself by mDNS.
 
     Texts are limited in length and numbers in size. Nothing is verified before pairing.

@@ -19,15 +19,16 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.confinement import Rights, confine, refuse_core_files
 from engine.base.json_file import UNREADABLE
 from engine.base.programs import LOG_MARK
+from engine.base.values import replace
 from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, Failure, Hello, Message
 from engine.runtime.protocol.requests import Job, Quit
 
@@ -84,7 +85,7 @@ class Pipe:
         # Another thread may be writing to a parent that does not read: after 0.5 s the text goes out without the lock.
         held = self._lock.acquire(timeout=0.5)
         try:
-            self._write(_line(msgspec.structs.replace(message, text=_SOURCE_PATH.sub("", message.text))))
+            self._write(_line(replace(message, text=_SOURCE_PATH.sub("", message.text))))
         finally:
             if held:
                 self._lock.release()
@@ -193,8 +194,7 @@ class Requests(Generic[_R]):
         self._queue.put(self._on_read(request))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Access rights that a child keeps after it has read its first request; it gives up all others.
 
     `rights`: rights of this kind of child, from `engine.base.confinement`. Their `memory_bytes` limit the address space

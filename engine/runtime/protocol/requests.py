@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
@@ -27,7 +27,7 @@ OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
 
 
 # Unknown fields are errors in requests and messages: both ends know the same version of the protocol.
-class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+class Request(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """Base class of requests to a child."""
 
 
@@ -40,7 +40,7 @@ class Job(Request, frozen=True, kw_only=True):
     seconds: float
 
 
-class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceRef(Struct, frozen=True, kw_only=True):
     """Reference by which the child finds a ggml device: by endpoint and index, else by PCI id, else by ggml's name.
 
     `id`: our device id; "CPU" is the host.
@@ -76,7 +76,7 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     known_cards: tuple[str, ...] = ()
 
 
-class FileAccess(msgspec.Struct, frozen=True):
+class FileAccess(Struct, frozen=True):
     """Files that a child may open besides its own code, system libraries and devices.
 
     `readable`: files and folders. `writable`: folders.
@@ -86,14 +86,14 @@ class FileAccess(msgspec.Struct, frozen=True):
     writable: tuple[str, ...] = ()
 
 
-class AdapterFile(msgspec.Struct, frozen=True):
+class AdapterFile(Struct, frozen=True):
     """A LoRA adapter, applied with the factor `scale`."""
 
     path: str
     scale: float
 
 
-class ProjectorFile(msgspec.Struct, frozen=True):
+class ProjectorFile(Struct, frozen=True):
     """A multimodal projector (mmproj).
 
     `device`: id of the device that it runs on.
@@ -110,7 +110,7 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 DraftKind = Literal["ngram", "model", "mtp"]
 
 
-class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
+class DraftSource(Struct, frozen=True, kw_only=True):
     """The source of drafted tokens for speculative decoding; the loaded model checks the drafted tokens in one batch.
 
     `kind`: "ngram" (copies of earlier text of the sequence), "model" (a draft model), or "mtp" (the model's own MTP
@@ -145,7 +145,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     memory_bytes: int = 0
 
 
-class WeightSpan(msgspec.Struct, frozen=True):
+class WeightSpan(Struct, frozen=True):
     """The bytes of a tensor in a model file. `offset`: bytes from the start of the file."""
 
     path: str
@@ -153,7 +153,7 @@ class WeightSpan(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class EarlyWeights(msgspec.Struct, frozen=True):
+class EarlyWeights(Struct, frozen=True):
     """Large weights of a device behind an RPC worker, which may be sent before the load. `device`: our id."""
 
     device: str
@@ -182,7 +182,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     is_known: bool = False
 
 
-class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
+class ImageFile(Struct, frozen=True, tag="image", kw_only=True):
     """An image of a conversation.
 
     `sha256`: hash of the file, by which the child recognises it.
@@ -197,7 +197,7 @@ class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
     data: bytes = b""
 
 
-class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
+class SoundFile(Struct, frozen=True, tag="sound", kw_only=True):
     """A sound of a conversation. `length_ms`: its length. `sha256`, `data`: hash and content, as in `ImageFile`."""
 
     sha256: str
@@ -208,7 +208,7 @@ class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
 MediaFile = ImageFile | SoundFile
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(Struct, frozen=True):
     """A call of a function by the model. `arguments`: a JSON object, as text."""
 
     id: str
@@ -216,7 +216,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChatMessage(Struct, frozen=True, omit_defaults=True):
     """A message of a conversation.
 
     `media`: images and sounds; in the prompt they come before the text of `content`.
@@ -235,7 +235,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
-class TemplateInput(msgspec.Struct, frozen=True, omit_defaults=True):
+class TemplateInput(Struct, frozen=True, omit_defaults=True):
     """Input of a chat template in addition to the messages.
 
     `tools`: a JSON list of OpenAI tool definitions; empty for none.

@@ -7,12 +7,10 @@ child's messages into events, and supervises stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-
-import msgspec
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.runtime.protocol.messages import (
     AllocationFailure,
@@ -48,7 +46,7 @@ def ask(transition: Transition, request: AnyModelRequest) -> None:
         raise ArgumentError(
             tr("The engine process is being ended, because an answer did not stop. Load the model again.")
         )
-    run = RequestRun(msgspec.structs.replace(request, id=state.asked))
+    run = RequestRun(replace(request, id=state.asked))
     # An idle child is silent for hours. Only while it has work to do does silence mean that it stalled.
     if not state.requests:
         transition.watch(True)
@@ -146,7 +144,7 @@ def killed_ending(state: State, run: RequestRun) -> Failed:
 
 def with_request(ending: Failed | Crashed, run: RequestRun) -> Failed | Crashed:
     """Return `ending` with the number of the request `run`."""
-    return msgspec.structs.replace(ending, request=run.id)
+    return replace(ending, request=run.id)
 
 
 def _ending(
@@ -167,7 +165,7 @@ def _ending(
             ending = out_of_memory_event(rig, message, answering="prompt" if is_reading else "answer")
         case _:
             ending = Answered(request=run.id, answer=message)
-    return msgspec.structs.replace(ending, request=run.id)
+    return replace(ending, request=run.id)
 
 
 def _end(transition: Transition, run: RequestRun, ending: RequestEnding) -> None:

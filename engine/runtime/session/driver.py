@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.cancellation import CancelToken
 from engine.base.engine_log import TENSOR_API_VARIABLE
@@ -70,8 +71,7 @@ def no_holders(_device: Device) -> tuple[MemoryHolder, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkRunner:
+class WorkRunner(Struct, frozen=True):
     """Executes the effects that take time (`effects.Work`). The driver calls `do` for each of them in a separate
     thread.
 
@@ -160,8 +160,7 @@ def _ask_s(timeout_s: float) -> float:
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
 
-@dataclass(frozen=True, slots=True)
-class DriverOptions:
+class DriverOptions(Struct, frozen=True):
     """Options of a driver.
 
     `stall_limit_s`: longest silence of the child, in seconds.
@@ -174,8 +173,7 @@ class DriverOptions:
     argv: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
+class _Result(Struct, frozen=True):
     """What the session's thread has to do after one input of the state machine. It takes these results from a queue.
 
     `snapshot`: state to report to the receiver before the effects; None if the public state did not change.

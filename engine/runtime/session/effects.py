@@ -7,7 +7,8 @@ cancelled. The result carries the effect's ticket, a number by which the machine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.devices.device import ComputingNeed
 from engine.planning.fit.step_back import Tried
@@ -20,8 +21,7 @@ from engine.runtime.session.load_order import LoadOrder
 # ------------------------------------------------------------------ children
 
 
-@dataclass(frozen=True, slots=True)
-class StartChild:
+class StartChild(Struct, frozen=True):
     """Effect: start a child for `plan` and send it `request`. Its stall limit runs until a `Watch` turns it off.
 
     `child`: number of the child in later effects and inputs.
@@ -36,31 +36,27 @@ class StartChild:
     stall_limit_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Effect: the driver sends a request to a child."""
 
     child: int
     request: requests.AnyRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """Effect: the driver turns the stall limit of a child on or off. It is off while the child has nothing to do."""
 
     child: int
     active: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StopChild:
+class StopChild(Struct, frozen=True):
     """Effect: the driver asks a child to end. A child that takes too long is terminated, then killed."""
 
     child: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillChild:
+class KillChild(Struct, frozen=True):
     """Effect: the driver ends a child by SIGTERM, then SIGKILL, without waiting until it ends by itself."""
 
     child: int
@@ -69,16 +65,14 @@ class KillChild:
 # ------------------------------------------------------------------ work
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Struct, frozen=True):
     """Effect: check the plan and make the child's request from it; the result is `Prepared` or `Refused`."""
 
     ticket: int
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """Effect: forecast the memory of each device; the result is `Forecasted`.
 
     `ask_engine`: True: a probe by llama.cpp. False: only our own computation.
@@ -89,8 +83,7 @@ class Forecast:
     ask_engine: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Choose:
+class Choose(Struct, frozen=True):
     """Effect: choose the layout to try next; the result is `Chosen`.
 
     `asked`: the order of the load.
@@ -102,8 +95,7 @@ class Choose:
     tried: tuple[Tried, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Greet:
+class Greet(Struct, frozen=True):
     """Effect: check whether RPC workers answer (greet them); the result is `Greeted`.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
@@ -114,8 +106,7 @@ class Greet:
     routes: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(Struct, frozen=True):
     """Effect: after a load ran out of memory, search for changes after which it should fit (proposals).
 
     Each proposal is probed (loaded without memory). The result is `Explained`.
@@ -133,8 +124,7 @@ class Explain:
     constraints: Constraints = NO_CONSTRAINTS
 
 
-@dataclass(frozen=True, slots=True)
-class CancelWork:
+class CancelWork(Struct, frozen=True):
     """Effect: cancel the slow effect with this ticket (number). It still reports a result, which may be incomplete."""
 
     ticket: int
@@ -143,8 +133,7 @@ class CancelWork:
 # ------------------------------------------------------------------ the rest
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(Struct, frozen=True):
     """Effect: start the stop timer, which reports `TimerExpired`.
 
     `timeout_s`: seconds from the stop request until the child must have ended. The timer expires earlier, to leave time
@@ -155,29 +144,25 @@ class SetTimer:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(Struct, frozen=True):
     """Effect: cancel a timer. The timer may already have expired."""
 
     timer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """Effect: report an event to the receiver of the session, or to the receiver of its request."""
 
     event: AnyEvent
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMemory:
+class ReportMemory(Struct, frozen=True):
     """Effect: report readings of device memory to the receiver of the session."""
 
     readings: messages.DeviceMemoryReadings
 
 
-@dataclass(frozen=True, slots=True)
-class ReportNeed:
+class ReportNeed(Struct, frozen=True):
     """Effect: report to the session's receiver how many bytes a device needs for computations beyond the forecast."""
 
     need: ComputingNeed

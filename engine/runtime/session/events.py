@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -48,7 +48,7 @@ def stage_words(stage: Stage | AnswerStage) -> str:
 
 
 # Structs, because the command line prints them as JSON.
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+class Event(Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base class of all events. In JSON its tag is the first key, `event`.
 
     `request`, a field of some events: number of the request; None if the event is about the load or the loaded model.
@@ -89,7 +89,7 @@ class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
     message: str
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class Sent(Struct, frozen=True, kw_only=True):
     """The bytes that a load sent to an RPC worker, such as a paired machine.
 
     `devices`: ids of the worker's devices.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.devices.endpoint import Greeting
 from engine.devices.telemetry.sample import MemoryHolder
@@ -21,44 +22,37 @@ Greetings = Mapping[str, Greeting]
 # ------------------------------------------------------------------ commands
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Command: stop the running load or requests, then load `order`. Refused after `Close`."""
 
     order: LoadOrder
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Command: send a request to the loaded model; refused if no model is ready. The state machine assigns its id."""
 
     request: requests.AnyModelRequest
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
+class StopRequest(Struct, frozen=True):
     """Command: stop the request with this number."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopAll:
+class StopAll(Struct, frozen=True):
     """Command: stop the running load, the waiting load, and every request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unload:
+class Unload(Struct, frozen=True):
     """Command: stop everything that runs, then end the child, which frees the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Struct, frozen=True):
     """Command: stop everything, end the child, and refuse later commands."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryMemory:
+class QueryMemory(Struct, frozen=True):
     """Command: request the current free memory of the loaded model's devices from the child."""
 
 
@@ -67,8 +61,7 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 # ------------------------------------------------------------------ results of work, by its ticket
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
     `plan`: the plan with a computed forecast. It has caches of its own, so only one thread uses them
@@ -81,16 +74,14 @@ class Prepared:
     request: requests.Load
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """Result of `Prepare`: the plan cannot be loaded. `ending`: final event of the load, with the reason."""
 
     ticket: int
     ending: Failed
 
 
-@dataclass(frozen=True, slots=True)
-class Forecasted:
+class Forecasted(Struct, frozen=True):
     """Result of `Forecast`.
 
     `plan`: the plan with a probed forecast, or with an estimated one if it could not be probed.
@@ -102,24 +93,21 @@ class Forecasted:
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """Result of `Choose`. `found`: the layout to try next; None if there is no other."""
 
     ticket: int
     found: NextLayout | None
 
 
-@dataclass(frozen=True, slots=True)
-class Greeted:
+class Greeted(Struct, frozen=True):
     """Result of `Greet`: whether each RPC worker answered."""
 
     ticket: int
     greetings: Greetings
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """Result of `Explain`, after a load ran out of memory on a device.
 
     `proposals`: changes after which the load should fit.
@@ -131,8 +119,7 @@ class Explained:
     holders: tuple[MemoryHolder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkFailed:
+class WorkFailed(Struct, frozen=True):
     """Input: the work with this ticket (number) raised an unexpected exception, which is in the log."""
 
     ticket: int
@@ -141,31 +128,27 @@ class WorkFailed:
 # ------------------------------------------------------------------ children, timers, bugs
 
 
-@dataclass(frozen=True, slots=True)
-class ChildMessage:
+class ChildMessage(Struct, frozen=True):
     """Input: a message of a child."""
 
     child: int
     message: messages.AnyMessage
 
 
-@dataclass(frozen=True, slots=True)
-class ChildEnded:
+class ChildEnded(Struct, frozen=True):
     """Input: a child has ended. Reported once for each child that was started, after all its messages."""
 
     child: int
     outcome: ProcessOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class TimerExpired:
+class TimerExpired(Struct, frozen=True):
     """Input: a timer has expired. The state machine ignores the input if it has cancelled the timer in the meantime."""
 
     timer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bug:
+class Bug(Struct, frozen=True):
     """Input: code of the state machine or of an effect raised an unexpected exception, which is in the log.
 
     The state machine then ends the running load or requests.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.planning.fit.step_back import Refusal
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import Layout
@@ -16,8 +17,7 @@ DEFAULT_RETRIES = 10
 """Default of `RetryPolicy.retries` for loads that may try other layouts."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     """Whether and how a load may try other layouts if its layout does not fit.
 
     `retries`: largest number of other layouts; 0 if none may be tried.
@@ -28,8 +28,7 @@ class RetryPolicy:
     constraints: Constraints = NO_CONSTRAINTS
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOrder:
+class LoadOrder(Struct, frozen=True):
     """What a session is to load: a plan (model, layout, settings and devices).
 
     `retry`: whether other layouts may be tried if the plan's layout does not fit.
@@ -62,8 +61,7 @@ class LoadOrder:
 FIRST_REASON = tr("The requested layout.")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadAttempt:
+class LoadAttempt(Struct, frozen=True):
     """One layout that was tried.
 
     `number`: number of the attempt, from 1.

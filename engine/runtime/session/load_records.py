@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import msgspec
-
+from engine.base.values import replace
 from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
@@ -56,7 +55,7 @@ class LoadRecorder:
                 seconds = {stage: round(each, 3) for stage, each in self._seconds.items()}
                 self._plan, self._seconds, self._attempts = None, {}, 0
                 if isinstance(event, Loaded):
-                    return msgspec.structs.replace(event, seconds=seconds)
+                    return replace(event, seconds=seconds)
         return event
 
     def _enter(self, stage: Stage | None) -> None:

@@ -15,12 +15,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
-import msgspec
-
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.planning.fit.calibration import computing_need
 from engine.planning.fit.step_back import NextLayout, Tried, layout_words, shortage_words
 from engine.planning.plan.plan import Plan
@@ -172,7 +170,7 @@ def take_work(transition: Transition, answer: inputs.Work) -> None:
         case inputs.Greeted():
             _take_greetings(transition, answer.greetings)
         case inputs.Explained():
-            ending = msgspec.structs.replace(
+            ending = replace(
                 out_of_memory_ending(transition.load),
                 proposals=tuple(each.text for each in answer.proposals),
                 holders=answer.holders,

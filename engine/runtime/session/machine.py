@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
-
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.base.values import replace
 from engine.planning.fit.step_back import Tried
 from engine.planning.plan.plan import Plan, self_test_words
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
@@ -300,7 +299,7 @@ def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: Load
 
 
 def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
-    return msgspec.structs.replace(ending, request=run.id)
+    return replace(ending, request=run.id)
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
@@ -335,7 +334,7 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending
-    return msgspec.structs.replace(ending, message=f"{ending.message} {progress_words(load.progress)}")
+    return replace(ending, message=f"{ending.message} {progress_words(load.progress)}")
 
 
 def _cut_short(transition: Transition) -> None:

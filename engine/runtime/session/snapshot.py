@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.planning.fit.proposal import Proposal
 from engine.runtime.session.events import LoadEnding, Stage
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
@@ -12,8 +16,7 @@ from engine.runtime.session.state import LoadedInfo, LoadRun, RequestRun, State,
 from engine.runtime.session.status import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Struct, frozen=True):
     """A load that has not ended.
 
     `order`: the order of the load.
@@ -26,8 +29,7 @@ class Pending:
     cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The public state of a session at one moment.
 
     `number`: grows with each change, so that the later of two snapshots has the greater number.
@@ -43,8 +45,7 @@ class Snapshot:
     `is_unloading`: whether the model is being unloaded, or the session closed.
     """
 
-    number: int = field(default=0, compare=False)
-
+    number: int = 0
     phase: Phase = Phase.STOPPED
     loaded: LoadedInfo | None = None
     pending: Pending | None = None
@@ -56,6 +57,16 @@ class Snapshot:
     context_used: int | None = None
     holds_child: bool = False
     is_unloading: bool = False
+
+    # Equal without regard to `number`, so that a change of nothing else is not told.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        return astuple(replace(self, number=0))
 
     @property
     def is_ready(self) -> bool:

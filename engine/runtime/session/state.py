@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
+from msgspec import Struct, field
+
+from engine.base.values import replace
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import Tried
 from engine.planning.plan.edit import Edit
@@ -45,8 +47,7 @@ takes seconds on a slow worker.
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
+class LoadProgress(Struct, frozen=True):
     """Progress of a load.
 
     `fraction`: completed fraction of the stage, 0 to 1; None if unknown.
@@ -74,8 +75,7 @@ class LoadProgress:
         return Progress(stage=self.stage, fraction=self.fraction, device=device)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedInfo:
+class LoadedInfo(Struct, frozen=True):
     """The loaded model.
 
     `order`: the order of the load, with the plan that was loaded (after retries perhaps not the ordered one).
@@ -106,8 +106,7 @@ class LoadedInfo:
     elsewhere: tuple[PlaceDifference, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Struct, frozen=True):
     """The child process, from its start until its end was reported. A session has at most one.
 
     `id`: number by which effects and inputs name it.
@@ -147,8 +146,7 @@ class Step(Enum):
     """Waits for proposals (changes after which the model should fit), after the load ran out of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadRun:
+class LoadRun(Struct, frozen=True):
     """The running load in the state machine.
 
     `asked`: the order of the load.
@@ -187,8 +185,7 @@ class LoadRun:
     of_answer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LoadResult:
+class LoadResult(Struct, frozen=True):
     """Result of the last load that has ended: its attempts, its final event, and proposed changes for another load."""
 
     attempts: tuple[LoadAttempt, ...]
@@ -209,8 +206,7 @@ class RequestState(Enum):
     STOPPING = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRun:
+class RequestRun(Struct, frozen=True):
     """A request to the loaded model that has not ended. Its events carry the number `request.id`."""
 
     request: AnyModelRequest
@@ -239,8 +235,7 @@ class RequestRun:
         return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """A child that ended or stalled while it used RPC workers. A check which workers still answer is under way.
 
     `ticket`: number of the effect that checks the workers; its result has the same number.
@@ -255,8 +250,7 @@ class Loss:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Exhausted:
+class Exhausted(Struct, frozen=True):
     """A loaded layout on which a device ran out of memory in an answer.
 
     `edit`: layout and settings that were loaded.
@@ -269,8 +263,7 @@ class Exhausted:
     ending: OutOfMemory
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """State of one open model.
 
     `numbers`: the highest id so far; children, slow effects (tickets) and timers get their ids from one counter.

@@ -5,9 +5,10 @@ This module imports nothing heavy, because the window needs it for its first fra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
+
+from msgspec import Struct
 
 Fault = Literal["", "lost", "crashed"]
 """Why a model is no longer loaded, though it was not unloaded; empty if this has not happened.
@@ -37,8 +38,7 @@ class Phase(Enum):
     FAILED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
+class ModelStatus(Struct, frozen=True):
     """Status of a model, which settings bar, chat, menus and the list of loaded models show alike.
 
     `name`: name of the model; empty if no file is open.

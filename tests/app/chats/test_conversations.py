@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +26,7 @@ from app.window.chat.chat_presenter import ChatPresenter
 from app.window.chat.conversation_list_presenter import ConversationListPresenter
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.status_line import StatusLine
+from engine.base.values import replace
 from engine.chat.asking import chat_messages
 from engine.chat.context import ContextUse
 from engine.chat.conversation import Conversation as Chat

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from PySide6.QtCore import QTimer
 
 from app.models.loading import AnswerLost
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import device_key
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome

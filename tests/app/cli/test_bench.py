@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from app.cli.bench_options import check_bench_options, preset_of
 from engine.base.errors import ArgumentError
 from engine.base.numa import NumaNode, read_nodes
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.machines.bench.results import FULL, PRESETS, read_results, write_results
 from engine.machines.bench.runner import BenchProgress
 from engine.machines.rigs.lab import LabRig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from app.cli.arguments import make_parser
 from app.cli.serve import Catalogue
 from engine.api.server.preferences import Preferences
+from engine.base.values import replace
 from engine.devices.rig_file import read_rig
 from engine.planning.layout.layout import single_device
 from engine.planning.layout.layout_file import LayoutFile, encode_layout

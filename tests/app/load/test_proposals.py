@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
 from engine.base.units import MIB, format_bytes
+from engine.base.values import replace
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal

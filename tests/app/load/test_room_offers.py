@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from app.models.replanner import Replanner, has_moved
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.fit.room import find_whole
 from engine.planning.layout.layout import single_device

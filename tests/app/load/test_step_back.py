@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.planning.fit.proposal import Proposal
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.side_files import SideFiles, read_adapter

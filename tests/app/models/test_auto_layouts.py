@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from app.paths import speeds_path
 from app.rig.device_list import list_of_file
 from app.wiring import WindowParts
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.model_file import ModelFile

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import fields
 from PySide6.QtCore import QObject, Signal
 
 from app.models import device_history
 from app.models.device_history import HISTORY_S, MAX_SAMPLES, DeviceHistory
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
+from engine.base.values import replace
 from engine.devices.telemetry.sample import CardState, Sample, gap
 
 FULL = Sample(

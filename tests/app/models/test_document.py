@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.models.document import LayoutDocument
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, make_layout, single_device

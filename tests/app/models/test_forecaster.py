@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -20,6 +19,7 @@ from app.models.document import LayoutDocument
 from app.models.forecaster import Pace
 from engine.base.errors import CancelledError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
@@ -99,7 +99,7 @@ def _free(bytes_free: int) -> Callable[[Rig], Rig]:
     return lambda rig: Rig(tuple(replace(each, free_bytes=bytes_free) for each in rig.devices), rig.host)
 
 
-class FirstBoundary(BoundaryMove):
+class FirstBoundary(BoundaryMove, frozen=True):
     """A move of the first boundary that leaves a layout without boundaries as it is."""
 
     def apply(self, layout: Layout) -> Layout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
 from engine.model.gguf.reader import read_model

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.limit_store import LimitStore
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Capabilities, Device, Fault, Findings, Rig, make_host
 from engine.machines.rigs.check_results import CheckResults
 

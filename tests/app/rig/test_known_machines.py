@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from app.rig.live_rig import LiveRig
 from app.rig.peers import Found, Peers
 from engine.base.errors import EngineError
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import read_rig, write_rig

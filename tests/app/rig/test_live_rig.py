@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from pytestqt.qtbot import QtBot
 
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.live_rig import FOLLOW_S, NOT_HERE, LiveRig
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, MeasuredChoice, Rig, make_host
 from engine.devices.rig_file import encode_rig
 from engine.devices.telemetry.sample import Sample

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from app.settings import Settings
 from app.wiring import RigParts
 from engine.base.errors import EngineError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
 from engine.devices.telemetry.sample import Sample

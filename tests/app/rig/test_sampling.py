@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
+from msgspec import Struct, field
 from pytestqt.qtbot import QtBot
 
 from app.rig.device_list import DeviceList
@@ -19,8 +18,7 @@ CARDS = tuple(Device(name, "card", "CUDA", "gpu", 8 * GIB, margin_bytes=512 * MI
 RIG = Rig(CARDS, make_host("host", 32 * GIB))
 
 
-@dataclass
-class Watched:
+class Watched(Struct, dict=True):
     live: LiveRig
     headroom_monitor: HeadroomMonitor
     alerts: list[dict[str, CardAlert]] = field(default_factory=list)

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -19,6 +18,7 @@ from app.paths import serve_settings_path
 from app.serving import offers
 from app.serving.api_server import ServerPhase
 from engine.base.errors import ArgumentError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.layout.layout import single_device

@@ -7,11 +7,11 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from engine.base.errors import ChatError
 from engine.chat import database
@@ -62,8 +62,7 @@ def talk(ident: str, number: int) -> MessageTree:
     return edited(tree, messages[0].id, words(messages[0].id, 50), created_ms=1) if number % 5 == 0 else tree
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(Struct, frozen=True, dict=True):
     """A database with a copy that is older than its last messages: the bytes of both, and what was in it by time."""
 
     data: bytes

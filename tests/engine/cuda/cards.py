@@ -11,8 +11,10 @@ import struct
 import subprocess
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 SOURCE = Path(__file__).with_name("cards.c")
 VERSIONS = Path(__file__).with_name("cards.map")
@@ -28,8 +30,7 @@ _ACCOUNT = struct.Struct("<9q40s")
 _MAX_CARDS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """A process on a card, in bytes. `context_call`: the call that made its context; empty: it never used the card."""
 
     used_bytes: int
@@ -44,8 +45,7 @@ class Account:
     context_call: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """Accounts by process id and number of the card; cards that a process never used are left out."""
 
     accounts: dict[int, dict[int, Account]]

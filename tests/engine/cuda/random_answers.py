@@ -21,10 +21,11 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from msgspec.structs import asdict
 
 from engine.base.units import MIB
 from engine.devices.device import Rig

@@ -29,7 +29,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,6 +36,7 @@ from typing import Any
 import pynvml
 
 from benchmarks._shapes import FITTED, Shape, Type, llama, write_shape
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.devices.rig_file import parse_rig
 from engine.model.demo.llama_writer import LlamaShape

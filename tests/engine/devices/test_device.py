@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, margin_words, remote_margin_bytes
 
 WORKER = Device("RPC0", "attic", "RPC", "gpu", 24 * GIB, endpoint="192.0.2.7:50052")

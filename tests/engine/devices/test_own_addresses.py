@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
 
 import ifaddr
 import pytest
+from msgspec import Struct
 
 from engine.devices import own_addresses as module
 from engine.devices.own_addresses import (
@@ -23,15 +23,13 @@ from engine.devices.own_addresses import (
 HEAD = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Ip:
+class Ip(Struct, frozen=True):
     ip: str
     network_prefix: int
     is_IPv4: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(Struct, frozen=True):
     nice_name: str
     ips: Sequence[Ip]
 

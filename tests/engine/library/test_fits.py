@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.base.cancellation import CancelToken
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.library.children import plan_models
 from engine.library.facts import read_facts

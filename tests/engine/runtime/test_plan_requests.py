@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from engine.base.pci import PciId
 from engine.base.thread_binding import binds_threads
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.devices.telemetry.cards import NvidiaCard
 from engine.planning.layout.layout import Layout, Run, single_device

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from tests.widgets.chat.conftest import long_conversation
 from widgets.chat.bubble import Bubble
 from widgets.chat.call_blocks import CallBlock, ResultEdit

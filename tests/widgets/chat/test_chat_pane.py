@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.planning.settings.sampling_table import SAMPLING
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.widgets.chat.conftest import LOADING, READY, STOPPED, exchange

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,6 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import make_host
 from tests.support.previews import make_gpu
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog

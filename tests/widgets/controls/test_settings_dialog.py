@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -13,6 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QComboBox, QSpinBox, QToolButton
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.settings.kinds import Real

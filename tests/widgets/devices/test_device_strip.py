@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isnan
 
 import pytest
@@ -14,6 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from engine.base.numa import NumaNode
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Fault, Findings, make_host
 from engine.devices.telemetry.sample import Sample
 from engine.planning.memory.estimate import DeviceMemory, Grade

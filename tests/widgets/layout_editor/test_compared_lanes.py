@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from PySide6.QtCore import QEvent, QPoint
 from PySide6.QtGui import QHelpEvent
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.planning.layout.parts import place_embedding, place_part
 from engine.planning.plan.comparison import Comparison, Costs, PlaceChange, Side, ValueChange
 from engine.planning.plan.figures import Figures

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QMenu
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import single_device
 from engine.planning.layout.moves import DraftMove

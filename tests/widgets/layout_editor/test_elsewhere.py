@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from PySide6.QtGui import QAccessible
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.planning.plan.placement_check import PlaceDifference
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.previews import dense_preview, loaded_from, make_layout, with_layout

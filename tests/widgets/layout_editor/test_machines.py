@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from PySide6.QtCore import QPoint, Qt
@@ -11,6 +9,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.planning.layout.moves import Move, RangeMove
 from engine.planning.plan.preview import DraftBlock, Preview

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import single_device
 from engine.planning.layout.moves import CountMove

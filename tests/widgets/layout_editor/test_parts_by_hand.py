@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QMenu
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.moves import EmbeddingMove, Move, PartMove, RangeMove
 from engine.planning.layout.parts import PartPin, place_embedding, place_part

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Holding, Rig, make_host
 from engine.planning.layout.layout import Override
 from engine.planning.plan.preview import LayerBytes, Preview

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Override
 from engine.planning.plan.preview import Preview

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from widgets.common.palette import LIGHT
 from widgets.library.find_panel import FindPanel
 from widgets.library.find_values import DownloadChoice, FoundRepo, JobRow, OfferedRow, SearchRequest, ShownRepo

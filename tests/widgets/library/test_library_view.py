@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from engine.library.listed import ALL, Listed, ListFilter, listed
 from engine.library.notes import Notes
 from engine.library.starters import STARTERS

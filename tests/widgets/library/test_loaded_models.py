@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -10,6 +9,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.base.values import replace
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion, LoadQuestionBar
 from widgets.library.loaded_models import KEEP_ALIVES, MAX_SHOWN, KeepAliveChoice, LoadedEntry, LoadedList
 

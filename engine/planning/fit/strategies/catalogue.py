@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-
-import msgspec
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.balanced import balanced_candidates
@@ -110,7 +108,7 @@ def auto_layout(
     found = None
     with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
         for n_ctx in context_lengths(memory.model, rig, context):
-            found = search(name, memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+            found = search(name, memory, rig, replace(context, n_ctx=n_ctx), constraints)
             if found.fits or name == "context":
                 break
     assert found is not None  # There is at least one length.

@@ -9,10 +9,12 @@ device gets a layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
 from engine.planning.fit.strategies.expert_filling import fill_with_experts, fill_with_experts_apart
@@ -120,8 +122,7 @@ def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[L
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A layout that a strategy suggests, with the reason as a sentence. It is not yet known whether it fits."""
 
     layout: Layout

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, CancelledError
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import PartPin, Pin, part_words, place_part
@@ -51,8 +55,7 @@ class Watch:
             self._tell(self.n_tried)
 
 
-@dataclass(frozen=True, slots=True)
-class Constraints:
+class Constraints(Struct, frozen=True):
     """Limits on the layouts that a strategy may find.
 
     Margins are not included; they are in the rig (`Device.margin_bytes`).
@@ -81,10 +84,19 @@ class Constraints:
     max_ctx: int | None = None
     side_files: SideFiles = NO_SIDE_FILES
     speeds: Speeds = NO_MEASUREMENTS
-    # Not compared: it belongs to one search and is no limit on its result.
-    watch: Watch | None = field(default=None, compare=False)
+    watch: Watch | None = None
     one_backend: bool = False
     parts: tuple[PartPin, ...] = ()
+
+    # Equal without regard to `watch`, which belongs to one search and is no limit on its result.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constraints) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        return astuple(replace(self, watch=None))
 
     def with_parts(self, layout: Layout) -> Layout:
         """Return `layout` with overrides that put the pinned parts on their devices."""
@@ -124,8 +136,7 @@ class Constraints:
 NO_CONSTRAINTS = Constraints()
 
 
-@dataclass(frozen=True, slots=True)
-class AutoLayout:
+class AutoLayout(Struct, frozen=True):
     """A layout found by a strategy.
 
     `context`: settings that the layout was planned with.
@@ -136,7 +147,7 @@ class AutoLayout:
     layout: Layout
     context: ContextSettings
     explanation: str
-    fits: bool = field(default=False)
+    fits: bool = False
 
 
 Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout]

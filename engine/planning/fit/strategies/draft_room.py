@@ -10,9 +10,9 @@ card.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints
 from engine.planning.layout.layout import Layout, single_device

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, groupby
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import part_of_tensor
 from engine.planning.fit.needs import largest_number
@@ -87,8 +89,7 @@ def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
     return [Override(CPU_ID, part="experts", first=first, last=last) for first, last in ranges]
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(Struct, frozen=True):
     """A layout that is built step by step by filling devices.
 
     `places`: device id of each layer.

@@ -12,9 +12,8 @@ from itertools import islice, permutations
 from math import inf
 from time import thread_time
 
-import msgspec
-
 from engine.base.language import tr, tr_count
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.balanced import balanced_candidates
@@ -88,7 +87,7 @@ def initial_layout(
     deadline_s = thread_time() + seconds
     found = None
     for n_ctx in context_lengths(memory.model, rig, context):
-        settings = msgspec.structs.replace(context, n_ctx=n_ctx)
+        settings = replace(context, n_ctx=n_ctx)
         constraints = Constraints(side_files=side_files, speeds=speeds)
 
         def search(wanted: Constraints, settings: ContextSettings = settings) -> AutoLayout:

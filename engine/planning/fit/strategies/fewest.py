@@ -7,9 +7,11 @@ up to the same share of its room. The share is as small as possible without leav
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device
 from engine.planning.fit.strategies.choosing import (
     Candidate,
@@ -170,8 +172,7 @@ Placed = tuple[tuple[str, tuple[int, ...]], ...]
 """Pairs of device id and its layers in ascending order, sorted by first layer; devices without layers are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A device for `place_layers`, which divides layers by their bytes.
 
     `room_bytes`: bytes for layers.

@@ -6,8 +6,10 @@ If devices are full, the remaining layers, which are the first ones of the model
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+from msgspec import Struct, field
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device
 from engine.planning.fit.needs import largest_number
 from engine.planning.fit.strategies.workbench import Workbench, rank
@@ -112,8 +114,7 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
+class _Pass(Struct, frozen=True):
     """Limits for filling all devices once with layers. If they are filled again, the reserve may be larger.
 
     `headroom`: bytes that must stay free, by device id.

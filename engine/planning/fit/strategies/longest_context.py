@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.needs import largest_number
 from engine.planning.fit.strategies.choosing import choose, fits_plainly
@@ -22,8 +22,7 @@ from engine.planning.settings.context_settings import ContextSettings, KvType
 from engine.planning.settings.table import CONTEXT_STEP
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     n_ctx: int
     settings: ContextSettings
 
@@ -113,4 +112,4 @@ def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constrain
 
 
 def _with_types(context: ContextSettings, cache_type: KvType) -> ContextSettings:
-    return msgspec.structs.replace(context, type_k=cache_type, type_v=cache_type)
+    return replace(context, type_k=cache_type, type_v=cache_type)

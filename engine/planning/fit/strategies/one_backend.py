@@ -7,9 +7,11 @@ two backends goes through host memory and each backend has its own fixed memory 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.fit.strategies.choosing import count_layers
 from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, pinned_backends
@@ -33,8 +35,7 @@ def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
+class _Planned(Struct, frozen=True):
     """The layout that was found for one backend.
 
     `n_layers`: number of layers on the backend's devices, including the output layer.

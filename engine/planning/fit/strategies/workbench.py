@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.headroom import warning_bytes
 from engine.model.gguf.model_file import ModelFile, TensorInfo

@@ -8,9 +8,9 @@ for the whole graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
 from engine.planning.layout.cache_rules import CUDA_FLASH_HEAD_SIZES

@@ -8,9 +8,11 @@ the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.architectures.record import Architecture
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
@@ -44,8 +46,7 @@ threshold needs more.
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Forecast of the compute buffers for one placement of the layers.
 
     `sizes`: size of the compute buffer by device id.

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
 
+from msgspec import Struct, field
+
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.engine_parameters import TensorOverride
 from engine.planning.memory.backends import CPU_TRAITS, BackendTraits, HostBuffer, SizeRule
@@ -41,8 +43,7 @@ Part = tuple[str, int, int]
 """Layers of one device: (device id, first layer, last layer)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduling:
+class Scheduling(Struct, frozen=True):
     """Settings of the scheduler that are not properties of its backends.
 
     `pipeline`: whether pipeline parallelism is on.
@@ -55,8 +56,7 @@ class Scheduling:
     offload_batch: int
 
 
-@dataclass(slots=True)
-class _PlacedSections:
+class _PlacedSections(Struct):
     """Cached sections of the graph (consecutive nodes, mostly one layer's) for all layouts with the same overrides.
 
     A variant is a number for layers with equal graphs and equal overrides (`GraphTables.variants`).
@@ -87,8 +87,7 @@ class _PlacedSections:
     renamed: dict[tuple[str, ...], _PlacedSections] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _GroupBackends:
+class _GroupBackends(Struct, frozen=True, eq=False):
     """The list of backends for the sections of one device. Objects are compared by identity.
 
     `cache`: cached results of passes with these backends.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
@@ -55,7 +56,7 @@ def decide_flash_attention(
     # graph and looks where flash attention would run).
     model = memory.model
     if used.flash_attn == "off" and asked == "auto":
-        found = flash_fault(layout, rig, msgspec.structs.replace(used, flash_attn=asked), model)
+        found = flash_fault(layout, rig, replace(used, flash_attn=asked), model)
         reason = (
             ""
             if found is None

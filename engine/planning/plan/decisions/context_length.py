@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from engine.base.language import tr
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
@@ -43,10 +42,10 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
         # Answers get worse beyond the trained length, so a default never exceeds it.
         n_ctx = min(defaults.n_ctx, trained or defaults.n_ctx)
     if not reads_whole_texts(model):
-        return msgspec.structs.replace(defaults, n_ctx=n_ctx)
+        return replace(defaults, n_ctx=n_ctx)
     # llama.cpp refuses a text of such a model that is longer than a micro batch, so both batches get the full length.
     n_batch = n_ctx or trained or defaults.n_batch
-    return msgspec.structs.replace(defaults, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch)
+    return replace(defaults, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch)
 
 
 # Just below 48 and 24 GiB, because cards report a little less than their name says.

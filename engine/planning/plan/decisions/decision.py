@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.devices.device import MeasuredChoice, Rig
@@ -16,7 +16,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(Struct, frozen=True):
     """The value of one setting for a load, with the reason for it.
 
     `setting`: key of the layout file's `context`, or `projector`, `adapters` or `draft`.

@@ -7,13 +7,13 @@ the main model, the one on which a step costs least. If there is no such card, t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import inf
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Violation, single_device
@@ -29,8 +29,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedDraft:
+class PlacedDraft(Struct, frozen=True):
     """A draft model with a device for each of its layers.
 
     `context`: settings of the draft model's context, with decided values in place of "auto".
@@ -66,7 +65,7 @@ def place_draft(
     settings = draft_context(draft, context)
 
     def placed(layout: Layout) -> PlacedDraft:
-        used = msgspec.structs.replace(settings, flash_attn=usable_flash_attention(rig, layout, settings, model))
+        used = replace(settings, flash_attn=usable_flash_attention(rig, layout, settings, model))
         return PlacedDraft(layout, used, tables.estimate(layout, used, rig))
 
     if draft.layout is not None:

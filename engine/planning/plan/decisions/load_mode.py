@@ -9,7 +9,8 @@ the user chose is always used.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -32,8 +33,7 @@ _CHOSEN: dict[LoadMode, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModeChoice:
+class ModeChoice(Struct, frozen=True):
     """A load mode to try, and the reason for it as a sentence for the user."""
 
     mode: LoadMode

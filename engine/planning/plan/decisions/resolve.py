@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.language import tr
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.drafts import drafted_tokens, uses_mtp, with_draft_memory
@@ -28,8 +28,7 @@ from engine.planning.plan.report import device_needs, shortfalls, usable_bytes
 from engine.planning.settings.context_settings import ContextSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """The settings of a load with decided values in place of "auto", the reasons for them, and the memory forecast.
 
     `context`: settings of the load; only flash attention may still be "auto", because llama.cpp checks the devices
@@ -49,8 +48,7 @@ class Resolved:
     draft: PlacedDraft | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
+class _Tried(Struct, frozen=True):
     """One combination of settings with its memory forecast.
 
     `mode`: load mode with its reason.
@@ -85,7 +83,7 @@ def resolve(
         threshold = measured_choice(rig, "op_offload_min_batch", key)
     # The value is equal to the base if the measurement found nothing faster.
     if threshold is not None and threshold.value != threshold.base:
-        asked = msgspec.structs.replace(asked, op_offload_min_batch=threshold.value)
+        asked = replace(asked, op_offload_min_batch=threshold.value)
     tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
     used = tried.context
     decisions = (
@@ -125,8 +123,7 @@ def _decide_sizes(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """Memory of a layout with and without side files (projector, LoRA adapters, draft).
 
     `estimate`: memory of the layout with side files.
@@ -176,8 +173,7 @@ def _first_fitting(trials: _Trials) -> _Tried:
     return tried
 
 
-@dataclass(frozen=True, slots=True)
-class _Trials:
+class _Trials(Struct, frozen=True):
     """Generator of combinations of settings with their memory forecasts, the preferred combination first."""
 
     memory: ModelMemory
@@ -201,16 +197,16 @@ class _Trials:
         threads, threads_batch = thread_counts(self.asked, self.host)
         flash_attention = usable_flash_attention(self.rig, self.layout, self.asked, self.memory.model)
         for n_ctx in context_lengths(model, self.rig, self.asked):
-            sized = msgspec.structs.replace(
+            sized = replace(
                 self.asked, n_ctx=n_ctx, threads=threads, threads_batch=threads_batch, flash_attn=flash_attention
             )
             for pipeline in pipeline_choices(self.layout, sized):
-                yield from self._each_lending(msgspec.structs.replace(sized, pipeline=pipeline), modes)
+                yield from self._each_lending(replace(sized, pipeline=pipeline), modes)
 
     def _each_lending(self, context: ContextSettings, modes: Sequence[ModeChoice]) -> Iterator[_Tried]:
         for offload in offload_choices(self.rig, self.layout, self.asked):
             for mode in modes:
-                used = msgspec.structs.replace(context, op_offload=offload, load_mode=mode.mode)
+                used = replace(context, op_offload=offload, load_mode=mode.mode)
                 tried = self._try(used, mode)
                 if CPU_ID not in tried.short:
                     break  # Another load mode changes only the host's memory.

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cache
+
+from msgspec import Struct
 
 from engine.base.language import tr, tr_count
 from engine.base.processor import Processor, own_processor
+from engine.base.values import replace
 from engine.devices.device import MeasuredChoice, Rig
 from engine.planning.plan.decisions.decision import BOUND_THREADS, Decision, gain_words, measured_choice
 from engine.planning.settings.context_settings import ContextSettings
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """Properties of the computer on which the model is loaded.
 
     `platform`: value of `sys.platform`.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.devices.host_memory import read_host_memory
 from engine.runtime.child.generate.text import tokenize
@@ -31,8 +32,7 @@ small.
 MOST_FREE_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True, eq=False):
     """Copy of the state of a sequence.
 
     `tokens`: number of tokens in the sequence when the copy was made.

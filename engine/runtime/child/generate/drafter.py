@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from engine.runtime.child.load.loaded_context import DECODED, Batch, LoadedContext
 from engine.runtime.protocol.messages import DraftPause
@@ -31,8 +32,7 @@ class Wanted(NamedTuple):
     most: int
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(Struct):
     """A draft that is being computed.
 
     `number`: index of the slot.

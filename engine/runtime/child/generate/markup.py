@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.child.generate.text import tokenize
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.special_tokens import SpecialTokens
@@ -85,7 +84,7 @@ class Shield:
         """Return the template's input with placeholders in the tool definitions. Other variables (`values`) are
         unchanged.
         """
-        return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
+        return replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
         """Return the rendered prompt, in which each placeholder is replaced by its special token's name again.
@@ -124,7 +123,7 @@ class Shield:
     def _message(self, message: ChatMessage, is_changed: bool) -> ChatMessage:
         shield = self._every_beginning if is_changed else self._shielded
         calls = (
-            msgspec.structs.replace(
+            replace(
                 call,
                 id=self._shielded(call.id),
                 name=self._shielded(call.name),
@@ -132,7 +131,7 @@ class Shield:
             )
             for call in message.calls
         )
-        return msgspec.structs.replace(
+        return replace(
             message,
             content=shield(message.content),
             reasoning=self._shielded(message.reasoning),

@@ -7,7 +7,8 @@ draft model's KV cache, rejected tokens are removed, and missing tokens are comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.runtime.child.generate.drafter import Draft, Drafter, Wanted
 from engine.runtime.child.generate.slots import common_prefix
@@ -20,8 +21,7 @@ If it has to compute more, it is reading a prompt (`Drafter.is_reading`).
 """
 
 
-@dataclass(slots=True)
-class _Sequence:
+class _Sequence(Struct):
     """The draft model's sequence for one slot of the loaded model.
 
     `tokens`: tokens in the draft model's KV cache.

@@ -8,8 +8,9 @@ heads' own hidden states are used instead; the KV cells of these tokens are remo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from engine.runtime.child.generate.drafter import Draft, Drafter, Wanted
 from engine.runtime.child.load.draft_model import MOST_DRAFTED
@@ -38,8 +39,7 @@ class Computed(NamedTuple):
     sure: bool
 
 
-@dataclass(slots=True)
-class _Sequence:
+class _Sequence(Struct):
     """The sequence of one slot in the context of the MTP heads.
 
     `start`: position of the sequence's first token; above 0 if states of earlier tokens are unknown, as after an image.

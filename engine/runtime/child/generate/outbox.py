@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from msgspec.structs import replace
-
+from engine.base.values import replace
 from engine.runtime.protocol.messages import Message, Piece, Reading, Saving
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess, render_plain_chat
 from engine.runtime.child.generate.checkpoints import checkpoint_positions
 from engine.runtime.child.generate.markup import (
@@ -156,7 +155,7 @@ def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
     if not message.media:
         return message
     marks = media_for(loaded, message.media).marker * len(message.media)
-    return msgspec.structs.replace(message, content=f"{marks}{message.content}", media=())
+    return replace(message, content=f"{marks}{message.content}", media=())
 
 
 def chat_text(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec import Struct
 
 from engine.base.files import replacing
 from engine.base.json_file import UNREADABLE
@@ -54,7 +55,7 @@ class DamagedSequenceError(SequenceFileError):
     """
 
 
-class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Identity of a model: numbers that llama.cpp reports, and a digest of its metadata. It is the same in any layout.
 
     `metadata`: SHA-256 of all keys and values of the file's metadata.
@@ -70,14 +71,14 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     metadata: str
 
 
-class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class KeptCheckpoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Header entry of a checkpoint. `tokens`: number of tokens in the sequence when it was taken."""
 
     tokens: int
     size_bytes: int
 
 
-class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SequenceHeader(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Header of a saved KV state, which shows whether the loaded context can restore the state.
 
     `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.

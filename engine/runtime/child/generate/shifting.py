@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from engine.base.values import replace
 from engine.planning.settings.context_settings import is_quantised
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.child.generate.prompt import Replaced, chat_text, prompt_of
@@ -105,7 +104,7 @@ def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) 
     first = request.messages[place]
     other = next(each for each in _OTHER_TEXTS if not first.content.startswith(each))
     messages: list[ChatMessage] = [*request.messages]
-    messages[place] = msgspec.structs.replace(first, content=other)
+    messages[place] = replace(first, content=other)
     text, replaced = chat_text(loaded, messages, request.template, request.template_input)
     if replaced.sentence:
         raise failure(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
+
+from msgspec import Struct, field
 
 from engine.runtime.child.generate.checkpoints import (
     MOST,
@@ -25,8 +26,7 @@ measured duration, so that `DraftLengths` drafts nothing if the copy takes longe
 """
 
 
-@dataclass(eq=False, slots=True)
-class Slot:
+class Slot(Struct, eq=False):
     """A slot: one sequence of the context, with its tokens in the KV cache.
 
     `number`: sequence id in llama.cpp.

@@ -11,9 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
-
 from engine.base.units import format_bytes
+from engine.base.values import replace
 from engine.devices.host_memory import read_host_memory
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.saved_kv_state import (
@@ -98,7 +97,7 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
     tokens, images = without_numbers(loaded.media, slot.tokens)
     kept = tuple(KeptCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
     states = [memoryview(state).cast("B"), *(each.state for each in checkpoints)]
-    header = msgspec.structs.replace(header_of(loaded, len(tokens), size_bytes, "", kept), images=images)
+    header = replace(header_of(loaded, len(tokens), size_bytes, "", kept), images=images)
     return SaveTask(request, tokens, states, header)
 
 
@@ -149,7 +148,7 @@ class SaveTask(StandaloneTask):
                 self._path,
                 self._tokens,
                 self._states,
-                lambda digest: msgspec.structs.replace(self._header, digest=digest),
+                lambda digest: replace(self._header, digest=digest),
                 self._move,
             )
         except SequenceFileError as error:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.protocol.messages import AllocationFailure, Failure, Message, Part
 from engine.runtime.protocol.requests import DraftSource, Load
@@ -130,7 +129,7 @@ def check_rotation(low: Any, model: int, name: str) -> None:
 
 def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the parts (memory of a load), each marked as memory of the draft model."""
-    return tuple(msgspec.structs.replace(part, draft=True) for part in parts)
+    return tuple(replace(part, draft=True) for part in parts)
 
 
 def failure_of_draft(message: Message, placed: tuple[Part, ...], subject: str = "draft model") -> RequestError:
@@ -141,8 +140,8 @@ def failure_of_draft(message: Message, placed: tuple[Part, ...], subject: str = 
     """
     if isinstance(message, AllocationFailure):
         parts = (*placed, *of_draft(message.parts))
-        return RequestError(msgspec.structs.replace(message, draft=True, parts=parts))
+        return RequestError(replace(message, draft=True, parts=parts))
     if isinstance(message, Failure):
         sentences = f"The {subject} cannot be used. {message.message}"
-        return RequestError(msgspec.structs.replace(message, message=sentences))
+        return RequestError(replace(message, message=sentences))
     return RequestError(message)

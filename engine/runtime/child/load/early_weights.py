@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from engine.base.units import GIB
 from engine.runtime.child.load.warm_up import StageReporter
@@ -59,8 +60,7 @@ _ROOM_BYTES = 1 << 16
 _POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(Struct, frozen=True):
     """An RPC worker of the load. `address`: its host and port. `devices`: ids of its devices."""
 
     address: str

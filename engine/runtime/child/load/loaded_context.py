@@ -10,9 +10,11 @@ import ctypes
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.media import Media
 from engine.runtime.child.load.side_files import LoadedSideFiles
@@ -39,8 +41,7 @@ the context grows, and others may use the worker too. The disadvantage is that a
 """
 
 
-@dataclass(slots=True)
-class LoadedContext:
+class LoadedContext(Struct):
     """A loaded model and its context: native pointers, settings, and values that became known during the load.
 
     Use it in the main thread only.

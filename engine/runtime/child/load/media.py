@@ -11,9 +11,10 @@ import ctypes
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from engine.runtime.child.load.side_files import Projector
 from engine.runtime.child.native.failures import failure
@@ -28,8 +29,7 @@ _FINGERPRINT_BYTES = 1 << 16
 _FLOAT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MediaPart:
+class MediaPart(Struct, frozen=True):
     """An image, a tile of an image, or a stretch of sound in a prompt, which becomes consecutive embeddings.
 
     `chunk`: index of its mtmd chunk in the prompt.
@@ -45,8 +45,7 @@ class MediaPart:
     at_once: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MediaPrompt:
+class MediaPrompt(Struct, frozen=True):
     """A prompt as tokens, perhaps with images and sounds.
 
     `text`: the text with a marker for each file; empty if there are no files.
@@ -75,8 +74,7 @@ class MediaPrompt:
 NO_MEDIA = MediaPrompt()
 
 
-@dataclass(frozen=True, slots=True)
-class Embeddings:
+class Embeddings(Struct, frozen=True):
     """The embeddings of a part.
 
     `rows`: float32 array with one row of `width` numbers for each KV cell.

@@ -12,9 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.base.processor import default_threads
+from engine.base.values import replace
 from engine.planning.layout.engine_parameters import (
     ENGINE_SPLIT_MODES,
     MATCHES_NO_TENSOR,
@@ -226,7 +225,7 @@ class ModelLoader:
             except RequestError:
                 loaded.free()
                 raise
-            return loaded, msgspec.structs.replace(message, parts=loaded.parts())
+            return loaded, replace(message, parts=loaded.parts())
         request = draft_load(self._load) if loaded.draft is not None else None
         if request is None:
             return loaded, message
@@ -235,7 +234,7 @@ class ModelLoader:
         except RequestError:
             loaded.free()
             raise
-        return loaded, msgspec.structs.replace(message, parts=(*message.parts, *loaded.draft_parts))
+        return loaded, replace(message, parts=(*message.parts, *loaded.draft_parts))
 
     def _run(self) -> tuple[LoadedContext, LoadedModel]:
         check_file(self._load.path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
+from engine.base.values import replace
 from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
 from engine.runtime.child.load.loaded_context import FLOAT_BYTES, LoadedContext
 from engine.runtime.child.load.model_loader import ModelParameters, check_file, context_struct, wanted_devices

@@ -12,10 +12,11 @@ import re
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from engine.base.processor import default_threads
 from engine.planning.settings.context_settings import ContextSettings
@@ -98,8 +99,7 @@ _LIMIT = re.compile(r"image_max_pixels \((\d+)\) is less than image_min_pixels \
 """Pattern of clip.cpp's error message for image limits that the projector refuses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapters:
+class Adapters(Struct, frozen=True):
     """The loaded LoRA adapters. llama.cpp frees them with the model."""
 
     engine: Bindings
@@ -115,8 +115,7 @@ class Adapters:
             self.engine.low.llama_set_adapters_lora(context, handles, count, scales)
 
 
-@dataclass(frozen=True, slots=True)
-class Projector:
+class Projector(Struct, frozen=True):
     """A loaded projector.
 
     `library`: the binding of mtmd.
@@ -150,8 +149,7 @@ class Projector:
         self.library.mtmd_free(self.handle)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSideFiles:
+class LoadedSideFiles(Struct, frozen=True):
     """Adapters and projector of a model. `parts`: their memory; sizes from the log are rounded to 0.01 MiB."""
 
     adapters: Adapters

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 _BEGINNING = 4
 # enum llama_token_attr of llama.h.
@@ -23,8 +24,7 @@ class SpecialToken(NamedTuple):
     strips_right: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
+class SpecialTokens(Struct, frozen=True):
     """Special tokens of a vocabulary by name.
 
     `names`: pattern that matches the longest name at a position; None if there are no names.

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.child.load.kernel_speeds import SHORT_S, clock_of, kernel_speeds
 from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import CPU_ID, resolve_devices
@@ -102,7 +101,7 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
     read, others = kernel_speeds(engine, device, request, end)
     by_type |= read
     products |= others
-    return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s, products=products)
+    return replace(speed, by_type=by_type, op_s=op_s, products=products)
 
 
 def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from engine.base.values import replace
 from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.handlers.texts import count_tokens
@@ -28,7 +26,6 @@ from engine.runtime.protocol.requests import CountVocabulary
 _NO_DEVICES = EngineParameters(n_gpu_layers=0, devices=(), tensor_split=(), split_mode="none")
 
 
-@dataclass(slots=True)
 class LoadedVocabulary(LoadedContext):
     """A loaded vocabulary without the model's weights. There is no context, so the context length is 0."""
 
@@ -84,7 +81,7 @@ class VocabularyReader:
         context = ContextSettings()
         devices = resolve_devices(self._engine, (), ())
         # Without a list of devices llama.cpp would ask each card for its memory, which makes a context there.
-        plain = msgspec.structs.replace(context, load_mode="none")
+        plain = replace(context, load_mode="none")
         parameters = ModelParameters(self._engine, _NO_DEVICES, devices, plain, dry=False)
         parameters.struct.vocab_only = True
         model = self._engine.low.llama_model_load_from_file(path.encode(), parameters.struct)

@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
+from engine.base.values import replace
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, Batch, LoadedContext
 from engine.runtime.child.native.failures import RequestError, look_at_nodes
@@ -84,7 +83,7 @@ class StageReporter:
 
     def _send(self, progress: StageProgress) -> None:
         with self._lock:
-            self._latest = msgspec.structs.replace(progress, draft=True) if self._is_draft else progress
+            self._latest = replace(progress, draft=True) if self._is_draft else progress
             self._sent_at = time.monotonic()
             self._say(self._latest)
 
@@ -213,7 +212,7 @@ class WarmUp:
             self._check_stop()
         failed = loaded.failed_computation(status, self._free)
         if isinstance(failed, AllocationFailure):
-            failed = msgspec.structs.replace(failed, stage=self._reporter.stage)
+            failed = replace(failed, stage=self._reporter.stage)
         raise RequestError(failed)
 
     def _exit_after_refusal(self, failed: FailedAllocation) -> None:

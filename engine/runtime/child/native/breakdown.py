@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
@@ -20,8 +21,7 @@ from engine.runtime.protocol.messages import Part
 MAX_BUFFER_TYPES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class BufferBytes:
+class BufferBytes(Struct, frozen=True):
     """Bytes of weights, context and compute buffers in one buffer type."""
 
     model_bytes: int = 0

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 import sys
 import uuid
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _PCI_ID_SIZE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class DriverCard:
+class DriverCard(Struct, frozen=True):
     """A CUDA device. `uuid`: its UUID in NVML's form; for a slice of a card (MIG) the UUID of the slice."""
 
     pci_bus_id: str

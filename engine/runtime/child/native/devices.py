@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.base.pci import parse_pci_name
 from engine.runtime.child.native.bindings import DEVICE_KINDS, Bindings, InitParams
@@ -91,8 +92,7 @@ Seen with llama-cpp-python 0.3.36: Vulkan on llvmpipe loads a split over several
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedDevices:
+class ResolvedDevices(Struct, frozen=True):
     """The ggml devices of a request, by our device id.
 
     `by_id`: addresses of the devices; "CPU" is always among the ids.

@@ -11,10 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.protocol.heartbeat import current_use, resident_bytes
 from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, AllocationFailure, Message
 from engine.runtime.protocol.messages import Failure as FailureMessage
@@ -30,7 +28,7 @@ class RequestError(Exception):
     def message_for(self, request: int) -> Message:
         """Return the error's message to the parent. If it is a failure, its request id is `request`."""
         if isinstance(self.message, FailureMessage | AllocationFailure):
-            return msgspec.structs.replace(self.message, request=request)
+            return replace(self.message, request=request)
         return self.message
 
 

@@ -11,11 +11,13 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from msgspec import Struct, field
+
 from engine.base.engine_log import CARD_MEMORY, loss_sentences, tells_of_loss
+from engine.base.values import replace
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadStage, Part
 
@@ -49,8 +51,7 @@ _REFUSED_SIZE = re.compile(r"allocating ([\d.]+) MiB on device \d+")
 _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedBuffer:
+class LoggedBuffer(Struct, frozen=True):
     """A buffer whose size is in the log. `size_bytes`: rounded to 0.01 MiB."""
 
     use: BufferUse
@@ -58,8 +59,7 @@ class LoggedBuffer:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailedAllocation:
+class FailedAllocation(Struct, frozen=True):
     """A failed allocation in the log. `text`: the log line."""
 
     buffer_type: str
@@ -67,8 +67,7 @@ class FailedAllocation:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedComputing:
+class RefusedComputing(Struct, frozen=True):
     """A device that refused memory during a computation.
 
     `device`: ggml's name.
@@ -79,8 +78,7 @@ class RefusedComputing:
     requested_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FailedCard:
+class FailedCard(Struct, frozen=True):
     """A card on which a CUDA call failed for a reason other than memory.
 
     `device`: ggml's name.
@@ -91,8 +89,7 @@ class FailedCard:
     text: str
 
 
-@dataclass(slots=True)
-class LogFacts:
+class LogFacts(Struct):
     """What the log of one load says. Device names are ggml's.
 
     `layer_devices`: device of each layer.

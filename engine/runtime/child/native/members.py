@@ -12,8 +12,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
+from engine.base.values import replace
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.log import LoggedBuffer
 from engine.runtime.protocol.messages import META_PREFIX, Part
@@ -141,7 +140,7 @@ class MemberBuffers:
             return parts
         (whole,) = meta
         members = [
-            msgspec.structs.replace(
+            replace(
                 whole,
                 device=device,
                 buffer_type=self._engine.buffer_type_name(address),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from engine.base.confinement import IMAGE
 from engine.base.errors import ChatError, EngineError
@@ -25,8 +26,7 @@ _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 _RIFF, _WEBP = b"RIFF", b"WEBP"
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """An image as plain pixels: rows from the top, three bytes for each pixel in the order red, green, blue."""
 
     width_px: int
@@ -34,8 +34,7 @@ class Picture:
     pixels: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
+class ImageFacts(Struct, frozen=True):
     """MIME type, size and thumbnail of an image. `width_px`, `height_px`: size after scaling down to `MAX_SIDE_PX`."""
 
     mime: str

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-import msgspec
+from msgspec import Struct
 
 from engine.base.confinement import SOUND
 from engine.base.errors import ChatError, EngineError
+from engine.base.values import replace
 from engine.runtime.process.decoders import ask_decoder, run_decoder
 from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.requests import Job
@@ -22,8 +22,7 @@ MAX_SOUND_BYTES = 32 << 20
 _LOUDEST = 1 << 15
 
 
-@dataclass(frozen=True, slots=True)
-class SoundFacts:
+class SoundFacts(Struct, frozen=True):
     """Type and length of a sound file."""
 
     mime: str
@@ -145,7 +144,7 @@ def _answer(request: DecodeSound) -> DecodedSound:
     found = read_sound(request.data, request.rate)
     size = SAMPLE_BYTES * request.count
     # two rates do not give the same length to the sample
-    return msgspec.structs.replace(found, samples=found.samples[:size].ljust(size, b"\0"))
+    return replace(found, samples=found.samples[:size].ljust(size, b"\0"))
 
 
 def read_sound(data: bytes, rate: int) -> DecodedSound:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from app.window.chat.chat_settings_presenter import ChatSettingsPresenter
 from app.wiring import WindowParts
 from engine.base.errors import WorkerCrashedError
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.chat.answer import Append
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message, Role

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from app.rig.live_rig import LiveRig
 from app.rig.peers import INTERFACES_VARIABLE, Found, Peers, list_machines
 from app.window.devices.nearby_dialog import NearbyDialog, NearbyPresenter
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.endpoint import parse_endpoint
 from engine.machines.rigs.lab import LabRig
 from engine.machines.tunnel.local_network import Announcement

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -12,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from app.window import dialogs
 from app.wiring import WindowParts
+from engine.base.values import replace
 from engine.devices.rig_file import encode_rig
 from engine.library.notes import SavedDocument
 from engine.planning.layout.layout_file import LayoutFile, encode_layout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Override, SplitMode, make_layout, single_device

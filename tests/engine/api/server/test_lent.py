@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from engine.api.server.pool import ModelPool
 from engine.api.server.pool_parts import PoolParts
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
+from engine.base.values import replace
 from engine.model.gguf.model_file import identify
 from engine.planning.fit.loaded_models import HeldModel
 from engine.runtime.session.driver import SessionUpdate

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from engine.api.server import pool
 from engine.api.server.pool import MAX_WAITING
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
+from engine.base.values import replace
 from engine.devices.device import ComputingNeed, Rig
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.load_order import LoadOrder

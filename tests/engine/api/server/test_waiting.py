@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +31,7 @@ from engine.api.wire.completions import CompletionRequest, CompletionWriter
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.runtime.protocol.requests import STREAM_INTERVAL_S, WHOLE_INTERVAL_S, Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, Token

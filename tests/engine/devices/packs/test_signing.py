@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ import pytest
 from engine.base.engine_build import engine_version
 from engine.base.errors import PackError
 from engine.base.files import open_lock
+from engine.base.values import replace
 from engine.devices.packs import signing
 from engine.devices.packs.manifest import MANIFEST, Manifest
 from engine.devices.packs.signing import PREFIX, PackKeys, _signed_bytes, checked_key

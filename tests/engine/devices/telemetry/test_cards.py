@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.telemetry.cards import CardFacts, link_speed, read_card_facts, with_display_margins
 from engine.devices.telemetry.sample import CardState
@@ -88,7 +88,8 @@ def test_a_card_that_goes_away_is_a_gap(tmp_path: Path) -> None:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in takes the place of libnvidia-ml.so.1")
 
 READ_SAMPLES = """
-import dataclasses, json, os, subprocess, sys
+import json, os, subprocess, sys
+from msgspec import to_builtins
 from engine.devices.device import Device
 from engine.devices.telemetry.sampler import DeviceReadings
 devices = [
@@ -99,7 +100,7 @@ devices = [
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 os.environ["NVML_STUB_PID"] = str(child.pid)
 readings = DeviceReadings(devices)
-print(json.dumps([dataclasses.asdict(sample) for sample in readings.read()]))
+print(json.dumps([to_builtins(sample) for sample in readings.read()]))
 readings.close()
 child.communicate()
 """
@@ -191,7 +192,8 @@ def test_closing_lets_go_of_the_library(library: Path) -> None:
 
 CARD = Device("ROCm0", "RX 7800", "HIP", "gpu", 16 * GIB, pci_bus_id="0000:03:00.0", margin_bytes=512 * MIB)
 READ_FACTS = """
-import dataclasses, json
+import json
+from msgspec import to_builtins
 from engine.devices.device import Device
 from engine.devices.telemetry.cards import read_card_facts
 devices = [
@@ -199,7 +201,7 @@ devices = [
     Device("CUDA1", "second", "CUDA", "gpu", 12 << 30, pci_bus_id="1A2B:C1:00.0"),
     Device("RPC0", "elsewhere", "RPC", "gpu", 12 << 30, pci_bus_id="0000:01:00.0", endpoint="10.0.0.1:50052"),
 ]
-print(json.dumps({key: dataclasses.asdict(facts) for key, facts in read_card_facts(devices).items()}))
+print(json.dumps({key: to_builtins(facts) for key, facts in read_card_facts(devices).items()}))
 """
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device
 from engine.devices.telemetry.headroom import Alert, HeadroomWatch
 from engine.devices.telemetry.processes import HostReader, swapped_bytes, total_of

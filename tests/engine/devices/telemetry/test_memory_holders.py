@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, make_host
 from engine.devices.telemetry.memory_holders import MAX_HOLDERS, memory_holders
 from tests.support.nvml_stub import build_nvml_stub, run_with_nvml

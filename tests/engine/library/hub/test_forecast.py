@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.base.errors import ModelFileError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.library.hub.addresses import HubAddress
 from engine.library.hub.client import list_repo

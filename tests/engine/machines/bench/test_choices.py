@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.machines.bench.candidates import BUSY_LOAD, Candidate
 from engine.machines.bench.choices import choices_of

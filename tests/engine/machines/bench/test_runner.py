@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.devices.telemetry.sample import CardState
 from engine.devices.telemetry.sample import Sample as Reading

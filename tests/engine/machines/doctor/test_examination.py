@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from engine.base.errors import EngineError, UnreachableError
 from engine.base.landlock import landlock_version
 from engine.base.pci import PciId
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import ComputingNeed, Device, MeasuredChoice, Rig, make_host
 from engine.devices.hiding_variables import HIDING_VARIABLES
 from engine.devices.packs.store import ListedPack, PackState

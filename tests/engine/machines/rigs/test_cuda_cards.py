@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from engine.base.errors import WorkerCrashedError
 from engine.base.pci import PciId
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.telemetry.cards import NvidiaCard
 from engine.machines.rigs import cuda_cards
 from engine.machines.rigs.cuda_cards import list_all_devices, visible_cards

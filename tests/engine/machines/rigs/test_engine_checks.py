@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Capabilities, Device, Fault, Rig, make_host
 from engine.machines.rigs.check_results import CheckResults, book_key, read_check_results, write_check_results
 from engine.machines.rigs.discovery import host_device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ import pytest
 
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host, with_free_ids
 from engine.devices.endpoint import parse_endpoint
 from engine.devices.rig_file import encode_rig, parse_rig

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
 from engine.devices.telemetry.sample import Sample
@@ -25,8 +25,9 @@ from engine.machines.rigs.remote_machines import Machine, RemoteMachines, with_o
 from engine.machines.rigs.secure_serving import Lending, _supervise, _Worker
 from engine.machines.rigs.speeds import measure_speeds
 from engine.machines.tunnel import refusals
-from engine.machines.tunnel.calling import TunnelError, pair_with
+from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.door import Key
+from engine.machines.tunnel.offers import TunnelError
 from engine.machines.tunnel.streams import BrokenTalkError
 from engine.machines.tunnel.tunnels import Tunnels
 from engine.model.gguf.model_file import ModelFile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from engine.base.engine_build import engine_version
 from engine.base.errors import EngineError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.machines.rigs import self_test
 from engine.machines.rigs.lab import LabRig

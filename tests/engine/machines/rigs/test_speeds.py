@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 
 import pytest
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.machines.rigs import speeds
 from engine.machines.rigs.discovery import host_device

@@ -19,8 +19,9 @@ from engine.base.errors import EngineError
 from engine.devices.endpoint import GreetingStatus, greet_all, parse_endpoint
 from engine.machines.rigs.secure_serving import SecureAddress, serve_secure
 from engine.machines.tunnel import identity
-from engine.machines.tunnel.calling import TunnelError, ask_offer, pair_with
+from engine.machines.tunnel.calling import ask_offer, pair_with
 from engine.machines.tunnel.door import TRUST_VARIABLE
+from engine.machines.tunnel.offers import TunnelError
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import Pairing, PairingError
 from engine.machines.tunnel.streams import BrokenTalkError

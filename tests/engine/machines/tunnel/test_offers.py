@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from engine.devices.endpoint import GreetingStatus
-from engine.machines.tunnel.calling import TunnelError, ask_offer
-from engine.machines.tunnel.offers import MAX_OFFERED, Offer, OfferedDevice, OfferedSpeed, bounded
+from engine.machines.tunnel.calling import ask_offer
+from engine.machines.tunnel.offers import MAX_OFFERED, Offer, OfferedDevice, OfferedSpeed, TunnelError, bounded
 from tests.support import tunnels
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, attic, described, echoing

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.machines.tunnel.calling import TunnelError, ask_offer
+from engine.machines.tunnel.calling import ask_offer
 from engine.machines.tunnel.listener import Use
+from engine.machines.tunnel.offers import TunnelError
 from engine.machines.tunnel.refusals import MAX_ENDS, REFUSED_S, WITHIN_S, Refusals
 from engine.machines.tunnel.streams import BrokenTalkError
 from tests.support.patience import DEADLINE_S

@@ -15,8 +15,8 @@ import pytest
 
 from engine.devices.endpoint import GreetingStatus
 from engine.machines.tunnel import listener
-from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, ask_offer, pair_with
-from engine.machines.tunnel.offers import MAX_OFFERED
+from engine.machines.tunnel.calling import ask_offer, pair_with
+from engine.machines.tunnel.offers import CALL_TIMEOUT_S, MAX_OFFERED, TunnelError
 from engine.machines.tunnel.pairing import GUESSED_OUT, MAX_GUESSES
 from engine.machines.tunnel.pairings import PairingError
 from engine.machines.tunnel.streams import BrokenTalkError, Stream

@@ -11,19 +11,20 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from engine.base.errors import EngineError
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, make_notice, parse_endpoint, read_notice
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.machines.rigs.discovery import host_device
 from engine.machines.tunnel import calling
-from engine.machines.tunnel.calling import STRANGER, Forwarder
+from engine.machines.tunnel.calling import Forwarder
+from engine.machines.tunnel.offers import STRANGER
 from engine.machines.tunnel.tunnels import Tunnels
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 
 from engine.base.errors import RuleViolationError
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.exchange.exporting import TARGETS, export_plan

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.model.gguf.model_file import MetadataValue
 from engine.planning.fit.defects import defect_text, disagreements

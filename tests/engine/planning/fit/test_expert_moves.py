@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.fit.expert_moves import all_to_cpu, back_as_fit, by_count, outcome
 from engine.planning.layout.counts import expert_layers

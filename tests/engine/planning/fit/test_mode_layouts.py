@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.fit.mode_layouts import layout_in_split_mode, without_refused_overrides
 from engine.planning.layout.layout import Layout, Override, make_layout

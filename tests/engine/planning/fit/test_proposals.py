@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.errors import CancelledError
 from engine.base.language import Language, use_language
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Holding, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.proposal import Proposal, ProposalKind, changes_in_words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 
 from engine.base.errors import PlacedError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, MeasuredChoice, RemoteFacts, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.together import (

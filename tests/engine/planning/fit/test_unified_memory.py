@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
 from engine.model.gguf.reader import read_model

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.base.errors import LayoutError
+from engine.base.values import replace
 from engine.planning.layout.engine_parameters import (
     MAX_DEVICES,
     MAX_ENTRIES,

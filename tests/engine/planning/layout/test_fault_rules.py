@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Fault, Findings, Rig, make_host
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.model.gguf.model_file import ModelFile, TensorInfo

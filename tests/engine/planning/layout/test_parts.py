@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.base.errors import LayoutError
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.planning.layout.engine_parameters import tensor_overrides
 from engine.planning.layout.layout import Layout, Override, make_layout

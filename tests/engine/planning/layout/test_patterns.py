@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
 
+from engine.base.values import replace
 from engine.model.gguf.model_file import part_of_tensor
 from engine.planning.layout.found_names import found_overrides, names_pattern
 from engine.planning.layout.layout import Override, make_layout
@@ -109,9 +109,7 @@ def test_the_engine_is_told_names_and_finds_the_same() -> None:
     stems = ("ffn_up.weight", "ffn_down_exps.weight", "attn_q.bias")
     names = [f"blk.{layer}.{stem}" for layer in range(12) for stem in stems] + ["output.weight", "token_embd.weight"]
     for pattern in ("(.+)+1", "ffn|output", r"blk\.(1|3)\..*_exps", "token", r"\.1\d?\.", "(.+)+!"):
-        layout = dataclasses.replace(
-            make_layout(12, ["CPU"] * 12, "CPU"), overrides=(Override("CPU", pattern=pattern),)
-        )
+        layout = replace(make_layout(12, ["CPU"] * 12, "CPU"), overrides=(Override("CPU", pattern=pattern),))
         (told,) = found_overrides(layout, names)
         wanted = [name for name in names if pattern_finder(pattern)(name)]
         assert [name for name in names if re.search(told.pattern, name)] == wanted

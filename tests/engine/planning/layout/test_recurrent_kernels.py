@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import BufferFacts, Device, RemoteFacts, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout

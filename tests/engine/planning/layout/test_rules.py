@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Capabilities, Device, RemoteFacts, Rig, make_host
 from engine.model.gguf.model_file import Block, MetadataValue, ModelFile, TensorInfo
 from engine.planning.layout.engine_parameters import engine_parameters

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.planning.layout.layout import Run, make_layout, single_device
 from engine.planning.layout.rules import violations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Run

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.estimate import DeviceMemory, Grade

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.allocator import ChunkedTallocr, DynTallocr, n_chunks
 from engine.planning.memory.model_memory import ModelMemory
 from tests.support.truth import truth_cases, truth_model

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.architectures.registry import ARCHITECTURES
 from engine.model.gguf.model_file import ModelFile

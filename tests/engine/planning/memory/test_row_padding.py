@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import BufferFacts, Device, RemoteFacts
 from engine.planning.memory.backends import HOST_RULE, ROW_PADDING, RPC_TRAITS, TRAITS, SizeRule, backend_traits
 from engine.planning.memory.compute_graph.devices import backends_of

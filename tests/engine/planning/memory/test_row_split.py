@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Capabilities
 from engine.model.gguf.model_file import TensorInfo
 from engine.model.gguf.reader import read_model

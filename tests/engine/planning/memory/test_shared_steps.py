@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, make_host
 from engine.planning.layout.layout import Override, make_layout
 from engine.planning.memory.compute_graph.building.graph_tables import SectionMaker

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.building import graph_tables
 from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.planning.memory.compute_graph.ggml.pass_cache import SectionName

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Fault, Findings
 from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.memory.estimate import DeviceMemory

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model

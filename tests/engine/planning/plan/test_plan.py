@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from engine.base.errors import ModelFileError, RuleViolationError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run, single_device

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, make_layout, single_device

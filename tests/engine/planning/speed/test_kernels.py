@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Fault, Findings, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Override, make_layout, single_device

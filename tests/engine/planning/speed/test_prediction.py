@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Override, make_layout, single_device

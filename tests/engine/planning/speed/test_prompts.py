@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.machines.rigs.speeds import TimedAnswer, bare_speed, learnt
 from engine.model.gguf.model_file import part_of_tensor

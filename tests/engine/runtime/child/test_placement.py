@@ -9,13 +9,13 @@ import itertools
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, engine_parameters, entry_count

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model

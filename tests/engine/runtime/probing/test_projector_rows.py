@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import Device, Rig, device_key, make_host
 from engine.planning.fit.calibration import NO_CALIBRATION
 from engine.planning.layout.layout import Layout, Run

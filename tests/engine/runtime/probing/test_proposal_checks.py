@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,6 +12,7 @@ import pytest
 from engine.base.cancellation import CancelToken
 from engine.base.errors import BusyError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import Refusal, Tried

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
+from engine.base.values import replace
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import EndReason, ProcessOutcome

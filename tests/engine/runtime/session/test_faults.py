@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Fault, Findings, Rig, make_host
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile

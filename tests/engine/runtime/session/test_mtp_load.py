@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ import pytest
 
 from engine.base.errors import EngineError, ModelFileError, RuleViolationError, UnreachableError
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Rig
 from engine.devices.telemetry.processes import data_bytes
 from engine.machines.rigs.discovery import host_device

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import Fault, Findings, Rig
 from engine.machines.rigs.engine_checks import TOLERANCE
 from engine.machines.rigs.lab import LabRig
@@ -44,8 +45,7 @@ def lab() -> Iterator[LabRig]:
         yield lab
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What a load computes. `has_copies`: with weights in the CPU's own order, where sums are rounded otherwise."""
 
     answer: str

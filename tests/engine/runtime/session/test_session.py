@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.planning.layout.layout import Layout, Run
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token

@@ -9,7 +9,6 @@ import gc
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import GIB
+from engine.base.values import replace
 from engine.devices.device import Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run

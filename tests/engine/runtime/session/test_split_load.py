@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
 
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.telemetry.processes import data_bytes
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile

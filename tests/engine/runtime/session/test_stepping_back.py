@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.devices.telemetry.sample import MemoryHolder
 from engine.machines.rigs.lab import LabRig

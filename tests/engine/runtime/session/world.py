@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from msgspec import Struct, field
+
 from engine.base.errors import ArgumentError
+from engine.base.values import replace
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.planning.fit.step_back import NextLayout
 from engine.planning.layout.engine_parameters import EngineParameters
@@ -87,8 +89,7 @@ _OUTCOMES = (
 _STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
 
 
-@dataclass
-class ChildFacts:
+class ChildFacts(Struct, dict=True):
     """A child that was started and has not ended."""
 
     plan: Plan
@@ -96,8 +97,7 @@ class ChildFacts:
     killed: bool = False
 
 
-@dataclass
-class World:
+class World(Struct, dict=True):
     """Every input goes through `put`, which checks what comes of it."""
 
     state: State = field(default_factory=State)

@@ -7,9 +7,12 @@ a function that gets a `GraphContext` and a tensor, and returns a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import fields
+
+from engine.base.values import replace
 from engine.model.architectures.record import Style
 from engine.planning.memory.compute_graph.building.hparams import Gating, ModelHparams
 from engine.planning.memory.compute_graph.building.layer import Placed, SelectBuft, WeightFacts, Weights
@@ -17,8 +20,7 @@ from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
 
-@dataclass(frozen=True, slots=True)
-class AttnInput:
+class AttnInput(Struct, frozen=True):
     """Input tensors of attention to one KV cache (`llm_graph_input_attn_kv`).
 
     `mask`: `self_kq_mask`.
@@ -33,8 +35,7 @@ class AttnInput:
     v_rot: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class GraphInputs:
+class GraphInputs(Struct, frozen=True):
     """Input tensors that every layer can read.
 
     `inp_pos`: positions of the tokens.
@@ -140,8 +141,7 @@ def _tanh(graph: Graph, source: Tensor) -> Tensor:
     return graph.scale(graph.unary(graph.scale(source)))
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """The batch for which a graph is built: the worst case, for which llama.cpp reserves buffers (`graph_reserve`).
 
     `n_tokens`, `n_sequences`: number of tokens and of sequences in the batch.

@@ -6,10 +6,11 @@ Mirrors `llama_model::build_graph`, with `build_inp_embd` and the other inputs o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
+
+from msgspec import Struct
 
 from engine.model.architectures.record import Architecture, Builder, GraphRecord, Style
 from engine.model.gguf.model_file import ModelFile
@@ -24,8 +25,7 @@ from engine.planning.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(Struct, frozen=True):
     """Input tensor with the token ids (`inp_tokens`)."""
 
     ids: Tensor
@@ -132,8 +132,7 @@ Step = Callable[[GraphContext, Tensor], Tensor]
 """Builder of a layer, or of the operations before the first or after the last layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """The builder functions of one model.
 
     `record`: graph record of the model's architecture.

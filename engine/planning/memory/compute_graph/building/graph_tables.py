@@ -7,9 +7,10 @@ the same buffer types; overrides of weights make several variants of a kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.model.architectures.record import Architecture
 from engine.model.gguf.model_file import ModelFile
@@ -54,8 +55,7 @@ Sizes = Literal["none", "moved", "all"]
 """Weights that must have equal sizes in all layers that share a graph: none, those that overrides move, or all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Struct, frozen=True):
     """Representative of all layers that have the same graph, with weights in the same buffer types.
 
     `layer`: index of one of these layers; -1 for the weights outside of blocks.

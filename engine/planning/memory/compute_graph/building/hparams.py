@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.model.architectures.record import Architecture, GraphRecord, Rope, Scaled
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
+class Stacks(Struct, frozen=True):
     """The two stacks of layers in a hierarchical reasoning model (src/models/hrm-text.cpp), each of `layers` layers.
 
     The graph repeats: the low stack runs `low_cycles` times, then the high stack once.
@@ -64,8 +64,7 @@ or to both inputs (SiTU of kimi-k3.cpp).
 """
 
 
-@dataclass(frozen=True, slots=True)
-class LayerHparams:
+class LayerHparams(Struct, frozen=True):
     """Hyper-parameters of one layer. Head sizes and widths are in elements.
 
     `n_experts_used`: number of experts that each token uses; 0 if the layer has no experts.
@@ -105,8 +104,7 @@ class LayerHparams:
         return self.head_v * self.n_head_kv
 
 
-@dataclass(frozen=True, slots=True)
-class IndexerHparams:
+class IndexerHparams(Struct, frozen=True):
     """Hyper-parameters of indexers (`indexer_*`), which select the cells that a token attends to.
 
     All are 0 if the model has no indexers.
@@ -124,8 +122,7 @@ class IndexerHparams:
     kpool_select_tail: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SsmHparams:
+class SsmHparams(Struct, frozen=True):
     """Hyper-parameters of recurrent layers (`ssm_*`); 0 if the architecture does not use one.
 
     `n_embd_r`, `n_embd_s`: elements of the rolling state and of the recurrent state of one sequence.
@@ -151,8 +148,7 @@ class SsmHparams:
         return self.d_conv - 1 if self.d_conv else 3
 
 
-@dataclass(frozen=True, slots=True)
-class ModelHparams:
+class ModelHparams(Struct, frozen=True):
     """Hyper-parameters of a model that shape its graph.
 
     `v_width_max`: width of the widest V cache (`n_embd_v_gqa_max`).

@@ -7,7 +7,8 @@ override can put it elsewhere (`select_weight_buft` in llama-model-loader.cpp).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import Block, ModelFile, TensorInfo
@@ -16,8 +17,7 @@ from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.tensors import row_padding_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFacts:
+class WeightFacts(Struct, frozen=True):
     """One weight: full name, shape with the fastest dimension first, size in bytes, and tensor type."""
 
     name: str
@@ -64,8 +64,7 @@ def global_weights(model: ModelFile) -> Weights:
     return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A layer of the graph, with the buffer types of its weights.
 
     `hparams`, `weights`: its hyper-parameters and weights.

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, DistantReadError, Key, is_early, is_shared
 from engine.planning.memory.compute_graph.ggml.splits import Copy, NodeAlloc, SplitSection
@@ -112,8 +114,7 @@ TensorAlloc = tuple[Key, str, int, int]
 """A tensor in a buffer: (name, buffer type, offset, size in bytes)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GallocrState:
+class GallocrState(Struct, frozen=True):
     """The allocator's buffers between two sections of a graph (consecutive nodes, mostly one layer's).
 
     `buffers`: (buffer type, offsets of the free blocks, sizes of the free blocks) of each buffer.
@@ -124,8 +125,7 @@ class GallocrState:
     held: tuple[TensorAlloc, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Struct, frozen=True):
     """Sizes that the compute buffers need for one section of a graph (consecutive nodes, mostly one layer's).
 
     Each field has pairs (buffer type, bytes). The size of a buffer is the largest of its `ends` in all sections, plus
@@ -139,8 +139,7 @@ class Growth:
     kept: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LiveOut:
+class LiveOut(Struct, frozen=True):
     """Tensors that must stay allocated at the end of a section, because later sections of the graph read them.
 
     A section is consecutive nodes, mostly those of one layer.

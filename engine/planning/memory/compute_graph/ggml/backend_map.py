@@ -8,9 +8,11 @@ use. So a backend has another index in the sections of the next device, and its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.allocator import GallocrState, LiveOut, TensorAlloc
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, stands_for_place
 from engine.planning.memory.compute_graph.ggml.splits import Copy
@@ -25,8 +27,7 @@ It is the backends of tensors, the tensors that later sections read, or the free
 _MOST_MAPS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class BackendMap:
+class BackendMap(Struct, frozen=True):
     """Translation of backend indices and buffer type names from the sections of one device to those of a second device.
 
     The sections of each device have their own list of backends.
@@ -37,7 +38,13 @@ class BackendMap:
     """
 
     numbers: tuple[int, ...]
-    names: Mapping[str, str] = field(compare=False)
+    names: Mapping[str, str]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BackendMap) and self.numbers == other.numbers
+
+    def __hash__(self) -> int:
+        return hash(self.numbers)
 
     def of(self, state: State) -> State:
         """Translate `state` from the first device's sections of the graph to those of the second device.
@@ -139,8 +146,7 @@ def backend_map(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SplitState:
+class SplitState(Struct, frozen=True):
     """State of the scheduler's pass 5 between two sections of the graph: the open split, and the copies made so far.
 
     `backend`: index of the open split's backend; -1 if no split is open.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend
 from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitSection, make_split_section

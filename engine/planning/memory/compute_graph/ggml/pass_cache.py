@@ -13,8 +13,9 @@ block of a buffer ends is stored separately (`Growth`). It determines the size o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import count
+
+from msgspec import Struct, field
 
 from engine.planning.memory.compute_graph.ggml.allocator import (
     DynTallocr,
@@ -77,8 +78,7 @@ layers' tensors, names of the copies of inputs and shared weights for each backe
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedSection:
+class PlacedSection(Struct, frozen=True, eq=False):
     """A section of the graph (consecutive nodes, mostly one layer's), with the device of each of its layers.
 
     `section`: the section, or the name by which a `SectionMaker` builds it.
@@ -91,8 +91,7 @@ class PlacedSection:
     places: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SectionGroup:
+class SectionGroup(Struct, frozen=True, eq=False):
     """The sections of the graph on one device, which have their own list of backends and are simulated together.
 
     A section is consecutive nodes, mostly those of one layer. If the graph cannot be divided by devices, one group has

@@ -10,8 +10,9 @@ are a `SplitPart`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
 from engine.planning.memory.compute_graph.ggml.sections import (
@@ -42,8 +43,7 @@ HOST = "host"
 """Name of the buffer type of host memory. CPU backends can use it, and devices can copy from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(Struct, frozen=True):
     """One backend of the scheduler; each entry of the device list has one, and the CPU is the last.
 
     `buft`: buffer type of its results; entries of one device share it.
@@ -74,8 +74,7 @@ class Backend:
         return (self.alloc_size(tensor) + self.alignment - 1) & ~(self.alignment - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The device of a layer, as the scheduler sees it.
 
     `buft`: buffer type of the device.
@@ -88,8 +87,7 @@ class Place:
     kernel_class: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bound:
+class Bound(Struct, frozen=True, eq=False):
     """A section of the graph with the devices of its layers, after pass 1 of the scheduler.
 
     A section is consecutive nodes, mostly those of one layer.
@@ -107,8 +105,7 @@ class Bound:
     unsupported: list[int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Assigned:
+class Assigned(Struct, frozen=True, eq=False):
     """The backend of each tensor of a section, as pass 4 of `ggml_backend_sched_split_graph` leaves it.
 
     A section is consecutive nodes of the graph, mostly those of one layer.
@@ -122,8 +119,7 @@ class Assigned:
     involved: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSplit:
+class OpenSplit(Struct, frozen=True):
     """The split to which the last nodes of a section belong, and which may continue in the next section.
 
     A section is consecutive nodes of the graph, mostly those of one layer.

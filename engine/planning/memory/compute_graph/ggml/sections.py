@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.graph import INPLACE_OPS, VIEW_OPS, Graph, Tensor
 
 ON_CPU = -2
@@ -143,8 +145,7 @@ class Node(NamedTuple):
     is_placed: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Section:
+class Section(Struct, frozen=True, eq=False):
     """Consecutive nodes of a graph, mostly those of one layer. Other fields refer to a tensor by its index in
     `tensors`.
 
@@ -228,8 +229,7 @@ class Section:
         return (original := _original(key)) in self.earlier or _is_weight(original)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerStart:
+class LayerStart(Struct, frozen=True):
     """The graph at the moment when the builder begins a layer.
 
     `n_nodes`, `n_leafs`, `n_inputs`: numbers of nodes, leaf tensors and inputs in the graph so far.

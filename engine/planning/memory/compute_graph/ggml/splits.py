@@ -6,13 +6,13 @@ A section is consecutive nodes, mostly those of one layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, Section
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """A copy of a tensor in the memory of another backend: an input of a split (`tensor_id_copy`).
 
     `key`: name by which other sections of the graph refer to the copy.
@@ -35,8 +35,7 @@ memory of its own.
 """
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitPart:
+class SplitPart(Struct, frozen=True, eq=False):
     """The nodes of one split of the scheduler that are in one section (consecutive nodes, mostly one layer's).
 
     `is_new`: whether the split begins in this section; False if it began in an earlier one.
@@ -49,8 +48,7 @@ class SplitPart:
     node_allocs: list[NodeAlloc] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitSection:
+class SplitSection(Struct, frozen=True, eq=False):
     """A section (consecutive nodes, mostly one layer's) after pass 5 of the scheduler, divided by the splits.
 
     Tensors have the same indices as in `section`, and copies have the next ones. In ggml-alloc these are the indices of

@@ -10,8 +10,9 @@ computation checks which kernels a device has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor, is_contiguous
 
@@ -84,8 +85,7 @@ class SeenNode(NamedTuple):
     uses: int
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """The order in which a backend computes the nodes of a split.
 
     `places`: former indices of the nodes, in the new order.

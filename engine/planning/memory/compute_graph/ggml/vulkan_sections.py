@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.ggml.backend_map import BackendMap
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early

@@ -6,8 +6,9 @@ selected by the scores of their mean keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
 
+from engine.base.values import replace
 from engine.model.gguf.tensor_table import TYPES_BY_NAME
 from engine.planning.memory.compute_graph.building.attention import cpy_k, rotate, store, stored_keys
 from engine.planning.memory.compute_graph.building.context import AttnInput, GraphContext
@@ -17,8 +18,7 @@ from engine.planning.memory.compute_graph.models.mla import build_top_k_mask
 from engine.planning.memory.compute_graph.models.transformer import attention, roped_qkv
 
 
-@dataclass(frozen=True, slots=True)
-class MsaInput:
+class MsaInput(Struct, frozen=True):
     """Input tensors for attention to selected blocks that all layers share (`llm_graph_input_attn_kv_msa`).
 
     `forced`: bias of blocks near a token, which are always selected.
@@ -212,8 +212,7 @@ def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor
     return graph.cast(graph.reshape(by_cell, n_cells, n_tokens, 1, heads), "f16")
 
 
-@dataclass(frozen=True, slots=True)
-class _QsaInput:
+class _QsaInput(Struct, frozen=True):
     """Input tensors of QSA (attention to blocks by their mean keys) that layers with the same block size share.
 
     `size`: number of cells in a block.

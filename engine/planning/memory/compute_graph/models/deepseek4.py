@@ -5,8 +5,9 @@ The keys of several tokens are compressed to one. A state contains the tokens th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from engine.model.architectures.record import COMPRESSED_RATIOS
 from engine.planning.memory.compute_graph.building.attention import (
@@ -30,8 +31,7 @@ Kind = Literal["csa", "hca", "lid"]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Compression:
+class Compression(Struct, frozen=True):
     """Input tensors that all layers share for one kind of compressed keys (`llm_graph_input_dsv4`).
 
     `places`: index of each token in its block.
@@ -52,8 +52,7 @@ class Compression:
     mask: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Rotation:
+class _Rotation(Struct, frozen=True):
     """Hadamard matrix by which keys of one kind, compressed or in the window, are multiplied before they are stored."""
 
     matrix: Tensor

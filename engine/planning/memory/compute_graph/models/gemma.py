@@ -6,7 +6,7 @@ Both have KV caches that layers share, and embeddings for each layer. Gemma 3n h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.building.attention import build_attn
 from engine.planning.memory.compute_graph.building.context import GraphContext
@@ -15,8 +15,7 @@ from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.compute_graph.models.transformer import build_moe_ffn
 
 
-@dataclass(frozen=True, slots=True)
-class _PerLayerInputs:
+class _PerLayerInputs(Struct, frozen=True):
     """Token embeddings for each layer, with shape (width, tokens, layers)."""
 
     embeddings: Tensor

@@ -7,8 +7,9 @@ tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
 
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.building.attention import (
     build_attn,
     build_attn_mla,
@@ -126,8 +127,7 @@ def _roped(ctx: GraphContext, source: Tensor) -> Tensor:
     return ctx.rope(source, ctx.inputs.inp_pos) if ctx.layer.hparams.has_rope else source
 
 
-@dataclass(frozen=True, slots=True)
-class _TopK:
+class _TopK(Struct, frozen=True):
     """Cells of the KV cache that the most recent layer with an indexer selected; layers without one use them, too."""
 
     cells: Tensor
@@ -232,8 +232,7 @@ For larger batches it reads the whole cache, and a mask hides the other keys (`b
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _KpoolInput:
+class _KpoolInput(Struct, frozen=True):
     """Input tensors of an indexer that selects pools (`llm_graph_input_kpool`).
 
     A pool is a group of consecutive tokens that have one compressed key.
@@ -254,8 +253,7 @@ class _KpoolInput:
     new_cells: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
+class _Selection(Struct, frozen=True):
     """Selection of the last layer with an indexer: the selected cells, or an attention mask."""
 
     found: Tensor

@@ -5,7 +5,7 @@ A head joins the embedding of a token with the hidden state of the token before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.building.graph import outer_norm
@@ -14,8 +14,7 @@ from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.compute_graph.models.transformer import decoder_layer
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(Struct, frozen=True):
     """Input tensor with the hidden states of the previous tokens (`mtp_h_input`)."""
 
     states: Tensor

@@ -6,7 +6,7 @@ token sequences (qwen4exp.cpp), and mixtures of earlier residuals (kimi-k3.cpp).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.building.graph import Tokens
@@ -16,8 +16,7 @@ from engine.planning.memory.compute_graph.models.recurrent import RecurrentState
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 
-@dataclass(frozen=True, slots=True)
-class HcPre:
+class HcPre(Struct, frozen=True):
     """Input of attention or feed-forward in a layer with hyper-connections (`build_hc_pre`), and factors for its
     output.
 
@@ -232,8 +231,7 @@ def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, 
     return _side_by_side(ctx, parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _PleInput:
+class _PleInput(Struct, frozen=True):
     """Embeddings of hashed token sequences, by token (`build_inp_ple`)."""
 
     embeddings: Tensor
@@ -381,8 +379,7 @@ def _tap(ctx: GraphContext, wide: int) -> Tensor:
     return graph.cast(column, "f32") if half else column
 
 
-@dataclass(frozen=True, slots=True)
-class _Residuals:
+class _Residuals(Struct, frozen=True):
     """Stored residuals of earlier layers, in one tensor."""
 
     residuals: Tensor

@@ -6,15 +6,14 @@ src/models/rwkv6-base.cpp, rwkv7-base.cpp, rwkv6qwen2.cpp and arwkv7.cpp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.models.recurrent import RecurrentStates
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstValues:
+class _FirstValues(Struct, frozen=True):
     """Values of the first layer, which later layers mix with their own (`v_first` in rwkv7-base.cpp)."""
 
     values: Tensor

@@ -5,8 +5,9 @@ Each function is named after its file in src/models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
 
+from engine.base.values import replace
 from engine.planning.memory.compute_graph.building.attention import build_attn, build_qkv
 from engine.planning.memory.compute_graph.building.context import GraphContext
 from engine.planning.memory.compute_graph.building.graph import Tokens, outer_norm
@@ -148,8 +149,7 @@ def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     return outer_norm(ctx, "output_norm", ctx.inputs.output, current, ctx.layer.backend)
 
 
-@dataclass(frozen=True, slots=True)
-class _StackOutput:
+class _StackOutput(Struct, frozen=True):
     """Latest output of one of the two stacks of layers of a hierarchical reasoning model."""
 
     output: Tensor
@@ -181,8 +181,7 @@ The keys of other caches are numbers of layers.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _AdapterIds:
+class _AdapterIds(Struct, frozen=True):
     """Index of the LoRA adapter of each token."""
 
     ids: Tensor

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from engine.planning.memory.compute_graph.building.attention import build_attn, build_attn_inp_no_cache, build_attn_mha
 from engine.planning.memory.compute_graph.building.context import AttnInput, GraphContext
 from engine.planning.memory.compute_graph.ggml.graph import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
+class _Encoded(Struct, frozen=True):
     """Output of the encoder for the longest text (`build_inp_cross_embd`), and the mask of cross attention."""
 
     text: Tensor
     mask: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Distances:
+class _Distances(Struct, frozen=True):
     """Buckets of the distances between tokens (`build_inp_pos_bucket_dec`, `build_inp_pos_bucket_enc`)."""
 
     buckets: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstTable:
+class _FirstTable(Struct, frozen=True):
     """The first layer's table of attention biases by distance, for layers without a table of their own."""
 
     biases: Tensor

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS
 from engine.planning.fit.strategies.fastest import initial_layout
@@ -31,8 +31,7 @@ G0_128_IGPU_256 = (place("g0", 128), place("g1", 256, rank=1))
 THREE = (place("g0", 300), place("g1", 200), place("g2", 100))
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True, dict=True):
     name: str
     places: tuple[Place, ...]
     layers_mib: tuple[int, ...]

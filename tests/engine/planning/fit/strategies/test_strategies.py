@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from engine.base.errors import ArgumentError
 from engine.base.language import Language, use_language
 from engine.base.units import GIB, MIB
+from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.devices.telemetry.headroom import warning_bytes
 from engine.model.gguf.reader import read_model

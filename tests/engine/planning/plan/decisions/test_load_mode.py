@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec import Struct, field
 
 from engine.base.processor import Processor
 from engine.base.units import GIB
@@ -33,8 +33,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> ModelMemory:
     )
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True, dict=True):
     """One row: devices as (backend, kind), how many layers stay on the CPU, the host's free memory as a share of the
     file, and what is expected."""
 

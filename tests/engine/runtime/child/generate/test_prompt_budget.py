@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
+from msgspec import Struct, field
 
 from engine.runtime.child.generate.prompt_budget import (
     FEWEST_WITH_ANSWERS,
@@ -18,8 +17,7 @@ from engine.runtime.child.generate.prompt_budget import (
 MICRO_BATCH = 512
 
 
-@dataclass
-class Machine:
+class Machine(Struct, dict=True):
     """A simulated machine: each micro batch takes `fixed_s`, and each token `token_s`.
 
     `cold_s`: further seconds of the first batch, which reads weights from a disk.

@@ -151,9 +151,9 @@ class Layout(Struct, frozen=True):
         if not 0 <= boundary_index < len(self.runs) - 1:
             raise LayoutError(
                 tr(
-                    "there is no boundary {boundary_index} between devices; the layout has {count} groups of layers",
+                    "there is no boundary {boundary_index}; the number of boundaries is {count}, counted from 0",
                     boundary_index=boundary_index,
-                    count=len(self.runs),
+                    count=len(self.runs) - 1,
                 ),
                 place="runs",
             )

@@ -76,9 +76,8 @@ def test_the_fewest_layers_go_to_the_neighbour() -> None:
     assert first.edit.layout == HALVES.move_range(16, 16, "CUDA0")
     assert first.edit.context == CONTEXT
     assert first.grade is Grade.ESTIMATED
-    assert first.detail.startswith("CUDA1 ")
-    assert " less, CUDA0 " in first.detail
-    assert first.detail.endswith(" more")
+    assert " less on CUDA1, " in first.detail
+    assert first.detail.endswith(" more on CUDA0")
 
 
 def test_more_that_is_missing_moves_more() -> None:

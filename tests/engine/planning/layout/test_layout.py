@@ -156,7 +156,7 @@ def test_overrides_that_cannot_be_used_are_refused_with_the_place(override: Over
 
 
 def test_asking_for_what_is_not_there_is_refused() -> None:
-    with pytest.raises(LayoutError, match="no boundary 3 among 4 runs"):
+    with pytest.raises(LayoutError, match="no boundary 3; the number of boundaries is 3"):
         FOUR.move_boundary(3, 5)
     with pytest.raises(LayoutError, match="no layer 10"):
         FOUR.move_range(8, 10, "B")
@@ -174,5 +174,5 @@ def test_moves_apply_themselves() -> None:
     assert RangeMove(2, 4, "B").apply(FOUR) == FOUR.move_range(2, 4, "B")
     assert OutputMove("CPU").apply(FOUR) == FOUR.move_output("CPU")
     assert SharesMove((("A", 75.0), ("B", 25.0))).apply(rows) == with_shares(rows, (("A", 75.0), ("B", 25.0)))
-    with pytest.raises(LayoutError, match="no boundary 0 among 1 runs"):
+    with pytest.raises(LayoutError, match="no boundary 0; the number of boundaries is 0"):
         BoundaryMove(0, 1).apply(single_device(4, "A"))

@@ -527,7 +527,7 @@ def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
-    assert ending.message.startswith("attic")
+    assert ending.message.startswith("The connection to attic ")
 
 
 # ------------------------------------------------------------------ close

@@ -194,7 +194,7 @@ class Library(QObject):
         self.run(what, changed, show, failed)
 
     def show(self, contents: LibraryContents) -> None:
-        """Show `contents` from now on: store the snapshot of the library, and emit `contents_changed`."""
+        """Replace the shown contents of the library with `contents`, and emit `contents_changed`."""
         self.contents = contents
         self.contents_changed.emit(contents)
 

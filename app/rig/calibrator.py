@@ -69,14 +69,14 @@ class Calibrator(QObject):
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Use the overheads in `calibration` from now on.
+        """Use the overheads (memory beyond the forecast) in `calibration` from now on.
 
-        An examination of this computer has measured them and written them to the file.
+        The check of this computer (Help > Check This Computer) has measured them and written them to the file.
         """
         self._use(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
-        """Store how much memory the computations of a model needed on a device beyond the forecast."""
+        """Store how much memory beyond the forecast a model needed on a device while it computed."""
         self._keep(lambda known: known.with_need(need))
 
     def reset(self) -> None:

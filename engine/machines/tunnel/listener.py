@@ -49,8 +49,8 @@ class LentDevice(Struct, frozen=True):
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, in which `user` is empty; None if it is no longer lent. Called in
-    threads.
+    `describe`: returns its current description, to which the listener adds the user; None if the device is no longer
+    lent. Called in threads.
     """
 
     name: str

@@ -54,9 +54,9 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End requests that wait for a search for proposals, if the search has ended.
+    """End requests that wait for a search for proposals (changes after which the model should fit), if it has ended.
 
-    Their child ran out of memory during an answer, so they end with `OutOfMemory`.
+    The requests' child ran out of memory during an answer, so they end with `OutOfMemory`.
     """
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
@@ -274,8 +274,8 @@ def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Faile
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
-    If other layouts may be tried, the requests end, and the next load of the same order tries another layout first.
-    Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end after it.
+    If other layouts may be tried, the requests end, and the next load of the same `LoadOrder` tries another layout
+    first. Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end after it.
     """
     state, order = transition.state, loaded.order
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
@@ -330,7 +330,7 @@ def _file_name(transition: Transition, plan: Plan) -> str:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Return `ending`. If the child of a load has stalled, its message also gets a sentence on the load's progress."""
+    """Return `ending`; if the child stalled during a load, with a sentence on the load's progress in the message."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending

@@ -57,14 +57,14 @@ class Calibrator(QObject):
     def finish(self, rig: Rig, event: Loaded) -> None:
         """Store `event`, the result of a successful load on `rig`.
 
-        The overheads are computed when the next memory samples arrive.
+        The overheads (memory beyond the forecast) are computed when the next memory samples arrive.
         """
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Drop the result of the last load, so that no overhead is computed from it.
+        """Drop the result of the last load, so that no overhead (memory beyond the forecast) is computed from it.
 
-        Called if its model is unloaded before the next memory samples.
+        Called if the loaded model is unloaded before the next memory samples.
         """
         self._ended = None
 
@@ -105,7 +105,7 @@ class Calibrator(QObject):
         self._live.set_calibration(calibration)
 
     def _keep(self, change: Callable[[Calibration], Calibration]) -> None:
-        """Apply `change` to the overheads in memory, and to those in the file, which a command may have changed."""
+        """Apply `change` to the overheads of this window and to those in the file, which a command may have changed."""
         self._use(change(self.calibration))
         path = self._path
 

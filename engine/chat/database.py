@@ -96,8 +96,8 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         raise ChatError(
             tr(
                 "The conversations in {path} cannot be read: their file has version {version}, but this program reads "
-                "version {readable}, and cannot convert the file because the folder is read-only. Make the folder writable, "
-                "or update Layerdeck.",
+                "version {readable}, and cannot convert the file because the folder is read-only. Make the folder "
+                "writable, or update Layerdeck.",
                 path=path,
                 version=version,
                 readable=VERSION,

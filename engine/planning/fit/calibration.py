@@ -49,7 +49,10 @@ class Calibration(Struct, frozen=True):
     computing: tuple[ComputingNeed, ...] = ()
 
     def overhead_bytes(self, device: Device) -> int | None:
-        """Return the median overhead of the last loads on `device` in bytes; None if there were none."""
+        """Return the median overhead in bytes (memory beyond llama.cpp's buffers) of the last loads on `device`.
+
+        None if there were no loads.
+        """
         measured = self.overheads.get(device_key(device))
         # The higher of two middle values: too much overhead costs some room, too little a failed load.
         return median_high(measured) if measured else None
@@ -76,7 +79,7 @@ class Calibration(Struct, frozen=True):
         the size in `measured` is used.
 
         These devices are skipped:
-        - local cards without a value in `grown_bytes`, because llama.cpp does not report their overhead;
+        - other local devices without a value in `grown_bytes`, because llama.cpp does not report their overhead;
         - devices whose used memory never grows, because the driver reports a constant (Vulkan without
           VK_EXT_memory_budget);
         - devices with an overhead above `MAX_OVERHEAD_BYTES`, which is an error of the forecast.

@@ -237,7 +237,7 @@ def _take_bug(transition: Transition) -> None:
 
 
 def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
-    """Handle a lost child: end its load or its requests.
+    """Handle the unexpected end of the child: end its load or its requests.
 
     If the loss of an RPC worker may be the cause, first check which workers still answer.
 
@@ -275,7 +275,8 @@ def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: Load
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
     If other layouts may be tried, the requests end, and the next load of the same `LoadOrder` tries another layout
-    first. Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end after it.
+    first. Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end
+    after it.
     """
     state, order = transition.state, loaded.order
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
@@ -303,7 +304,7 @@ def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
-    """End the load or the requests of the lost child.
+    """End the load or the requests of a child that ended unexpectedly.
 
     `greetings`: results of the check whether its RPC workers still answer; empty if the check was cancelled.
     """
@@ -338,7 +339,10 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
 
 
 def _cut_short(transition: Transition) -> None:
-    """End the load or the requests of a lost child at once, and cancel the check whether its RPC workers answer."""
+    """End at once the load or the requests of a child that ended unexpectedly.
+
+    The check whether the child's RPC workers still answer is cancelled.
+    """
     assert transition.state.loss is not None
     transition.do(effects.CancelWork(transition.state.loss.ticket))
     _take_lost_greetings(transition, {})

@@ -191,7 +191,7 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
     def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
-        """Run pass 1 on a section: assign a backend to nodes that are pinned, have a buffer, or read weights.
+        """Run pass 1 on a graph section: assign a backend to nodes that are pinned, have a buffer, or read weights.
 
         `places`: device of each layer that the section refers to, by the layer's number in the section.
         """
@@ -223,7 +223,7 @@ class Scheduler:
         return Bound(section, bufts, backend_ids, fused, unsupported)
 
     def _find_unsupported(self, section: Section, bufts: Sequence[str | None]) -> list[int]:
-        """Return a bit mask for each tensor of the section: a set bit is a backend that cannot compute the tensor."""
+        """Return a bit mask for each tensor of a graph section. A set bit is a backend that cannot compute it."""
         # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
         # node reads change from layout to layout.
         incapable = self._unsupported_ops.get(section.form)
@@ -489,9 +489,9 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the allocator's data on each node of a section: size and sources (`NodeAlloc`).
+        """Return size and sources of each node of a graph section, for the allocator (`NodeAlloc`).
 
-        They are valid for nodes that run on `backend` and read no copies. Results are cached.
+        The values are valid for nodes that run on `backend` and read no copies. Results are cached.
         """
         found = self._node_allocs_of.get((section.form, backend))
         if found is None:

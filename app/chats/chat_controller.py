@@ -21,7 +21,7 @@ from engine.chat.tree import MessageTree
 
 
 class ChatController(QObject):
-    """Connects conversations of open models to the archive, and carries out commands of the conversation list."""
+    """Connects open models to the stored conversations, and carries out commands of the conversation list."""
 
     leaving = Signal()
     """Emitted before another conversation is shown, so that typed text is stored with the present one."""

@@ -154,14 +154,14 @@ class LoadCommand:
 
 
 class Answers:
-    """Collects the last events of answers to several prompts, and measures the time since its construction."""
+    """Collects the final event of each of several answers, and measures the time since this object was made."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []
         self._begun_s = time.perf_counter()
 
     def add(self, ending: AnswerEnding) -> None:
-        """Record the last event of an answer."""
+        """Record the final event of an answer, such as `Done`."""
         self._endings.append(ending)
 
     def summary(self) -> Ending:

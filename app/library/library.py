@@ -137,7 +137,7 @@ class Library(QObject):
         self._watch.timeout.connect(self._check)
 
     def close(self) -> None:
-        """Cancel running work, and close the catalogue. Called once, when the window closes."""
+        """Cancel running work, and close the library's database. Called once, when the window closes."""
         self._watch.stop()
         self._scan.cancel()
         self._comparison.cancel()
@@ -176,7 +176,7 @@ class Library(QObject):
         failed: Callable[[EngineError], None] | None = None,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `change`, which changes the catalogue, in the background. Then show the library as it is now.
+        """Call `change`, which changes the library's database, in the background. Then show the changed library.
 
         Nothing is shown before the library has been opened. `then` is called last, if there was no error.
         `what`: description of the change. `failed`: called with an error; if it is None, the error is shown.
@@ -194,7 +194,7 @@ class Library(QObject):
         self.run(what, changed, show, failed)
 
     def show(self, contents: LibraryContents) -> None:
-        """Show `contents` from now on: store the snapshot of the library, and emit `contents_changed`."""
+        """Replace the shown contents of the library with `contents`, and emit `contents_changed`."""
         self.contents = contents
         self.contents_changed.emit(contents)
 

@@ -93,7 +93,7 @@ class StateStorage:
 
 
 class Answering(QObject):
-    """Carries out the answers of one model, one at a time, and emits their text. Use it in the GUI thread only.
+    """Generates the answers of one model, one at a time, and emits their text. Use it in the GUI thread only.
 
     `storage`: stores the messages. `states`: saves and restores KV states. The default objects store nothing.
     """

@@ -234,7 +234,10 @@ class ModelOpener(QObject):
         self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: open_it(demo)))
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
-        """Find the demo model in the background, then call `then`. It is written first if needed."""
+        """Find the demo model in the background, then call `then`.
+
+        The model's file is written first if it is missing.
+        """
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:

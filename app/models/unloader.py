@@ -30,7 +30,8 @@ LOOK_MS = 20
 class Unloader(QObject):
     """Unloads models, and shows a notice for each on the status line.
 
-    The settings store which models are parked. After a restart of the window, such a model is parked when it is opened.
+    A parked model is unloaded until its next question, which loads it again. The settings store which models are
+    parked, so such a model is parked again when it is opened after a restart.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Unloader(QObject):
         """Unload the model with this file identity, which is not the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
-            self._notices.say(tr("This model is no longer loaded. Load the model to try again."), bad=True)
+            self._notices.say(tr("The other model is no longer loaded. Load your model again."), bad=True)
         else:
             self.unload(other)
 

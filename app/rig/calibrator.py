@@ -57,26 +57,26 @@ class Calibrator(QObject):
     def finish(self, rig: Rig, event: Loaded) -> None:
         """Store `event`, the result of a successful load on `rig`.
 
-        The overheads are computed when the next memory samples arrive.
+        The overheads (memory beyond the forecast) are computed when the next memory samples arrive.
         """
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Drop the result of the last load, so that no overhead is computed from it.
+        """Drop the result of the last load, so that no overhead (memory beyond the forecast) is computed from it.
 
-        Called if its model is unloaded before the next memory samples.
+        Called if the loaded model is unloaded before the next memory samples.
         """
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Use the overheads in `calibration` from now on.
+        """Use the overheads (memory beyond the forecast) in `calibration` from now on.
 
-        An examination of this computer has measured them and written them to the file.
+        The check of this computer (Help > Check This Computer) has measured them and written them to the file.
         """
         self._use(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
-        """Store how much memory the computations of a model needed on a device beyond the forecast."""
+        """Store how much memory beyond the forecast a model needed on a device while it computed."""
         self._keep(lambda known: known.with_need(need))
 
     def reset(self) -> None:
@@ -105,7 +105,7 @@ class Calibrator(QObject):
         self._live.set_calibration(calibration)
 
     def _keep(self, change: Callable[[Calibration], Calibration]) -> None:
-        """Apply `change` to the overheads in memory, and to those in the file, which a command may have changed."""
+        """Apply `change` to the overheads of this window and to those in the file, which a command may have changed."""
         self._use(change(self.calibration))
         path = self._path
 

@@ -1,7 +1,7 @@
 """Waits, when the window closes, for KV states that are being saved, with a dialog if the wait is long.
 
-The wait ends if there is no progress for `SILENT_S` seconds. By then a child process has given up a save to a disk that
-does not answer, so the others have not begun to save, for instance because they still compute a long batch.
+The wait ends if there is no progress for `SILENT_S` seconds. A child process gives up sooner if the disk does not
+answer. So a child that is silent for longer has not begun to save, for instance because it computes a long batch.
 """
 
 from __future__ import annotations

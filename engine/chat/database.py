@@ -96,7 +96,8 @@ def open_read_only(path: Path) -> sqlite3.Connection:
         raise ChatError(
             tr(
                 "The conversations in {path} cannot be read: their file has version {version}, but this program reads "
-                "version {readable}, and cannot convert the file because the folder is read-only.",
+                "version {readable}, and cannot convert the file because the folder is read-only. Make the folder "
+                "writable, or update Layerdeck.",
                 path=path,
                 version=version,
                 readable=VERSION,
@@ -121,8 +122,8 @@ def name_of(pid: int) -> str:
 def is_alive(writer: str) -> bool:
     """Return whether the process that wrote a message still runs.
 
-    In a confined child, which cannot see other processes, the result is True even if the process has ended. Its
-    unfinished messages are completed later by a process that is not confined.
+    In a confined child, which cannot see other processes, the result is True even if the process has ended. The
+    messages that the ended process left unfinished are completed later by a process that is not confined.
 
     `writer`: id of the process (`our_name`): process id and start time.
     """

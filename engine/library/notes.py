@@ -34,7 +34,7 @@ class Notes(Struct, frozen=True, omit_defaults=True):
     measured_layout: str = ""
 
     def is_measured_on(self, layout: str) -> bool:
-        """Return whether the speed was measured on the layout with the key `layout` (`layout_key`)."""
+        """Return whether `measured`, the speed, was measured on the layout with the key `layout` (`layout_key`)."""
         # The key of a layout on a single device is the device's id, so old notes of such a layout count as well.
         return self.measured > 0 and layout != "" and layout == (self.measured_layout or self.measured_on)
 
@@ -46,8 +46,8 @@ class SavedDocument(Struct, frozen=True):
     """A saved layout or preset of one model.
 
     Layouts are saved under two keys: the fingerprint of the model file, and its path. So they are found again after a
-    new download, which has another fingerprint. A document of kind "file" under the path states the fingerprint of the
-    file for which the layouts were saved.
+    new download, which has another fingerprint. A document of kind "file", also saved under the path, contains the
+    fingerprint of the file for which these layouts were saved.
 
     `kind`: "layout" or "preset" if the user saved it, "last" for the layout in use when the model was closed, or
     "file".

@@ -116,7 +116,7 @@ class LibraryFilters(QWidget):
         self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
         for box, options, name in (
             (self.order_box, _ORDERS, tr("Order")),
-            (self.fit_box, _FITS, tr("Fit on this rig")),
+            (self.fit_box, _FITS, tr("Fit on your devices")),
             (self.size_box, _SIZES, tr("Size")),
         ):
             box.addItems([text for _, text in options])

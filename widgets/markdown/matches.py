@@ -1,6 +1,7 @@
-"""Matches of a search in Markdown as it is drawn: in parsed blocks, and in the document made of these blocks.
+"""Searches drawn Markdown for a text, either in the parsed blocks or in the `QTextDocument` made from them.
 
-Both searches give the same matches in the same order, so a match found in the blocks is found again in the document.
+Both searches give the same matches in the same order, so the third match in the blocks is also the third in the
+document.
 """
 
 from __future__ import annotations

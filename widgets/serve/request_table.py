@@ -45,7 +45,7 @@ class RequestRow(Struct, frozen=True):
 
 
 class RequestModel(QAbstractTableModel):
-    """Table model of the requests, newest first."""
+    """Table model of the requests to the API server, newest first."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -113,7 +113,7 @@ class RequestModel(QAbstractTableModel):
 
 
 class RequestTable(QTableView):
-    """Table of the requests. Tab leaves it; the arrow keys move through the rows."""
+    """Table of the requests to the API server. Tab leaves it; the arrow keys move through the rows."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

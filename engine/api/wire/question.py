@@ -78,7 +78,7 @@ class Question(Struct, frozen=True):
 
 
 class Profile(Struct, frozen=True):
-    """The file of the answering model. It provides chat template and default sampling settings for a request."""
+    """What a request takes from the answering model's file: the chat template and default sampling settings."""
 
     file: ModelFile
 
@@ -89,7 +89,10 @@ class Profile(Struct, frozen=True):
 
 
 def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:
-    """Return the engine request for the answer with number `choice`, from 0."""
+    """Return the engine request for one of the answers to `question`.
+
+    `choice`: number of the answer, counted from 0; a question may ask for several (`n`).
+    """
     settings = dict(question.settings)
     begun, schema = "", question.schema
     values = dict(question.values)

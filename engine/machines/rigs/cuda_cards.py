@@ -1,10 +1,10 @@
 """Discovery of CUDA devices without a CUDA context on each card, and on machines where CUDA fails on some cards.
 
 llama.cpp reads the memory of every visible card. That creates a CUDA context of several hundred MiB, and a card that is
-full or broken aborts the process. So NVIDIA's driver (NVML) is asked for the memory instead, and the child skips the
-cards whose memory the driver reports. The child itself reads the memory of other cards: slices of a card (MIG), cards
-that share the host's memory, and all cards if there is no NVML. A card on which the child aborts is hidden from it by
-CUDA_VISIBLE_DEVICES.
+full or broken aborts the process. So NVIDIA's driver (NVML) is asked for the memory instead, and the child process that
+lists the devices skips the cards whose memory the driver reports. The child itself reads the memory of other cards:
+slices of a card (MIG), cards that share the host's memory, and all cards if there is no NVML. A card on which the child
+aborts is hidden from it by CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations

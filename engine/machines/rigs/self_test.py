@@ -42,10 +42,10 @@ LOAD_TIMEOUT_S = 120.0
 
 
 class SelfTest(Struct, frozen=True):
-    """The result of testing a device as several entries of one layout.
+    """The result of the test whether a layout may use a device several times.
 
     `rounds`: number of prompts.
-    `different`: number of prompts whose logits differed from those of the device as a single entry.
+    `different`: number of prompts whose logits differed from those of a layout that uses the device once.
     """
 
     rounds: int
@@ -65,7 +65,7 @@ def try_repeated(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> SelfTest:
-    """Compare the logits of `model` on the device as one entry of a layout and as several entries.
+    """Compare the logits of `model` with the device once and several times in llama.cpp's device list.
 
     Blocks for seconds. `rounds`: number of prompts that are compared.
 
@@ -120,7 +120,7 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return the number of layers of each entry: `positions` layers, divided as evenly as possible.
+    """Divide `positions` layers evenly among entries of llama.cpp's device list; return each entry's number of layers.
 
     There are at most `MAX_ENTRIES_TRIED` entries. `positions` includes the output layer.
     """
@@ -152,7 +152,7 @@ def verdict_key(device: Device) -> str:
 
 
 def read_verdicts(path: Path) -> dict[str, bool]:
-    """Return the stored test results by `verdict_key`: whether a device may be several entries of one layout.
+    """Return the stored test results by `verdict_key`: whether a layout may use a device several times.
 
     Empty if the file is missing or damaged.
     """
@@ -161,7 +161,7 @@ def read_verdicts(path: Path) -> dict[str, bool]:
 
 
 def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
-    """Store the result of testing `device` as several entries of one layout, for all devices of its backend.
+    """Store whether a layout may use `device` several times, as the result for all devices of its backend.
 
     Raises:
         PlacedError: if the file cannot be written.

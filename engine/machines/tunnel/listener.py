@@ -49,8 +49,8 @@ class LentDevice(Struct, frozen=True):
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, in which `user` is empty; None if it is no longer lent. Called in
-    threads.
+    `describe`: returns its current description, to which the listener adds the user; None if the device is no longer
+    lent. Called in threads.
     """
 
     name: str
@@ -372,7 +372,7 @@ class Listener:
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """The sessions that are running now. May be read in any thread."""
+        """The running sessions of clients with lent devices. May be read in any thread."""
         return tuple(use for place in self._places.values() if (use := place.use) is not None)
 
     def take_ended(self, device: str) -> Use | None:
@@ -394,7 +394,7 @@ class Listener:
     async def _end_forgotten(self) -> None:
         """End the sessions of clients whose pairing was deleted.
 
-        The file of pairings is read only while there are sessions.
+        While there are no sessions, the file of pairings is not read.
         """
         while True:
             await self._session_begun.wait()

@@ -62,7 +62,10 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
             program=program,
         )
     if len(set(devices)) < len(devices):
-        yield tr("{program} cannot use a device twice, and uses each device once.", program=program)
+        yield tr(
+            "The layout uses a device several times. {program} can use each device only once.",
+            program=program,
+        )
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(

@@ -114,7 +114,7 @@ def _without_cpu(
 
 
 def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
-    """Yield (regex for `-ot`, note for the user), so that the weights of layers `first` to `last` stay on the CPU.
+    """Yield pairs (regex for `-ot`, note for the user) that keep the weights of layers `first` to `last` on the CPU.
 
     `output`: index of the output layer.
     `base`: id of the device that gets the rest of these layers, because a device list cannot contain the CPU.

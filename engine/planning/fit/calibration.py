@@ -49,7 +49,10 @@ class Calibration(Struct, frozen=True):
     computing: tuple[ComputingNeed, ...] = ()
 
     def overhead_bytes(self, device: Device) -> int | None:
-        """Return the median overhead of the last loads on `device` in bytes; None if there were none."""
+        """Return the median overhead in bytes (memory beyond llama.cpp's buffers) of the last loads on `device`.
+
+        None if there were no loads.
+        """
         measured = self.overheads.get(device_key(device))
         # The higher of two middle values: too much overhead costs some room, too little a failed load.
         return median_high(measured) if measured else None
@@ -72,9 +75,11 @@ class Calibration(Struct, frozen=True):
         """Return the calibration with the overhead of one more load.
 
         The overhead of a device is the memory that the load took, less the forecast of llama.cpp's buffers, at least 0.
-        The memory that the load took is the device's value in `grown_bytes`. If an RPC worker or the host has no value
-        there, it is the need of the device in `measured`. These devices are skipped:
-        - other devices without a value in `grown_bytes`, because `measured` contains no overhead for them;
+        The memory that the load took is the value in `grown_bytes`. If an RPC worker or the host has no value there,
+        the size in `measured` is used.
+
+        These devices are skipped:
+        - other local devices without a value in `grown_bytes`, because llama.cpp does not report their overhead;
         - devices whose used memory never grows, because the driver reports a constant (Vulkan without
           VK_EXT_memory_budget);
         - devices with an overhead above `MAX_OVERHEAD_BYTES`, which is an error of the forecast.
@@ -122,8 +127,8 @@ NO_CALIBRATION = Calibration({})
 def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
     """Return a lower bound of the overhead of `plan` on a device that ran out of memory while the model computed.
 
-    Overhead is memory beyond llama.cpp's buffers. By the forecast, some bytes were free for overhead; they were not
-    enough, so the bound is one byte more. None if the free memory of the device is unknown.
+    Overhead is memory beyond llama.cpp's buffers. The memory that the forecast left free for it was not enough, so the
+    bound is one byte more than that memory. None if the free memory of the device is unknown.
     """
     device = plan.rig.device(device_id)
     row = next((row for row in plan.forecast if row.id == device_id), None)

@@ -91,18 +91,19 @@ def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
 
 
 def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
-    """Return all kinds of proposals in groups. The user loses equally much by each kind of a group.
+    """Return all kinds of proposals in groups, sorted by what they cost the user, the least cost first.
 
-    The group by which the user loses least comes first.
+    Kinds in one group cost equally much, such as an unloaded model or a shorter context.
     """
     ranks = sorted(set(_GIVEN_UP.values()))
     return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
 
 
 def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return the proposals except those whose edit and model to unload are the same as in an earlier proposal.
+    """Return the proposals without duplicates: of several with equal changes, only the first is kept.
 
-    The automatic search and a single move may find the same layout.
+    The changes are layout, settings and the model to unload. The automatic search and a single move may find the same
+    layout.
     """
     first = {(each.edit, each.unload): each for each in reversed(proposals)}
     return tuple(each for each in proposals if first[each.edit, each.unload] is each)

@@ -2,8 +2,8 @@
 
 ggml's CUDA backend has a pool for temporary tensors of one operation. The pool grows to the size that the largest
 operation needs, and never shrinks (`ggml_cuda_pool_vmm`). A card that computes with cuBLAS also has a workspace. Most
-of it is allocated in the warm-up, which computes a full micro batch. If flash attention is off, the pool also grows
-while the context fills.
+of this memory is allocated in the warm-up, which computes a full micro batch. If flash attention is off, the pool also
+grows while the context fills.
 
 Sizes follow the sources of llama.cpp; each function names the one that it mirrors. They are valid for cards from Turing
 on with virtual memory, as in NVIDIA's drivers. The number of multiprocessors and cuBLAS's workspace depend on the card.
@@ -103,7 +103,7 @@ class CudaPools:
 
         `members`: slices of weights in split mode tensor; None in other modes.
         `flash`: whether flash attention is used.
-        `n_outputs`: most output rows of a batch; at least the number of sequences is used.
+        `n_outputs`: largest number of output rows of a batch; raised to the number of sequences if it is smaller.
         """
         n_outputs = max(n_outputs, self._shape.n_sequences)
         found: dict[str, Answering] = {}

@@ -80,9 +80,9 @@ def heads_of(hyper: HyperParameters, n_heads: int) -> HyperParameters:
 
 
 def last_layers(placement: Placement, n_heads: int) -> Placement:
-    """Return the placement of the last `n_heads` layers alone.
+    """Return the placement of the last `n_heads` layers alone, counted from 0.
 
-    llama.cpp's device list still has the entries of all layers.
+    Their context has the same device list as the whole model, so the result has it as well.
     """
     before = placement.n_layers - n_heads
     runs = tuple(

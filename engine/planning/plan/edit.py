@@ -1,4 +1,4 @@
-"""`Edit`: layout, context settings and side files of one model as the user set them."""
+"""`Edit`: layout, context settings and side files (such as the projector) of one model as the user set them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engine.planning.settings.context_settings import ContextSettings
 class Edit(Struct, frozen=True):
     """Layout, context settings and side files of one model as the user set them; undo restores edits.
 
+    Side files are the projector, the LoRA adapters and the draft model.
     `context` may have settings on auto. A `Plan` has the values that the load uses.
     """
 

@@ -174,7 +174,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Texts(),
         "Repetition",
         tr("DRY breakers"),
-        tr("texts that end a repeated sequence for DRY; one per line, \\n is a newline"),
+        tr("DRY does not search for repeated sequences across these texts; one per line, \\n is a newline"),
     ),
     SamplingSetting(
         "top_n_sigma",
@@ -243,14 +243,17 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Temperature",
         tr("Temperature range"),
-        tr("how far the temperature may move from the set value, depending on the entropy of the model; 0: off"),
+        tr(
+            "how far the temperature may move from the set value: up if the next token is uncertain (high entropy), "
+            "down if it is certain; 0: off"
+        ),
     ),
     SamplingSetting(
         "dynatemp_exponent",
         Real(0, 100, 0.1),
         "Temperature",
         tr("Temperature exponent"),
-        tr("how strongly the dynamic temperature depends on the entropy of the model"),
+        tr("how strongly the temperature within its range depends on the uncertainty (entropy) of the next token"),
     ),
     SamplingSetting(
         "adaptive_target",
@@ -288,7 +291,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.01),
         "Mirostat",
         tr("Mirostat eta"),
-        tr("how fast Mirostat adjusts"),
+        tr("how fast Mirostat moves towards the target entropy"),
         "mirostat_eta",
     ),
     SamplingSetting(

@@ -1,4 +1,4 @@
-"""Work of one token in each layer (weights, KV cache, small computations), and transfers between devices.
+"""Work of one token in each layer (weights, KV cache, graph nodes), and transfers between devices.
 
 `Work` has tables by layer and tensor type, which are made once for each model. The functions of this module apply these
 tables to a layout: shares of split layers, weights that overrides move, transfers between devices.
@@ -74,7 +74,7 @@ class StateCost(NamedTuple):
 
 
 class StateWork(Struct, frozen=True):
-    """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as prefix sums.
+    """Bytes and operations of the KV cache and recurrent state for one token in each layer, stored as prefix sums.
 
     `sums`: for each layer, the sum over all layers before it; the last entry is the sum over all layers.
     """
@@ -90,6 +90,8 @@ class StateWork(Struct, frozen=True):
 class Moved(Struct, frozen=True):
     """Weights that overrides move to `device`, stored as prefix sums over the layers of the model.
 
+    A kernel is named by the tensor type that it multiplies with, with a suffix for experts.
+
     `weights`: bytes that one token reads, by kernel.
     `whole`: bytes with all experts, by kernel.
     `layers`: number of layers that have moved weights.
@@ -101,13 +103,17 @@ class Moved(Struct, frozen=True):
     layers: Sequence[float]
 
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield (kernel, bytes that one token reads) of the weights that are moved out of layers `first` to `last`."""
+        """Yield (kernel, bytes that one token reads) of the weights that are moved out of layers `first` to `last`.
+
+        The name of a kernel is a tensor type, with a suffix for experts.
+        """
         return _between(self.weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights of the kernel `type_name` that are moved out of layers `first` to `last`.
+        """Return the bytes of weights of one type that are moved out of layers `first` to `last`.
 
         All experts are counted, not only those that one token uses.
+        `type_name`: tensor type, with a suffix for experts.
         """
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
@@ -168,20 +174,26 @@ class Work:
         return tensor.size_bytes * share * self._repeats
 
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield (kernel, bytes) of the weights in layers `first` to `last` that one token reads."""
+        """Yield (kernel, bytes) of the weights in layers `first` to `last` that one token reads.
+
+        The name of a kernel is a tensor type, with a suffix for experts.
+        """
         return _between(self._weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights of the kernel `type_name` in layers `first` to `last`, with all experts."""
+        """Return the bytes of weights of one type in layers `first` to `last`, with all experts.
+
+        `type_name`: tensor type, with a suffix for experts.
+        """
         sums = self._whole[type_name]
         return sums[last + 1] - sums[first]
 
     def ops(self, first: int, last: int) -> float:
-        """Return the number of small computations in layers `first` to `last`."""
+        """Return the estimated number of nodes of llama.cpp's graph in layers `first` to `last`."""
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return, from 0 to 1, the share of a first token's unused experts that the other tokens of the batch use.
+        """Return the probability that an expert unused by one token of a batch is used by another token of the batch.
 
         Routers are trained to use all experts equally, so each token is assumed to choose experts at random.
         """
@@ -190,10 +202,11 @@ class Work:
         return 1 - unused ** (batch_tokens - 1) if unused > 0 else 0.0
 
     def state(self, tables: ContextMemory | None, fill_tokens: float) -> StateWork:
-        """Return the cost of KV cache and recurrent state for one token, with `fill_tokens` tokens in its sequence.
+        """Return bytes and operations of KV cache and recurrent state for one token, in each layer.
 
         The latest results are cached.
         `tables`: sizes of cache and state; None if they are unknown, then all results are 0.
+        `fill_tokens`: number of tokens in the sequence.
         """
         for known, fill, found in self._states:
             if known is tables and fill == fill_tokens:
@@ -297,7 +310,7 @@ def _all_sums(rows: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]
 
 
 def _kernel_of(tensor: TensorInfo) -> str:
-    """Return the kernel that multiplies with the tensor: its type name, with a suffix for experts."""
+    """Return the name of the kernel that multiplies with the tensor: the tensor's type, with a suffix for experts."""
     return tensor.type_name + (EXPERTS if part_of_tensor(tensor.name) == "experts" else "")
 
 

@@ -89,7 +89,8 @@ def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
 def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
     """Return the estimated memory of the devices of a tensor split, by device id.
 
-    Return None if llama.cpp reported no Meta device, which stands for all of them.
+    Return None if llama.cpp reported the memory of each device. For a tensor split it reports a single Meta device,
+    which stands for all devices of the split.
     """
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
         return None

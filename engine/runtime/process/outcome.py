@@ -278,7 +278,10 @@ def _signal_name(number: int) -> str:
 
 
 def failure_text(failure: Failure) -> str:
-    """Return the message of a failure without control characters: it may quote a foreign file."""
+    """Return the message of a failure, shortened and with control characters escaped.
+
+    The message may quote an untrusted file.
+    """
     return clean(failure.message, _SHOWN_MESSAGE)
 
 

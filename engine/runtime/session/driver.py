@@ -1,10 +1,10 @@
 """The driver of a session: executes the effects (actions) that the state machine returns, and reports the results to
 it.
 
-Threads: `take` runs the machine in the caller's thread, under a lock, and puts the effects into a queue. The session's
-thread reads the queue: it starts children, sends them requests and ends them, runs the timers, and calls the receiver.
-Each effect that takes time, such as a probe, has its own thread and reports one result. Messages of a child arrive in
-the reader thread of its `ChildProcess`.
+Threads: `take` runs the state machine in the caller's thread, under a lock, and puts the effects into a queue. The
+session's thread reads the queue: it starts children, sends them requests and ends them, runs the timers, and calls the
+receiver (the callback for the session's events). Each effect that takes time, such as a probe, has its own thread and
+reports one result. Messages of a child arrive in the reader thread of its `ChildProcess`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WorkRunner(Struct, frozen=True):
     """Executes the effects that take time (`effects.Work`). The driver calls `do` for each of them in a separate
     thread.
 
-    `cache`: results of former probes.
+    `cache`: results of earlier probes (loads without memory).
     `holders`: returns the processes that hold a device's memory.
     `proposal_limit_s`: time limit of the search for proposals, in seconds.
     `argv`: command of the child; None for that of the model child.
@@ -89,7 +89,10 @@ class WorkRunner(Struct, frozen=True):
     sequences: Path | None = None
 
     def do(self, work: effects.Work, cancel: CancelToken) -> inputs.Work:
-        """Carry out an effect that takes time, and return its result. Blocks. After `cancel` it may be incomplete."""
+        """Carry out an effect that takes time, and return its result. Blocks.
+
+        After `cancel` the result may be incomplete.
+        """
         match work:
             case effects.Prepare():
                 return self._prepare(work)
@@ -190,7 +193,8 @@ class Driver:
     """Runs the state machine of one session, and executes its effects (actions that the machine returns).
 
     `take`, `ask` and `close` pass an input to the machine, which runs under a lock in the caller's thread. The thread
-    of the session executes the effects, owns the child process, timers and worker threads, and calls the receiver.
+    of the session executes the effects, and owns the child process, timers and worker threads. It also calls the
+    receiver, the callback for the session's events.
     """
 
     def __init__(self, receiver: Receiver, runner: WorkRunner, options: DriverOptions) -> None:
@@ -215,7 +219,7 @@ class Driver:
     # ------------------------------------------------------------------ from any thread
 
     def take(self, event: inputs.Input) -> State:
-        """Run the machine with an input, and return the state after it.
+        """Pass an input to the state machine, and return the new state.
 
         Raises:
             ArgumentError: the machine refuses the command.
@@ -281,7 +285,10 @@ class Driver:
             self._thread.start()
 
     def _on_message(self, child: int, message: AnyMessage) -> None:
-        """Pass a message of the child to the machine. Called in its reader thread; blocks if the queue is full."""
+        """Pass a message of the child to the state machine.
+
+        Called in the child's reader thread; blocks if the queue is full.
+        """
         # Wait here, not in the lock: back-pressure for a child that writes faster than the receiver reads.
         self._room.acquire()
         with self._lock:

@@ -54,9 +54,9 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End requests that wait for a search for proposals, if the search has ended.
+    """End requests that wait for a search for proposals (changes after which the model should fit), if it has ended.
 
-    Their child ran out of memory during an answer, so they end with `OutOfMemory`.
+    The requests' child ran out of memory during an answer, so they end with `OutOfMemory`.
     """
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
@@ -237,7 +237,7 @@ def _take_bug(transition: Transition) -> None:
 
 
 def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
-    """Handle a lost child: end its load or its requests.
+    """Handle the unexpected end of the child: end its load or its requests.
 
     If the loss of an RPC worker may be the cause, first check which workers still answer.
 
@@ -274,8 +274,9 @@ def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Faile
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
-    If other layouts may be tried, the requests end, and the next load of the same order tries another layout first.
-    Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end after it.
+    If other layouts may be tried, the requests end, and the next load of the same `LoadOrder` tries another layout
+    first. Otherwise a search for proposals (changes after which the model should fit) begins, and the requests end
+    after it.
     """
     state, order = transition.state, loaded.order
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
@@ -303,7 +304,7 @@ def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
-    """End the load or the requests of the lost child.
+    """End the load or the requests of a child that ended unexpectedly.
 
     `greetings`: results of the check whether its RPC workers still answer; empty if the check was cancelled.
     """
@@ -330,7 +331,7 @@ def _file_name(transition: Transition, plan: Plan) -> str:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Return `ending`. If the child of a load has stalled, its message also gets a sentence on the load's progress."""
+    """Return `ending`; if the child stalled during a load, with a sentence on the load's progress in the message."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending
@@ -338,7 +339,10 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
 
 
 def _cut_short(transition: Transition) -> None:
-    """End the load or the requests of a lost child at once, and cancel the check whether its RPC workers answer."""
+    """End at once the load or the requests of a child that ended unexpectedly.
+
+    The check whether the child's RPC workers still answer is cancelled.
+    """
     assert transition.state.loss is not None
     transition.do(effects.CancelWork(transition.state.loss.ticket))
     _take_lost_greetings(transition, {})

@@ -99,8 +99,8 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
         yield Candidate(
             layout,
             tr(
-                "Shares by free memory alone would overfill a device, so {name_list} share the layers in proportion "
-                "to how many layers fit on each: {describe_runs}.{describe_rest}",
+                "Layers in proportion to free memory would not fit on every device, so {name_list} share the layers "
+                "in proportion to how many layers fit on each: {describe_runs}.{describe_rest}",
                 name_list=name_list(used),
                 describe_runs=describe_runs(layout),
                 describe_rest=describe_rest(bench, layout),

@@ -1,7 +1,7 @@
-"""Decisions on the draft of a plan: devices and settings of a draft model, and the rules that a draft breaks.
+"""Chooses devices and settings for the draft (speculative decoding) of a plan, and finds the rules that it breaks.
 
-If the user chose no device for a draft model, `place_draft` chooses one: of the cards with enough memory left beside
-the main model, the one on which a step costs least. If there is no such card, the CPU is chosen.
+If the user chose no device for a draft model, `place_draft` chooses the first card with enough memory left beside the
+main model, or else the CPU. Cards with their own memory are tried first, those with more bandwidth before others.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def place_draft(
 def decide_draft(
     draft: Draft | None, placed: PlacedDraft | None, layout: Layout, estimate: MemoryEstimate
 ) -> Iterator[Decision]:
-    """Yield the decision on the draft; nothing is yielded if there is no draft.
+    """Yield the `Decision` for the draft: its device or "ngram", with the reason for the user.
+
+    Nothing is yielded if there is no draft, or if the model has no MTP head that can draft.
 
     `layout`: layout of the main model. `estimate`: memory of the main model.
     """
@@ -118,7 +120,9 @@ def decide_draft(
         )
     else:
         reason = tr(
-            "The first graphics card with room for the draft model, which takes {size} with its KV cache.", size=size
+            "The first graphics card with room for the draft model runs it. "
+            "The draft model takes {size} with its KV cache.",
+            size=size,
         )
     yield Decision("draft", devices, reason, draft.layout is not None)
 

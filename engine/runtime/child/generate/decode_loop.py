@@ -52,7 +52,7 @@ class _Share(NamedTuple):
 
     @property
     def computed(self) -> Computed:
-        """Tokens of this part with their position in the sequence and their index in the batch, for `Drafting`."""
+        """The task's tokens in the batch, with position in the sequence and index in the batch, for `Drafting`."""
         tokens = [*self.task.tokens[self.begin : self.end], *self.drafts]
         place = self.place + 1 - (self.end - self.begin)
         return Computed(self.slot.number, self.begin, place, tokens, not self.drafts)

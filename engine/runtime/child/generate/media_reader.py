@@ -119,6 +119,7 @@ def _decoded(media: Media, part: MediaPart, stop: StopFlag) -> bytes | None:
 def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> Any:
     """Return a `llama_batch` of embedding rows `begin` to `end`. ctypes keeps the arrays alive with the batch.
 
+    `low`: the module `llama_cpp.llama_cpp`.
     `made`: the embeddings of an image, a tile of one, or a stretch of sound.
     """
     count = end - begin

@@ -111,7 +111,7 @@ class WarmUp:
     def run(self, settings: ContextSettings, *, is_known: bool = False) -> None:
         """Warm up a context with these settings.
 
-        `is_known`: whether the same load computed a full batch before, so that a batch of one token is enough.
+        `is_known`: whether the same load has succeeded before, so that a batch of one token is enough.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`.

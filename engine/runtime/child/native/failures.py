@@ -1,8 +1,8 @@
 """Failures in the child: `RequestError` ends a request, `StepLimit` and `NodeLimit` end the process.
 
-Some inputs keep llama.cpp busy without end: a grammar at each token, an RPC server that reports too many devices, or a
-number in a model file that makes an operation of the graph endless. Nothing can interrupt native code, so the process
-ends. Before that it sends the reason as `Aborting`.
+Some inputs keep llama.cpp busy without end: a grammar that is very slow to check, an RPC server that reports too many
+devices, or a number in a model file that makes an operation of the graph endless. Nothing can interrupt native code, so
+the process ends. Before that it sends the reason as `Aborting`.
 """
 
 from __future__ import annotations
@@ -223,6 +223,9 @@ The main thread sets it; the heartbeat's thread reads it.
 
 
 def look_at_nodes() -> None:
-    """Check the limit of the running computation; do nothing if no computation runs."""
+    """End the process if an operation of the running computation exceeds its time limit (`NodeLimit`).
+
+    Do nothing if no computation runs.
+    """
     for limit in tuple(_computing):
         limit.look()

@@ -79,7 +79,7 @@ class Place(Struct, frozen=True):
 
     `buft`: buffer type of the device.
     `pin`: index of the backend to which norms are pinned (`llama_context::graph_get_cb`); -1 for none.
-    `kernel_class`: number of the device's kernel class. Devices of one class lack kernels for the same weights.
+    `kernel_class`: number of the device's kernel class, a group of devices that lack kernels for the same weights.
     """
 
     buft: str
@@ -191,7 +191,7 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
     def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
-        """Run pass 1 on a section: assign a backend to nodes that are pinned, have a buffer, or read weights.
+        """Run pass 1 on a graph section: assign a backend to nodes that are pinned, have a buffer, or read weights.
 
         `places`: device of each layer that the section refers to, by the layer's number in the section.
         """
@@ -223,7 +223,7 @@ class Scheduler:
         return Bound(section, bufts, backend_ids, fused, unsupported)
 
     def _find_unsupported(self, section: Section, bufts: Sequence[str | None]) -> list[int]:
-        """Return a bit mask for each tensor of the section: a set bit is a backend that cannot compute the tensor."""
+        """Return a bit mask for each tensor of a graph section. A set bit is a backend that cannot compute it."""
         # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
         # node reads change from layout to layout.
         incapable = self._unsupported_ops.get(section.form)
@@ -415,7 +415,7 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 5 and 6: splits and copies
 
     def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
-        """Run pass 5 of the scheduler on a section: divide its nodes into splits.
+        """Run pass 5 of the scheduler on a section of the graph: divide its nodes into splits.
 
         A split is consecutive nodes on one backend. Sources that the backend cannot read are copied.
 
@@ -477,9 +477,9 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return (index of each tensor by its name, tensors that the next section of the graph may read).
+        """Return the index of each tensor of a graph section by name, and the tensors that the next section may read.
 
-        The second item has pairs (index, name in the next section). Copies for other backends are not included.
+        The tensors for the next section are pairs (index, name in the next section), without copies for other backends.
         """
         found = self._named.get(section.form)
         if found is None:
@@ -489,9 +489,9 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the allocator's data on each node of a section: size and sources (`NodeAlloc`).
+        """Return size and sources of each node of a graph section, for the allocator (`NodeAlloc`).
 
-        They are valid for nodes that run on `backend` and read no copies. Results are cached.
+        The values are valid for nodes that run on `backend` and read no copies. Results are cached.
         """
         found = self._node_allocs_of.get((section.form, backend))
         if found is None:
@@ -547,7 +547,7 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, indices: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return those of the given tensors that the next section may read, as (index, name in the next section).
+    """Return those given tensors that the next graph section may read, as (index, name in the next section).
 
     `indices`: (name in this section, index) of each given tensor.
     """

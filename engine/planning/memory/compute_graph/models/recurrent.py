@@ -224,7 +224,7 @@ def minimax_01_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of linear attention (minimax-01.cpp).
 
-    Tokens of the batch are weighted by their distance; earlier tokens are in a state.
+    Tokens of the batch are weighted by their distance. Tokens before the batch are summed up in the recurrent state.
     """
     graph, batch, hparams = ctx.graph, ctx.batch, ctx.layer.hparams
     tokens, sequences = batch.sequence_tokens, batch.n_sequences

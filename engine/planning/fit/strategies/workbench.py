@@ -1,4 +1,4 @@
-"""`Workbench`: values and estimates for all strategies, such as usable devices, their free memory, and memory of layouts."""
+"""`Workbench`: values and estimates for all strategies, such as usable devices and the memory of layouts."""
 
 from __future__ import annotations
 

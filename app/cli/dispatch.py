@@ -236,8 +236,8 @@ def _log(command: str) -> AbstractContextManager[None]:
 def _collections(command: str) -> AbstractContextManager[None]:
     """Return a context manager that sets the thresholds of Python's garbage collector for a command.
 
-    Full collections are rare in commands that end soon. Python's defaults stay for commands that load a model, because
-    they may run for long, and for those that start no child process.
+    Full collections are made rare, because they would slow down a command that ends soon. Python's defaults stay for
+    commands that load a model, because they may run for long, and for commands that start no child process.
     """
     if command in LOGGED or command in WITHOUT_CHILDREN:
         return nullcontext()

@@ -1,4 +1,7 @@
-"""The model session of a command. The main thread reads its events; an interrupt stops the load or the answers."""
+"""Runs a model session (load and requests) for a command of the command line.
+
+The main thread reads the session's events. An interrupt (Ctrl+C) stops the load or the answers.
+"""
 
 from __future__ import annotations
 
@@ -114,15 +117,16 @@ class Follower:
         return self._interrupts > self._heeded
 
     def mark_interrupt_handled(self) -> None:
-        """Mark the first unhandled interrupt as handled. Called at the end of an answer, which it may have stopped.
+        """Mark the first unhandled interrupt as handled.
 
-        If a second interrupt came before the end of the answer, it stays unhandled and ends the command.
+        Called at the end of an answer, because the interrupt may have stopped this answer. If a second interrupt came
+        before the end of the answer, it stays unhandled and ends the command.
         """
         self._heeded = min(self._heeded + 1, self._interrupts)
 
     @property
     def cancelled(self) -> Cancelled:
-        """The last event of an interrupted command. It names the stage that the load had reached."""
+        """The event that ends an interrupted command. It names the stage that the load of the model had reached."""
         return Cancelled(stage=self._stage)
 
     @property
@@ -171,7 +175,7 @@ class Follower:
         """Raise an error if the model was lost while no request was running, or after an interrupt.
 
         Raises:
-            Ended: with the event of the loss, such as a crash, or of the interrupt.
+            Ended: the model has crashed or run out of memory, or an interrupt came. `ending` is the event of this.
         """
         if self.interrupted:
             raise Ended(self.cancelled)
@@ -183,8 +187,8 @@ class Follower:
     def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
         """Load another layout if an answer ran out of memory and no model is loaded any more.
 
-        Return whether the load was started; the caller then calls `load`. None is started after an interrupt, or if
-        `order` allows no retries.
+        Return whether such a load was started; the caller then calls `load`. After an interrupt, or if `order` allows
+        no retries, no load is started.
         `order`: the `LoadOrder` of the plan that was loaded. `ending`: the last event of the answer.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
@@ -199,7 +203,7 @@ class Follower:
         """Send a request to the loaded model, and return the stream of its events.
 
         Raises:
-            Ended: if the model has just crashed or run out of memory, with that event; or after an interrupt.
+            Ended: the model has just crashed or run out of memory, or an interrupt came. `ending` is the event of this.
         """
         try:
             return self.session.stream(request)
@@ -234,12 +238,12 @@ class Follower:
     def _handle_interrupts(self, handled: int, stop: Callable[[], None]) -> int:
         """Call `stop` at the first unhandled interrupt, and close the session at the second one.
 
+        Return the number of unhandled interrupts so far; the next call gets this number as `handled`.
         After `stop` the engine still finishes the batch that it is computing. Closing the session kills the child if it
         does not exit in time.
-        Return the number of unhandled interrupts until now. `handled`: the number that the previous call returned.
 
         Raises:
-            Ended: at a third interrupt. The exit of a killed process may take minutes, until its memory is free.
+            Ended: at a third interrupt, because a killed process may take minutes to exit, until its memory is free.
         """
         interrupts = self._interrupts - self._heeded
         if interrupts > 2 and handled > 1:
@@ -259,7 +263,7 @@ class Follower:
         `on_long`: called once if the request takes longer than `LONG_S`. After that, an interrupt stops the request.
 
         Raises:
-            Ended: if the model has just crashed or run out of memory, with that event; or after an interrupt.
+            Ended: the model has just crashed or run out of memory, or an interrupt came. `ending` is the event of this.
         """
         begun_s, stream = time.monotonic(), self.ask(request)
         told_at: int | None = None

@@ -1,4 +1,7 @@
-"""Output of the command line: JSON documents, events, text and errors; and the check of text options."""
+"""Output of the command line: JSON documents, events, text and errors.
+
+The module also checks text options and the path of --out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Option `--when-used`: whether a command waits for lent devices that another user occupies, or leaves them out."""
+"""Option `--when-used`: whether a command waits for lent devices that somebody else uses, or runs without them."""
 
 from __future__ import annotations
 

@@ -298,7 +298,10 @@ class LibraryCatalogue:
         return found if found or not mark else self._left_behind(path, mark)
 
     def is_left_behind(self, path: Path) -> bool:
-        """Return whether `documents_of` returns layouts that were saved for an earlier file at `path`."""
+        """Return whether the layouts of the model file `path` were saved for an earlier file with the same path.
+
+        `documents_of` returns such layouts if nothing is saved for the present file.
+        """
         mark = fingerprint(path)
         return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
 
@@ -386,9 +389,9 @@ class LibraryCatalogue:
 
 
 def _mark_of_path(path: Path) -> str:
-    """Return a key made from `path`, under which layouts are saved in addition to the fingerprint of the file.
+    """Return the key of a file's path. Layouts are saved under this key in addition to the file's fingerprint.
 
-    A file that is downloaded again may have another fingerprint, but has the same path. The key is a hash of the path
-    with a prefix that no fingerprint has.
+    So layouts are found again after the file was downloaded anew, with another fingerprint but the same path. The key
+    is a hash of the path with a prefix that no fingerprint has.
     """
     return f"path:{blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}"

@@ -1,7 +1,7 @@
-"""Forecasts for the layout editor: computed in the GUI thread if they are quick, else in the background.
+"""Forecasts for the layout editor: computed in the GUI thread if they are quick, else in a background thread.
 
-`PreviewTables` has values that all previews of a model share, and only one thread at a time may use them. While a
-background thread uses them, a new request waits, and a newer request replaces the waiting one.
+Only one thread at a time may use a model's `PreviewTables` (values that all its previews share). So a new request for
+this model waits while a background thread uses them. Of the requests that wait, only the newest is kept.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Forecaster:
         return self._waiting is not None
 
     def request(self, request: ForecastRequest) -> None:
-        """Compute a forecast now, or when the one that runs in a background thread has ended.
+        """Compute a forecast now, or as soon as the forecast that runs in a background thread has ended.
 
-        A request that still waits is dropped.
+        An earlier request that has not begun yet is dropped.
         """
         self._waiting = request
         self._go_on()

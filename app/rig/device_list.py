@@ -29,7 +29,10 @@ class DeviceList(Struct, frozen=True):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Ids of the local devices of a rig file that this computer lacks. Workers are never included."""
+        """Ids of the local devices that a rig file describes but this computer does not have.
+
+        Workers are never included. Empty if no rig file describes the devices.
+        """
         if not self.from_file:
             return ()
         return tuple(
@@ -122,9 +125,9 @@ def list_of_file(rig: Rig, found: Rig) -> DeviceList:
 
 
 def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> Device:
-    """Return `device`, which a search has found, with the user's memory cap and margin.
+    """Return `device`, which a search has found, with the memory cap and margin that the user has set for it.
 
-    These are the stored limits of the device. If none are stored, they are the limits of `known`.
+    These are the stored limits. If none are stored, they are the limits of `known`, which may be from a rig file.
     `known`: the same device in the present list; None if the list lacks it.
     """
     kept = limits.apply(device)

@@ -1,4 +1,4 @@
-"""The rig for the next load: listed devices, with the memory that samples and loaded models leave free."""
+"""The live rig: the listed devices, with the memory that will be free for the next load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Other programs change the host's free memory nearly every second, and each updat
 
 
 class LiveMemory:
-    """Computes how much memory the next load finds free, from the latest samples and the loaded models."""
+    """Computes how much memory will be free for the next load, from the latest samples and the loaded models."""
 
     def __init__(self) -> None:
         self._models: tuple[HeldModel, ...] = ()
@@ -61,9 +61,10 @@ class LiveMemory:
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace the loaded models. Return, by device id, by how many bytes the last samples understate used memory.
+        """Replace the loaded models, and return the change of used memory that the last samples do not show yet.
 
-        Memory of a new model that the samples show already is not counted. After an unload the numbers are negative.
+        The result has bytes by device id: positive after a load, negative after an unload. Memory of a new model that
+        the samples already include is not counted.
         The host is left out: its samples show the memory of Layerdeck's processes separately.
         """
         before, self._models = self._models, tuple(models)
@@ -114,7 +115,10 @@ class LiveMemory:
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Store the latest samples. Return them, with missing values from the readings of models' child processes."""
+        """Store the latest samples and return them.
+
+        Memory that a sample lacks is filled in from the readings of models' child processes.
+        """
         filled = tuple(map(self._with_engine_reading, samples))
         self._read_s = max((sample.time_s for sample in filled), default=self._read_s)
         self._free = {
@@ -131,11 +135,12 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the free memory of the last samples. Small changes are left out.
+        """Return `rig` with the free memory of the last samples, without small changes.
 
-        A change is left out if it is smaller than `FREE_STEP_BYTES` and than 1/64 (`_LARGE_SHARE`) of the device's
-        memory. Within `FOLLOW_S` seconds of the device's last update, every change below 1/64 is left out. In the
-        `FOLLOW_S` seconds after a load or unload, this second rule is off.
+        Small changes are left out, because each change of the rig costs a forecast. A change is small if it is below
+        `FREE_STEP_BYTES` and below 1/64 (`_LARGE_SHARE`) of the device's memory. In the `FOLLOW_S` seconds after an
+        update of the device, each change below 1/64 is small. In the `FOLLOW_S` seconds after a load or unload, this
+        second rule is off.
         """
         is_calm = self._read_s >= self._changed_s + FOLLOW_S
 
@@ -156,7 +161,7 @@ class LiveMemory:
         return Rig(tuple(map(follow, rig.devices)), follow(rig.host))
 
     def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
-        """Return `rig` with the free memory that a load finds after the models `leaving` were unloaded.
+        """Return `rig` with the memory that will be free after the models in `leaving` were unloaded.
 
         `from_file`: whether the free memory in `rig` is from a rig file. Then the loaded models are still to be
         subtracted from it.
@@ -277,7 +282,7 @@ class LiveRig(QObject):
 
     @property
     def rig(self) -> Rig:
-        """The devices with the free memory that a load of the edited layout finds.
+        """All devices, with the memory that will be free for a load of the edited layout.
 
         The memory of the current model counts as free, because the load replaces it. Other loaded models stay.
         """
@@ -299,7 +304,7 @@ class LiveRig(QObject):
         return tuple(device.id for device in self.devices.rig.devices if device.endpoint in self._stopped)
 
     def rig_without(self, leaving: Sequence[HeldModel]) -> Rig:
-        """Return the rig with the free memory that a load finds after the models `leaving` were unloaded.
+        """Return the rig with the memory that will be free after the models in `leaving` were unloaded.
 
         A stopped worker has no free memory, so no proposed layout uses it.
         """
@@ -338,7 +343,10 @@ class LiveRig(QObject):
         self._show_rig()
 
     def set_file(self, devices: DeviceList) -> None:
-        """Replace the device list by `devices`, which a rig file or the user describes (see `set_devices`)."""
+        """Replace the device list by the devices of a rig file, or by devices with which the user only plans.
+
+        Signals are emitted as by `set_devices`.
+        """
         self.n_files += 1
         self.set_devices(devices)
 
@@ -392,7 +400,8 @@ class LiveRig(QObject):
     def take_samples(self, samples: tuple[Sample, ...]) -> None:
         """Store the latest samples, and update the free memory of the rig unless a rig file describes it.
 
-        `samples_arrived` is emitted with the samples. Values that they lack are from the models' child processes.
+        `samples_arrived` is emitted with the samples. Memory that a sample lacks is filled in from the readings of
+        models' child processes.
         """
         samples = self.memory.take(samples)
         self.samples_arrived.emit(samples)

@@ -446,7 +446,7 @@ def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
     def choose(name: str) -> None:
         settings.language = name
         # Texts at module level are translated when their module is imported.
-        notices.say(tr("The language changes when Layerdeck starts next."))
+        notices.say(tr("The language changes at the next start of Layerdeck."))
 
     titles = {SYSTEM: tr("System Lan&guage"), **LANGUAGES}
     return tuple(Command(f"language_{name}", title, partial(choose, name)) for name, title in titles.items())

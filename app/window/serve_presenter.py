@@ -27,7 +27,10 @@ UPDATE_MS = 250
 
 
 class ServePresenter(QObject):
-    """Makes the API server panel when it is shown first, and fills it. The server can run while no panel exists."""
+    """Presenter of the API server panel: creates the panel when it is first shown, and fills it.
+
+    The server can run without the panel.
+    """
 
     def __init__(
         self, server: WindowApiServer, settings: Settings, models: OpenModels, starts: QAction, main: MainWindow

@@ -127,7 +127,10 @@ def call_block(call: ToolCall) -> str:
 
 
 def data_address(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
-    """Return an image as a data URL; empty for other files, and if its bytes are not in `files`."""
+    """Return the data URL of an image attachment.
+
+    Empty if the attachment is no image of `IMAGE_TYPES`, or if its bytes are not in `files`.
+    """
     is_image = attachment.kind == "image" and attachment.mime in IMAGE_TYPES
     return data_url(attachment, files) if is_image else ""
 

@@ -106,7 +106,8 @@ def update_presets(path: Path, change: Callable[[dict[str, Preset]], object]) ->
     `change`: a function that changes the dictionary of the file's presets, by name.
 
     Raises:
-        ChatError: the file cannot be read or written, or `read_presets` would refuse the new one; nothing has changed.
+        ChatError: the file cannot be read or written, or `read_presets` would refuse the changed file. The file is then
+            unchanged.
     """
     with changing(path, what="preset", fail=_fault):
         presets = {preset.name: preset for preset in read_presets(path)}

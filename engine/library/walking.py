@@ -1,4 +1,7 @@
-"""Walks through folders to find model files. Links are followed; depth and numbers are bounded; no file is opened."""
+"""Walks through folders to find model files, without opening files.
+
+Links are followed. The depth and the numbers of folders and files are limited.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,8 @@ class Walk(Struct):
                         if self.n_files == MAX_FILES:
                             self.problems.append(
                                 tr(
-                                    "{root} has more than {max_files} files; the other files are not listed.",
+                                    "{root} has more than {max_files} files; the other files are not listed. Add its "
+                                    "subfolders to the library to list them.",
                                     root=root,
                                     max_files=MAX_FILES,
                                 )
@@ -97,7 +101,8 @@ class Walk(Struct):
         if len(self.folders) == MAX_FOLDERS:
             self.problems.append(
                 tr(
-                    "{folder} was skipped: only the first {max_folders} folders are searched.",
+                    "{folder} was skipped: only the first {max_folders} folders are searched. Add this folder to the "
+                    "library to search it.",
                     folder=folder,
                     max_folders=MAX_FOLDERS,
                 )

@@ -78,7 +78,7 @@ class ExportLayoutDialog(Dialog):
 
     @property
     def text(self) -> str:
-        """The text that is shown."""
+        """The command or file for the chosen program, as the dialog shows it."""
         return self.text_view.toPlainText()
 
     def show_text(self, text: str, notes: Sequence[str]) -> None:

@@ -35,7 +35,10 @@ class Mark(Struct, frozen=True):
 
 
 class HolderLine(Struct, frozen=True):
-    """A row of the table of holders: a program or a model. `held_bytes`: the memory that it holds; None if unknown."""
+    """A row of the table of what uses a device's memory: a program or a model.
+
+    `held_bytes`: the memory that the program or model uses; None if unknown.
+    """
 
     name: str
     held_bytes: int | None

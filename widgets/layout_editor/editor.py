@@ -1,4 +1,4 @@
-"""The layout editor: a lane for each device with its layers, as wide as their bytes, and the memory that it needs."""
+"""The layout editor: a lane (row) for each device, with layers as wide as their bytes, and the memory needed."""
 
 from __future__ import annotations
 

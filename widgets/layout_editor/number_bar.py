@@ -96,7 +96,10 @@ class NumberBar(QFrame):
         around.addWidget(self._scroll)
 
     def set_room(self, height: int) -> None:
-        """Limit the height of the fields, so that a lane stays visible in an editor of `height` pixels."""
+        """Limit the height of the number fields, so that a lane (row of a device) stays visible below them.
+
+        `height`: height of the editor in pixels.
+        """
         self._room = max(height - _OTHER_PARTS_PX, _LEAST_ROOM_PX)
         self._fit()
 

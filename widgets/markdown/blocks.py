@@ -108,7 +108,7 @@ class Room(Struct):
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return the first of `blocks`, as many as the limits allow, and subtract them from the limits.
+        """Return as many of the first blocks as the limits allow, and subtract them from the limits.
 
         If a code block is cut off, its last line is marked as its end.
         """

@@ -263,8 +263,9 @@ class ServePane(QWidget):
         self._refresh()
 
     def show_model(self, name: str, n_ctx: int) -> None:
-        """Set the model for the snippets. `name` is empty if no model is loaded.
+        """Set the model that the configuration snippets for other programs name.
 
+        `name`: empty if no model is loaded.
         `n_ctx`: context of one request, in tokens.
         """
         if (name, n_ctx) != (self._model, self._n_ctx):

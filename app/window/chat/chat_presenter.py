@@ -269,7 +269,7 @@ class ChatPresenter(QObject):
     def _answered_requests(self) -> list[int]:
         """Return the numbers of the requests whose answer has begun.
 
-        A `Reading` event of such a request has no progress of the prompt; it only shows that the engine still works.
+        For these requests a `Reading` event only shows that the engine still works; it says nothing about the prompt.
         """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
@@ -361,7 +361,10 @@ class ChatPresenter(QObject):
             self._on_start()
 
     def _ask_now(self) -> None:
-        """Send the question for which a parked (temporarily unloaded) model was loaded, unless its text was changed."""
+        """Send the question that waited until its parked (temporarily unloaded) model was loaded.
+
+        Nothing is sent if the user has changed the text of the question meanwhile.
+        """
         if self._files.attacher.is_reading:
             return  # `_on_files_changed` sends it with the file.
         text, asked = self._pane.prompt_edit.toPlainText().strip(), self._waiting_question

@@ -44,7 +44,7 @@ _FILE, _RIG = "choose a file", "choose a rig"
 
 
 class _Found(Struct, frozen=True):
-    """What one side of the comparison shows: the plan of the layout that was found for it, and its preview.
+    """The content of one side of the comparison: the plan of a layout, and what is drawn of the plan (`preview`).
 
     `title`: name of the layout. `side`: memory, speed and other values of the layout.
     `kind`: first part of the layout's key, such as "auto" or "named".
@@ -62,10 +62,11 @@ class _Found(Struct, frozen=True):
         return self.kind == "rig"
 
     def edit_with(self, files: SideFiles) -> Edit:
-        """Return layout and settings for the editor, with `files`, the side files that the editor has now.
+        """Return the layout and settings of this side for the editor, with the side files that belong to them.
 
-        If the layout is from a layout file, the draft (speculative decoding) of that file is used. The layout of the
-        last load comes with all side files of that load.
+        An automatic layout gets `files`, the editor's present side files. So does a layout from a file, except that its
+        draft (speculative decoding) is the draft in that file. The layout of the last load keeps all side files of that
+        load.
         """
         edit = self.plan.edit
         if self.kind in ("named", "file"):
@@ -385,9 +386,9 @@ def _on_other_rig(base: _Base, path: Path) -> Plan:
 
 
 def _benched(results: BenchResults, edit: Edit, n_layers: int) -> float | None:
-    """Return the tokens per second that Compare Speed has measured with `edit`; None if it was not measured.
+    """Return the tokens per second that Compare Speed measured with the layout and settings of `edit`.
 
-    `n_layers`: number of layers of the model.
+    None if Compare Speed did not measure them. `n_layers`: number of layers of the model.
     """
     for measured in results.layouts:
         try:

@@ -1,4 +1,4 @@
-"""Sends requests to a loaded model from the event loop, and passes the events of the session's thread to the loop."""
+"""Sends requests to a loaded model's session, and brings the session's events into the server's asyncio loop."""
 
 from __future__ import annotations
 

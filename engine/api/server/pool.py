@@ -151,7 +151,10 @@ class ModelPool:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Unload the models that the pool has loaded, and refuse the requests that wait. A second call only waits."""
+        """Unload the models that the pool has loaded, and refuse the requests that wait.
+
+        A second call only waits until everything is unloaded.
+        """
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -283,7 +286,7 @@ class ModelPool:
             self._leave(slot, answered=answers)
 
     async def _enter(self, slot: _Slot) -> None:
-        """Wait until the model is loaded, and count one more request that it is answering."""
+        """Wait until the model is loaded, and count the caller's request as one that the model is answering."""
         if self._is_closed:
             raise _ending()
         if slot.is_ready:
@@ -320,7 +323,7 @@ class ModelPool:
         self._changed.set()
 
     def _admit(self, slot: _Slot) -> None:
-        """Admit all requests that wait for a model, now that it is loaded."""
+        """Let all requests that wait for this model go on, now that it is loaded."""
         for future in slot.waiting:
             if not future.done():
                 # Counted here, since the waiting task runs later: the model must not be unloaded in between.
@@ -550,8 +553,9 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        Models that were passed to `lend` are in `Holdings.lent`. With `PoolParts.load` they are in `Holdings.own`
-        instead, because the program that loads them also unloads idle ones if another load needs their memory.
+        Models that the caller has loaded (`lend`) are in `Holdings.lent`, because the pool must not unload them. If
+        `PoolParts.load` is set, they are in `Holdings.own`: then the program behind `load` unloads idle models if
+        another load needs their memory.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

@@ -211,8 +211,8 @@ class PackKeys(Struct, frozen=True):
         """Lock the file of publishers against changes by other processes, and yield the publishers in it.
 
         Raises:
-            PackError: the file cannot be locked, cannot be read, or is of another version. A change would overwrite
-                such a file.
+            PackError: the file cannot be locked or read, or is of another version of Layerdeck. Such a file must not be
+                overwritten.
         """
         try:
             self.ring.parent.mkdir(parents=True, exist_ok=True)

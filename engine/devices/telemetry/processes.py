@@ -173,9 +173,9 @@ def is_local(endpoint: str) -> bool:
 class LocalWorkerReader:
     """Reads the memory of an RPC worker on this machine.
 
-    Its process is known if we started it; otherwise it is found by the port on which it listens. If we started it, used
-    memory is VmData beyond the baseline, because the cap (RLIMIT_DATA) limits VmData. Otherwise used memory is resident
-    memory.
+    If this program started the worker, used memory is its VmData less `baseline_bytes`, because the cap (RLIMIT_DATA)
+    limits VmData. For any other worker, the process is found by the port on which it listens, and used memory is its
+    resident memory.
     """
 
     def __init__(self, device: Device, process: WorkerProcess | None = None) -> None:

@@ -65,7 +65,8 @@ class JobView(Struct, frozen=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A download of all parts of a model and its projector, as stored in the queue file.
 
-    `refs`: (path, text) of small files to write into the Hugging Face cache; each states the commit of a branch.
+    `refs`: (path, text) of small files to write into the Hugging Face cache: each is named after a branch or tag, and
+    its text is the commit to which that points.
     `endpoint`: address of the hub, empty for any other server.
     `kind`: name of the error in `reason`, as listed in `docs/contract.md`; empty for none.
     `paths`: paths of the files after the download is complete.

@@ -55,7 +55,7 @@ def host_device() -> Device:
 
 
 def processor_name() -> str:
-    """Return the name of the processor for people."""
+    """Return the model name of the processor, such as "AMD Ryzen 9 7950X"; "CPU" if it is unknown."""
     # Kernels for ARM write no "model name"; then `platform` answers below.
     if sys.platform.startswith("linux"):
         for line in _processor_lines():
@@ -125,9 +125,9 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
 
 
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
-    """Return the devices of a paired machine behind the tunnel of `peer`, with the self-check results in `checks`.
+    """Return the devices that a paired machine lends, with their self-check results from the file `checks`.
 
-    Blocks for seconds.
+    The machine is reached through the tunnel of `peer`. Blocks for seconds.
 
     Raises:
         EngineError: if the machine does not answer or is busy, or if the child failed.
@@ -209,7 +209,7 @@ def list_local_devices(
     `argv`: command of the child process that lists them, None for the default one.
 
     Raises:
-        EngineError: if the child process fails, or after the cancel.
+        EngineError: the child process failed, or was cancelled by `cancel`.
     """
     ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
     return list_all_devices(ask, ListDevices())

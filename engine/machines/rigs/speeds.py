@@ -78,7 +78,7 @@ def measure_speeds(
     `argv`: command of the child process, None for the default one.
 
     Raises:
-        EngineError: after the cancel.
+        EngineError: the measurement was cancelled by `cancel`.
     """
     refs = {CPU_ID: DeviceRef(id=CPU_ID, backend="CPU"), **{ref.id: ref for ref in device_refs(rig)}}
     # An RPC server serves one client at a time: a second one would wait until the model is unloaded.
@@ -175,7 +175,10 @@ def _obstacle(device: Device, held: frozenset[str], silent: set[str], greetings:
     if device.endpoint in held:
         return tr("{id} holds the loaded model; unload the model to measure {id}.", id=device.id)
     if device.endpoint in silent or len(silent) >= MAX_SILENT:
-        return tr("{id} was not measured, because other devices stopped answering.", id=device.id)
+        return tr(
+            "{id} was not measured, because other devices stopped answering. Check these devices, then measure again.",
+            id=device.id,
+        )
     greeting = greetings[device.endpoint]
     return "" if greeting.ok else f"{device.id}: {greeting.sentence}"
 
@@ -260,8 +263,8 @@ class BareSpeeds(NamedTuple):
     """Speeds predicted from measured device speeds alone, without the corrections from earlier answers.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt, to be compared with the measured one. None if that says nothing: too few tokens of
-    the prompt were computed, or the model has a projector and computes images in another way.
+    `prompt`: speed of the prompt, to be compared with the measured speed. None if a comparison would be misleading: too
+    few tokens of the prompt were computed, or the model has a projector and computes images in another way.
     """
 
     answer: SpeedForecast

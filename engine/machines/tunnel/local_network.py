@@ -155,11 +155,11 @@ _LABEL_DIGITS = 12
 
 
 class Announcement:
-    """Announces this machine in the local network; a context manager that announces inside its `with` block.
+    """Announces this machine in the local network while its `with` block runs.
 
-    `host`: address of the interface on which it is announced; the unspecified address means all interfaces but bridges
-    to containers.
-    `device`, `total_bytes`: name and memory of the lent device, for the list at other machines.
+    `host`: address of the interface on which the machine is announced; the unspecified address means all interfaces but
+    bridges to containers.
+    `device`, `total_bytes`: name and memory of the lent device, which other computers show in their list of machines.
     `fingerprint`: fingerprint of this machine's certificate.
 
     Raises, on entering:

@@ -155,7 +155,7 @@ class _Search:
         return next(filter(None, proposals), None)
 
     def _rig_within_limits(self) -> Rig:
-        """Return the rig with a memory cap on each device, so that it has no more memory than in the failed load."""
+        """Return the rig with memory caps, so that no device has more memory than it had in the failed load."""
 
         # Not larger margins: the largest one counts for all devices that share the host's memory.
         def limited(device: Device) -> Device:
@@ -181,7 +181,7 @@ class _Search:
     def _nearest(self) -> Proposal | None:
         """Return a proposal with a layout that fits and differs little from the present one; None if none was found.
 
-        It may need several moves of layers. `moved_layers` calls this if no single move is enough.
+        The two layouts may differ by several moves of layers. `moved_layers` calls this if no single move is enough.
         """
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:
@@ -363,7 +363,7 @@ class _Search:
 
     @property
     def _n_ctx(self) -> int:
-        """The context length in tokens; if the user set it to auto, the decided one."""
+        """The context length of the plan in tokens; for "auto", the length that the plan chose."""
         return self.before.settings.n_ctx
 
     def _longest_context(self, context: ContextSettings) -> ContextSettings | None:
@@ -464,8 +464,8 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
     """Yield settings with smaller KV cache types: first q8_0, then q4_0.
 
-    For each type, the K and V cache are changed together first, then the K cache alone. A cache that is already as
-    small is not changed. The type of the V cache may break a rule of llama.cpp; the caller checks the rules.
+    For each type, the K and V cache are changed together first, then the K cache alone. A cache whose present type is
+    not larger keeps this type. The type of the V cache may break a rule of llama.cpp; the caller checks the rules.
     """
     for kind in _SMALL_TYPES:
         key = kind if _bits(kind) < _bits(now.type_k) else now.type_k

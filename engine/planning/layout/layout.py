@@ -189,7 +189,7 @@ class Layout(Struct, frozen=True):
     def replace_device(self, old: str, new: str) -> Layout:
         """Return the layout with device `new` in place of device `old` everywhere.
 
-        If both have shares, the shares are added.
+        If both devices have a share of the tensor split, the shares are added.
         """
 
         def swap(device: str) -> str:
@@ -375,7 +375,8 @@ def _check_split(layout: Layout) -> None:
         )
     if mode != "row" and layout.main_device is not None:
         raise LayoutError(
-            tr("a main device belongs to split mode row, not to split mode {mode}", mode=mode), place="main_device"
+            tr("a main device can be set only in split mode row, not in split mode {mode}", mode=mode),
+            place="main_device",
         )
     if mode in ("tensor", "row"):
         _check_shares(layout)

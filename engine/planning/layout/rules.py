@@ -1,6 +1,6 @@
-"""The list of llama.cpp's restrictions that a layout breaks, each with one sentence and one remedy.
+"""The restrictions of llama.cpp that a layout breaks, each with a sentence for the user and a remedy.
 
-It includes faults that the engine's self-test found on a device.
+They include features that the engine's self-test found broken on a device.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class LentGap(NamedTuple):
 
 
 def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap | None:
-    """Return an operation of these layers for which a lent (RPC) device has no kernel; None if none is known.
+    """Return an operation that the layers need and for which a lent (RPC) device has no kernel; None if none is known.
 
     `layers`: indices of the layers on the device.
     """
@@ -382,8 +382,8 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
                 max_entries=MAX_ENTRIES - accelerators,
             ),
             tr(
-                "Merge groups, so that the layers of a device are next to each other. No entry is needed for CPU "
-                "layers at the front, or for an output layer on the device of the last layer."
+                "Merge groups: put the layers of a device next to each other. CPU layers at the front need no entry in "
+                "the list, nor does an output layer on the device of the last layer."
             ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):

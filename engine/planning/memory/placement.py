@@ -91,7 +91,7 @@ class Placement(Struct, frozen=True):
 
     @property
     def repacks(self) -> bool:
-        """Return whether weights of the CPU layers at the front may be repacked; False if they are in pinned memory."""
+        """Return whether the CPU may repack the weights of the first layers; False if they are in pinned memory."""
         return self.extra_buffers and not self.pinned_host
 
 

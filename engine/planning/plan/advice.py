@@ -109,8 +109,8 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
         yield Advice(
             "row_adapter",
             tr(
-                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; whether the "
-                "results are then correct is not known."
+                "In split mode row the engine also splits the matrices of a LoRA adapter by rows. It is not known "
+                "whether the results are then correct."
             ),
             tr("Choose split mode layer, or remove the adapter."),
         )
@@ -164,7 +164,10 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
                 "The draft model is on the CPU, where a drafted token takes at least half as long as a token of the "
                 "model."
             ),
-            tr("Move the draft to a graphics card with room, choose a smaller draft model, or load without the draft."),
+            tr(
+                "Move the draft model to a graphics card with enough free memory, choose a smaller one, or load "
+                "without a draft model."
+            ),
         )
 
 

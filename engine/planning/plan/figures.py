@@ -44,7 +44,10 @@ FIGURES = (tr("fits"), tr("layers on the CPU"), tr("context"), tr("answer speed"
 
 
 def figures_of(plan: Plan, speeds: Speeds) -> Figures:
-    """Return the figures of a plan. This computes the plan's memory forecast, if it is not cached."""
+    """Return the numbers of a plan by which layouts are compared, such as context length and speed.
+
+    This computes the plan's memory forecast, if it is not cached.
+    """
     layout = plan.edit.layout
     return Figures(
         fits=plan.report.fits,

@@ -1,1 +1,1 @@
-"""Settings of a load and of an answer, in tables from which files, command line, dialogs and docs take them."""
+"""Tables of the settings of a load and of an answer. Files, the command line, dialogs and docs are made from them."""

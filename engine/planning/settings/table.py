@@ -1,7 +1,7 @@
 """The table of load settings: one record for each key of `context` in a layout file.
 
-The table is used to parse and write that part of the file, for command line options, the settings dialog and keys of
-forecast caches, and to generate `docs/settings.md`. CONTRIBUTING.md lists the steps to add a setting.
+The table defines how this part of a layout file is parsed and written. Command line options, the settings dialog, the
+keys of forecast caches and `docs/settings.md` are also made from it. CONTRIBUTING.md lists the steps to add a setting.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--threads",
         "Computing",
         tr("Threads for answers"),
-        tr("CPU threads for answers; auto: as measured, else one for each performance core"),
+        tr("CPU threads for answers; auto: the fastest number if it was measured, else one for each performance core"),
         "none",
         decided_by="threads",
         server_options=("-t", "--threads"),
@@ -281,7 +281,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--threads-batch",
         "Computing",
         tr("Threads for prompts"),
-        tr("CPU threads for prompts; auto: as measured, else as many as for answers"),
+        tr("CPU threads for prompts; auto: the fastest number if it was measured, else as many as for answers"),
         "none",
         decided_by="threads",
         server_options=("-tb", "--threads-batch"),
@@ -469,8 +469,8 @@ def parse_context(item: JsonObject) -> ContextSettings:
     """Return the settings in a JSON object, with defaults for missing keys.
 
     Raises:
-        EngineError: a key is unknown or a value is invalid. The subclass is that of the file, such as `LayoutError`,
-            and the message contains the key's path.
+        EngineError: a key is unknown or a value is invalid. The message contains the path of the key. The class of the
+            error depends on the kind of document, such as `LayoutError` for a layout file.
     """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)

@@ -174,11 +174,11 @@ def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRo
 
 
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """Return the rows of a dry load (`no_alloc`), completed with computed values that a dry load cannot give.
+    """Return the memory rows of a dry load (`no_alloc`), with computed values where it gives none or wrong ones.
 
-    The computed values are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all
-    weights as memory; the rounding of pinned host buffers; and compute buffers if their size differs in a load with
-    memory (`_plans_otherwise`).
+    Computed are the overhead of devices, mapped weights and the rounding of pinned host buffers. A dry load maps
+    nothing, so it counts all weights as memory. Compute buffers are computed if their size differs in a real load
+    (`_plans_otherwise`). The memory of adapters, projector and draft is added, because a dry load does not load them.
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
@@ -304,7 +304,7 @@ class ProbeCache:
         self._loaded: OrderedDict[Hashable, None] = OrderedDict()
 
     def note_loaded(self, plan: Plan) -> None:
-        """Remember that `plan` was loaded, warm-up included."""
+        """Remember that `plan` was loaded and that its warm-up succeeded, for `is_known_on_host`."""
         key = plan.key
         with self._lock:
             self._loaded.pop(key, None)
@@ -316,8 +316,8 @@ class ProbeCache:
     def is_known_on_host(self, plan: Plan) -> bool:
         """Return whether `plan` was loaded before, uses the host alone, and fits into the host's present free memory.
 
-        If so, a large batch in the warm-up cannot reveal a lack of memory. On a card it can, because a card may have
-        lost memory that no driver reports.
+        For such a plan one token is enough as warm-up, because a full batch cannot reveal a lack of memory. On a card
+        it can, because a card may have lost memory that no driver reports.
         """
         if plan.edit.side_files or plan.parameters.devices or not self._loaded:
             return False
@@ -329,7 +329,7 @@ class ProbeCache:
     def over(self, plan: Plan) -> Plan:
         """Return `plan` with the cached result of its probe; unchanged if none is cached.
 
-        A plan gets no rows of an earlier version of its model file, because `Plan.key` contains the file's mtime.
+        Results for an earlier version of the model file are not used, because `Plan.key` contains the file's mtime.
         """
         if not self._rows or plan.key is None:
             return plan

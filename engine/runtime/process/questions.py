@@ -204,7 +204,7 @@ class Questions:
     ) -> Iterator[_Answer]:
         """Send `request` and yield its answers, until a message of type `last` arrives.
 
-        There is no time limit for the whole, only the stall limit for the silence between two messages.
+        The stream as a whole has no time limit. Only the silence between two messages is limited (stall limit).
 
         Raises:
             EngineError: the child reported a `Failure` or crashed, or the request was cancelled.
@@ -305,10 +305,10 @@ class SpareChild:
             self._child.start_ahead()
 
     def take(self, environment: Mapping[str, str] | None = None) -> Questions:
-        """Return the spare child if it has the variables of `environment`, or else a new child.
+        """Return the spare child if it was started with the variables of `environment`, else a new child.
 
-        A new child starts when its `with` block is entered. A spare child with other variables is killed: ggml and the
-        drivers read them at the start.
+        A new child starts when its `with` block is entered. A spare child with other variables is killed, because ggml
+        and the drivers read environment variables only at the start of the process.
         """
         wanted = environment or {}
         with self._lock:
@@ -413,8 +413,8 @@ def error_with_endpoints(
 ) -> EngineError:
     """Return an error that names the RPC endpoints in use if one of them may be the cause; else return `error`.
 
-    The endpoints answered when they were checked before the request. A crash or silence of the child afterwards means
-    that an endpoint did not answer llama.cpp's requests, or answered wrongly.
+    All endpoints answered a check before the request. If the child crashes or stalls after that, one of them has
+    probably given llama.cpp a wrong answer or none.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
     """

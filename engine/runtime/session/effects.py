@@ -22,7 +22,9 @@ from engine.runtime.session.load_order import LoadOrder
 
 
 class StartChild(Struct, frozen=True):
-    """Effect: start a child for `plan` and send it `request`. Its stall limit runs until a `Watch` turns it off.
+    """Effect: start a child for `plan` and send it `request`.
+
+    The stall limit (longest allowed silence of the child) applies until a `Watch` effect turns it off.
 
     `child`: number of the child in later effects and inputs.
     `without_tensor_api`: whether the child must not use Metal's tensor API.
@@ -44,7 +46,10 @@ class Send(Struct, frozen=True):
 
 
 class Watch(Struct, frozen=True):
-    """Effect: the driver turns the stall limit of a child on or off. It is off while the child has nothing to do."""
+    """Effect: the driver turns a child's stall limit (longest allowed silence) on or off.
+
+    It is off while the child has nothing to do.
+    """
 
     child: int
     active: bool

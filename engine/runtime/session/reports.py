@@ -37,7 +37,10 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the event `Loaded` with measured memory. It also has the forecast, if the estimate covers the model."""
+    """Return the event `Loaded` with the measured memory, and with the forecast if Layerdeck could compute one.
+
+    The event has no forecast if the memory of the model is only known from a probe (a load without memory).
+    """
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
@@ -262,7 +265,7 @@ def lost_event(
 
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     `devices`: devices that the child used, by endpoint.
-    `greetings`: results of the check which workers still answer, by endpoint; empty if there was no check.
+    `greetings`: whether each worker still answered a check after the loss, by endpoint; empty if there was no check.
     `known`: sentences about known faults of llama.cpp with this plan. `model`: name of the model's file.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)

@@ -78,7 +78,7 @@ def initial_layout(
     *,
     seconds: float = INITIAL_SECONDS,
 ) -> Layout:
-    """Return the layout with which a model is opened: the fastest that was found in `seconds` of processor time.
+    """Return the initial layout of a model that is opened: the fastest that was found in `seconds` of processor time.
 
     A layout is returned even if nothing fits. If the context length is "auto", the longest sensible length that fits is
     used.
@@ -162,7 +162,8 @@ def predict_layout(
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
     """Yield layouts to compare: on one device, from other strategies, and with devices filled in many orders.
 
-    Layouts that cannot be faster are skipped: if the fastest device holds everything, only its layout is yielded.
+    If the fastest device has room for the whole model, only the layouts on one device are yielded, because splitting
+    the model cannot make it faster.
     """
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     yield from whole.values()

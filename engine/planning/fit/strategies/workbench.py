@@ -1,4 +1,4 @@
-"""`Workbench`: values and estimates for all strategies, such as usable devices, their room, and memory of layouts."""
+"""`Workbench`: values and estimates for all strategies, such as usable devices and the memory of layouts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Workbench:
     """A model with settings on a rig, with everything that strategies need to try layouts.
 
     `devices`: devices that may hold layers, sorted by rank (`reach_rank`): local cards first, devices over slow links
-    last. Of one rank, the device with the most usable bytes comes first.
+    last. Devices of equal rank are sorted by usable bytes, most first.
     `usable`: bytes that a layout may use, by id of each device except the host.
     `layers`: bytes of each layer.
     `pinned`: device id of each pinned layer.
@@ -162,7 +162,7 @@ class Workbench:
         return self.constraints.with_parts(made)
 
     def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` by device id. Results are cached."""
+        """Return the memory that `layout` needs on each device, by device id. Results are cached."""
         return self._needs.of(layout)
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
@@ -189,7 +189,7 @@ class Workbench:
     def may_hold_all(self, devices: Sequence[Device]) -> bool:
         """Return False if weights and caches of all layers exceed the usable bytes of `devices` together; else True.
 
-        True does not mean that they fit, because compute buffers are not counted.
+        True does not mean that the model fits, because compute buffers are not counted.
         """
         if self.pinned or self.constraints.parts:
             return True

@@ -76,7 +76,10 @@ def _reasons_to_read(
     if not used:
         yield tr("Everything is on the CPU: weights are read once and stay in memory.")
     if on_cpu and any(device.backend in _METAL for device in used):
-        yield tr("With layers on both Metal and the CPU, memory-mapping would map the whole file for Metal.")
+        yield tr(
+            "With layers on both Metal and the CPU, memory-mapping would map the whole file for Metal, including the "
+            "layers on the CPU."
+        )
     if host.platform == "win32" and first is not None and first.backend == "CUDA":
         yield tr("On Windows, copying from a memory-mapped file to a CUDA GPU is slower.")
     free_bytes = rig.host.available_bytes

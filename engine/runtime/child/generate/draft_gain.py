@@ -64,15 +64,19 @@ class Rest:
             self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
 
     def count(self, tokens: int) -> bool:
-        """Count newly generated tokens, and return whether the pause of drafting ends with them.
+        """Count newly generated tokens, and return whether the pause of drafting is over now.
 
-        The length of the pause is a number of generated tokens.
+        The pause lasts for a number of tokens, not for a time.
         """
         was_on, self._left = self.is_on, max(0, self._left - tokens)
         return was_on and not self.is_on
 
     def forget(self) -> None:
-        """End the pause, because drafts made the last `TESTED_TOKENS` tokens faster; the next pause is short again."""
+        """End the pause, because drafts made the last `TESTED_TOKENS` tokens faster.
+
+        The next pause has the initial length `RESTED_TOKENS` again. Otherwise each pause is twice as long as the one
+        before, up to a limit.
+        """
         self._left, self._tokens = 0, RESTED_TOKENS
 
 
@@ -95,7 +99,7 @@ class PlainSteps:
         self._since = 0
 
     def note_drafted(self) -> None:
-        """Count a step with drafts."""
+        """Count a step with drafts, so that `is_due` knows when to measure a plain step again."""
         self._since += 1
 
     def seconds(self, answers: int) -> float | None:

@@ -1,7 +1,8 @@
-"""Drafts tokens with the draft model, greedily, for all running answers in common batches.
+"""Drafts tokens with the draft model, greedily, in batches that all running answers share.
 
-Each slot has its own sequence in the draft model's context. The sequence follows the slot: common tokens stay in the
-draft model's KV cache, rejected tokens are removed, and missing tokens are computed before the next draft.
+Each slot (one running answer) has its own sequence in the draft model's context. Before a draft, this sequence is made
+equal to the tokens of the slot: equal tokens stay in the draft model's KV cache, rejected tokens are removed, and
+missing tokens are computed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ModelDrafter(Drafter):
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]
 
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
-        """Compute, with the draft model, one batch of those tokens of the slots that are not in its KV cache yet.
+        """Compute tokens that the slots (running answers) have and the draft model's KV cache lacks, in one batch.
 
         Return an empty draft for each slot. If the missing tokens of a slot do not all fit into the batch, nothing is
         drafted for the slot in this step.
@@ -74,9 +75,10 @@ class ModelDrafter(Drafter):
         return [draft for draft, _ in begun]
 
     def _cut_to(self, wanted: Wanted) -> tuple[Draft, list[int]]:
-        """Cut the draft model's sequence to its common prefix with the slot's tokens.
+        """Remove the tokens of the draft model's sequence from the first one on that differs from the slot's tokens.
 
-        Return a draft, without tokens so far, and the tokens of the slot that the sequence now lacks.
+        Return a draft without tokens so far, and the tokens of the slot that the draft model has to compute before
+        drafting.
         """
         tokens = wanted.tokens
         # Images, and tokens that only the model has, are left out.

@@ -252,7 +252,7 @@ class _Sender:
     def _send_probe(self) -> bool:
         """Send a tensor of zeros, to find out whether the worker caches weights; return whether its bytes were sent.
 
-        They are not sent if the worker has cached the same tensor before.
+        The bytes are not sent if the worker has cached the same tensor before.
         """
         with mmap.mmap(-1, _PROBE_BYTES) as zeros:
             first = ctypes.c_char.from_buffer(zeros)
@@ -292,7 +292,7 @@ class _Sender:
 
 
 class _mapped:
-    """Context manager: the address of a span of a file, mapped to memory."""
+    """Context manager that maps a span of a file into memory; `with` returns the address of its first byte."""
 
     def __init__(self, span: WeightSpan) -> None:
         self._span = span

@@ -87,10 +87,11 @@ def dry_projector(
     model: int,
     send_final: Callable[[Message], None],
 ) -> tuple[Part, ...]:
-    """Return the compute buffers of a projector for the largest image; empty if they are unknown.
+    """Return the compute buffers that a projector needs for the largest image; empty if they are unknown.
 
-    The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if that fails. If
-    there is no room for the compute buffers, the process ends with a `Failure`.
+    The projector is loaded, and freed again at the end. Before that, a buffer for its weights is allocated and freed as
+    a trial, because mtmd aborts the process if it cannot allocate them. If there is no room for the compute buffers,
+    the process ends with a `Failure`.
 
     `send_final`: sends the last message of a probe whose process ends inside native code.
     `model`: address of the model.

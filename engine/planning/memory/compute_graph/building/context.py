@@ -43,7 +43,7 @@ class GraphInputs(Struct, frozen=True):
     `inp_out_ids`: indices of the tokens with logits.
     `inp_attn`: inputs of attention to the full KV cache.
     `inp_attn_swa`: inputs of attention to the cache of sliding-window layers; None if there are none.
-    `last`: the last layer. Layers that are not in the file are on the device of the last layer.
+    `last`: the last layer. An extra layer that the graph has but the file has not is on the device of the last layer.
     `inp_indexer`: inputs of the indexer's attention; None if there is no indexer.
     `state_rows`: indices of the recurrent states of the sequences in the batch; None for a model with no states.
     `unused_rows`: indices of the states of all other sequences; None for a model with no states.
@@ -70,7 +70,7 @@ Value = TypeVar("Value")
 class Shared:
     """Store of tensors that one layer makes and later layers also read, such as masks.
 
-    Builder modules define frozen dataclasses for these tensors. An object is stored under its class, and under the key
+    Builder modules define a frozen struct for these tensors. An object is stored under its class, and under the key
     `of` if there are several objects of one class. A graph can be built section by section (a section is mostly one
     layer's nodes) only if all stored tensors are inputs of the graph (`all_inputs`).
     """
@@ -90,7 +90,7 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store `value`, a dataclass of tensors, under its class and the key `of`; it replaces an earlier object.
+        """Store `value`, a struct of tensors, under its class and the key `of`; it replaces an earlier object.
 
         `of`: a tensor or another key; None if the graph has one object of this class.
         """
@@ -127,7 +127,10 @@ class Shared:
 
 
 def gated(graph: Graph, kind: Gating, gate: Tensor, values: Tensor) -> Tensor:
-    """Return `values` multiplied by the activated `gate`. `kind`: the operations that compute this."""
+    """Return `values` multiplied by the activated `gate`.
+
+    `kind`: how this is computed, such as "fused" for one GLU operation.
+    """
     if kind == "fused":
         return graph.glu_split(gate, values)
     if kind == "clamped":

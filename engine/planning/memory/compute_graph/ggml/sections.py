@@ -91,12 +91,12 @@ def name_after(key: Key) -> Key | None:
 
 
 def is_shared(key: Key) -> bool:
-    """Return whether all sections use the same name for a tensor, as for inputs and shared weights."""
+    """Return whether `key` names the same tensor in every section, such as an input or a shared weight."""
     return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
 
 
 def is_early(key: Key) -> bool:
-    """Return whether `key` names a tensor that Vulkan computes before the tensor's own section."""
+    """Return whether `key` names a tensor of a later section that Vulkan computes before that section."""
     return key[1] == EARLY
 
 
@@ -146,9 +146,9 @@ class Node(NamedTuple):
 
 
 class Section(Struct, frozen=True, eq=False):
-    """Consecutive nodes of a graph, mostly those of one layer. Other fields refer to a tensor by its index in
-    `tensors`.
+    """Consecutive nodes of a graph, mostly those of one layer.
 
+    `tensors`: the tensors of the section; all other fields refer to a tensor by its index in this tuple.
     `bases`: for each tensor its `view_src`, or the tensor itself if it is no view.
     `names`: name of each tensor for other sections; None if no other section uses it.
     `operations`: nodes that are no views.
@@ -163,8 +163,9 @@ class Section(Struct, frozen=True, eq=False):
     `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
     `shape`, `shape_before`: operation, type and shape of the tensors that this layer makes, and that the layer before
     makes. A section's `shape_before` must be the `shape` of the section before it.
-    `earlier`, `later`: names that earlier and later sections also use; None if the graph was built section by section.
-    `plain`: the section of which this one is a copy with weights in other buffer types; None if it is no copy.
+    `earlier`, `later`: names of tensors that earlier and later sections also use; None if the graph was built section
+    by section.
+    `plain`: the original, if this section is a copy with some weights in other buffer types; None if it is no copy.
     """
 
     tensors: tuple[Tensor, ...]
@@ -189,10 +190,10 @@ class Section(Struct, frozen=True, eq=False):
 
     @property
     def form(self) -> Section:
-        """This section as it is without overrides, which move weights to other buffer types.
+        """This section without the effect of overrides, which move weights to other buffer types.
 
-        It is `plain`, or the section itself if overrides move none of its weights. It serves as cache key for results
-        that do not depend on the buffer types of weights.
+        It is `plain`, or the section itself if overrides move none of its weights. It is the cache key
+        of results that do not depend on the buffer types of weights.
         """
         return self.plain or self
 
@@ -245,9 +246,9 @@ class LayerStart(Struct, frozen=True):
 
     @property
     def handed(self) -> frozenset[Tensor]:
-        """Tensors of the previous layer that this layer can read: sources of the nodes in `waiting`.
+        """Tensors that the nodes in `waiting` read, and the `view_src` of each that is a view.
 
-        The `view_src` of these sources are included.
+        Those of them that the previous layer made are passed on to this layer, in addition to that layer's output.
         """
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
@@ -281,7 +282,7 @@ class LayerRecorder:
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return the section with the embeddings and the first layer: all nodes before the second recorded layer.
 
-        `shared`: tensors that have the same name in all sections, such as inputs, with this name.
+        `shared`: name of each tensor that has the same name in all sections, such as an input.
         `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
         """
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
@@ -289,7 +290,7 @@ class LayerRecorder:
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
         """Return the section of the last layer.
 
-        `shared`: tensors that have the same name in all sections, such as inputs, with this name.
+        `shared`: name of each tensor that has the same name in all sections, such as an input.
         `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
         `open_end`: whether nodes after the layer, such as the output matrix, are left out.
         """
@@ -301,7 +302,7 @@ class LayerRecorder:
         """Return the nodes `start` to `end` - 1 of the graph as a section.
 
         `place`: index of the section's first layer in `found`, the list of the recorded layers.
-        `shared`: tensors that have the same name in all sections, such as inputs, with this name.
+        `shared`: name of each tensor that has the same name in all sections, such as an input.
         `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
         """
         graph = self.graph
@@ -427,9 +428,9 @@ def are_same_layout(first: Tensor, second: Tensor) -> bool:
 
 
 def _check_reach(nodes: Sequence[Tensor], leafs: Sequence[Tensor], keys: dict[Tensor, Key]) -> None:
-    """Check that `nodes` read only tensors of their own and of neighbouring layers, and inputs.
+    """Check that `nodes` read only inputs, and tensors of their own or of neighbouring layers.
 
-    If `nodes` read views of inputs, names for these views are added to `keys`.
+    Views of inputs that `nodes` read get names, which are added to `keys`.
 
     Raises:
         DistantReadError: a node reads a tensor of a layer that is not its neighbour.

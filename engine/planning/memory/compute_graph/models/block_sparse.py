@@ -38,9 +38,10 @@ class MsaInput(Struct, frozen=True):
 
 
 def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of attention to blocks that an indexer selects (`build_attn_msa_fa`).
+    """Return the output of MSA: attention to blocks of cells that an indexer selects (`build_attn_msa_fa`).
 
-    It is full attention if several sequences share one stream of the cache.
+    Return that of full attention instead if the layer has no indexer, flash attention is off, or several sequences
+    share one stream (part) of the KV cache.
     """
     batch = ctx.batch
     # Cells of several sequences in one stream cannot be divided into blocks of one sequence.

@@ -153,9 +153,9 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return a view of one residual stream's factors, with shape (1, tokens).
+    """Return the factors of one residual stream, as a view with shape (1, tokens).
 
-    All streams give equal views, because offsets are not modelled.
+    The view is the same for every stream, because this graph has no offsets into tensors.
 
     `shares`: factors of all streams, with shape (streams, tokens).
     """
@@ -297,9 +297,9 @@ def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Ten
 
 
 def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return (input of attention or feed-forward, factor of its output for each stream) (`build_hc_mix`).
+    """Return the input of attention or feed-forward, and the factors with which the output is added to the streams.
 
-    `part`: "attn" or "ffn".
+    Mirrors `build_hc_mix`. `part`: "attn" or "ffn".
     """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     flat, gate = _gate(ctx, streams, *(ctx.weight(f"hc_{part}_{stem}") for stem in ("norm", "down", "up")))
@@ -411,7 +411,7 @@ def res_mix_rows(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _res_push(ctx: GraphContext, residual: Tensor) -> None:
-    """Store a residual for later layers (`res_push`)."""
+    """Append `residual` to the stored residuals, from which later layers compute their input (`res_push`)."""
     graph, kept = ctx.graph, ctx.shared.find(_Residuals)
     residual = graph.reshape(residual, residual.ne[0], 1, residual.ne[1])
     ctx.shared.put(_Residuals(residual if kept is None else graph.concat(kept.residuals, residual, 1)))

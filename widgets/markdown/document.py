@@ -255,7 +255,7 @@ class MarkdownDocument(QTextDocument):
                 self._write_runs(inside, runs, bold=row == 0)
 
     def _lay_out_formula(self, key: FormulaKey) -> None:
-        """Lay out again the blocks that have this formula: its rendered image has another size than its source."""
+        """Lay out again the blocks with this formula, because its image has now replaced its source text."""
         for number, block in enumerate(self.blocks):
             if any(run.formula and run.text == key.source for run in block.all_runs):
                 start = self._starts[number]

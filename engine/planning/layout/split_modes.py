@@ -138,7 +138,7 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
             "split_attention",
             tr(
                 "Split mode tensor does not work with these shares: each head of this model has a norm of its own, so "
-                "the shares must divide the {count} K heads without a remainder.",
+                "each device must get a whole number of the {count} K heads.",
                 count=n_heads,
             ),
             tr(
@@ -168,7 +168,7 @@ def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterat
                 "split_attention",
                 tr(
                     "Split mode tensor does not work with these shares: some layers of this model read the KV cache "
-                    "of other layers, so the shares must divide the {count} K heads without a remainder.",
+                    "of other layers, so each device must get a whole number of the {count} K heads.",
                     count=count,
                 ),
                 tr(
@@ -219,7 +219,7 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
 
 
 def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
-    """Yield violations for overrides with which llama.cpp aborts in mode tensor, at most one for each reason."""
+    """Yield violations for overrides that make llama.cpp abort in mode tensor, at most one for each reason."""
     target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
     if target is not None:
         yield Violation(

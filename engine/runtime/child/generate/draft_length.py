@@ -157,7 +157,7 @@ class Acceptance:
             yield chance
 
     def forget(self) -> None:
-        """Forget all earlier drafts, because after a pause the text may be of another sort."""
+        """Forget all earlier drafts, because the text after a pause may be of a different kind."""
         self._tried.clear()
         self._accepted.clear()
 

@@ -30,8 +30,8 @@ def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
 def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer with time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
 
-    Both kinds of mixing combine the input of each token with that of the token before. The layer stores the last token
-    of both inputs in one step, so it does not call `ctx.mixed`.
+    Both kinds of mixing combine the input of each token with that of the token before. The last token of both inputs is
+    stored in one step. Therefore this function computes time mixing itself, instead of through `ctx.mixed`.
     """
     graph = ctx.graph
     states, shift = _build_token_shift_load(ctx)

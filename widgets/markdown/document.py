@@ -156,7 +156,10 @@ class MarkdownDocument(QTextDocument):
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
-        """Return the text from character position `first` up to, but without, `last`, with formulas as LaTeX source."""
+        """Return the text between two character positions, with formulas as LaTeX source.
+
+        The character at `first` is included, that at `last` is not.
+        """
         parts: list[str] = []
         block = self.findBlock(first)
         while block.isValid() and block.position() <= last:

@@ -264,8 +264,8 @@ class Relief:
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
         """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Limits of other devices are not checked. The result is also True if `step` cannot move so many layers, so that a
-        bisection looks for fewer.
+        Limits of other devices are not checked. The result is also True if `step` cannot move so many layers, because
+        the caller then searches among smaller numbers.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)

@@ -286,9 +286,9 @@ def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[Split
 def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
     """Return `layout` in another split mode.
 
-    In modes tensor and row every device that supports the mode gets a share by its free memory. CPU layers at the front
-    stay there. The other layers are assigned to devices in proportion to the shares. If split mode layer is chosen
-    later, each layer is on the device to which it is assigned.
+    In modes tensor and row each device that supports the mode gets a share in proportion to its free memory. The first
+    layers stay on the CPU if they are there. The other layers are assigned to devices in proportion to the shares. If
+    split mode layer is chosen later, each layer is on the device to which it is assigned.
     """
     if mode == layout.split_mode or mode in ("layer", "none"):
         return layout.with_split_mode(mode)
@@ -311,7 +311,7 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
 def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout:
     """Return `layout` with new shares, and with layers on each device in proportion to its share.
 
-    `layout` must be in mode tensor or row. CPU layers at the front stay there.
+    `layout` must be in mode tensor or row. The first layers stay on the CPU if they are there.
     """
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 

@@ -34,8 +34,8 @@ Kind = Literal["csa", "hca", "lid"]
 class Compression(Struct, frozen=True):
     """Input tensors that all layers share for one kind of compressed keys (`llm_graph_input_dsv4`).
 
-    The keys of a block of tokens are compressed to one key. A layer's state has a row for each token of a block that is
-    not complete yet.
+    The keys of a block of tokens are compressed to one key. A layer's state has a row for each of the latest tokens,
+    which later blocks need.
 
     `places`: index of each token in its block.
     `kept`: indices of the batch's tokens that are written to the state.

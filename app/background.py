@@ -95,7 +95,7 @@ class Background(QObject):
         self._answer(None, call)
 
     def close(self) -> None:
-        """Deliver no more results and errors. Threads that still run are not waited for."""
+        """Stop delivering results and errors. Does not wait for running threads."""
         self._closed = True
 
     def _work(

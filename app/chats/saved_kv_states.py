@@ -2,8 +2,8 @@
 
 `KvStateRepository` manages the folder of all states, in background threads. `ModelKvStates` decides for one model when
 the KV cache of a conversation is saved and restored. The cache is saved in a pause after an answer, and before the
-model is unloaded. It is restored after a load for the shown conversation, and before an answer in a conversation that
-has left the KV cache.
+model is unloaded. It is restored after a load for the shown conversation, and before an answer in a conversation
+whose tokens are no longer in the KV cache.
 """
 
 from __future__ import annotations

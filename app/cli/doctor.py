@@ -111,7 +111,7 @@ def _clear() -> None:
 
 @contextmanager
 def _cancelling(cancel: CancelToken) -> Iterator[None]:
-    """Context in which interrupt signals cancel the examination instead of ending the program."""
+    """Make interrupt signals cancel the examination, instead of ending the program, within a `with` block."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         # Python runs the handler between two bytecodes of the main thread: it only sets the token.

@@ -1,4 +1,4 @@
-"""The download queue in the window. It is opened only if there is a download."""
+"""Connects the window to the download queue, which is not loaded before there is a download."""
 
 from __future__ import annotations
 

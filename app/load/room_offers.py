@@ -127,7 +127,8 @@ class RoomOffers(QObject):
     def _is_current(self) -> bool:
         """Whether the offer to unload idle models is still valid.
 
-        It is if layout, settings and devices are the same, and the models to unload are still loaded and idle.
+        It is valid while current model, layout, settings and devices are those for which it was made, the current model
+        is not loaded, and the models to unload are still loaded and idle.
         """
         found, model = self._found, self._models.current
         if found is None or self._document.edit != self._edit or found.plan.rig.ids != self._live.rig.ids:

@@ -54,9 +54,9 @@ class CountedChat(Struct, frozen=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The system prompt and the texts of attachments, each of which is also counted separately.
+        """The system prompt and the texts of attachments.
 
-        The context meter shows the counts as separate parts.
+        Each is also counted on its own, because the context meter shows it as a separate part.
         """
         return tuple(text for text in (self.system, *self.files) if text)
 

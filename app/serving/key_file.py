@@ -46,7 +46,12 @@ def read_keys(path: Path, what: str) -> KeyFile:
             _write_new(path)
         if path.stat().st_size > MAX_KEY_FILE_BYTES:
             raise ArgumentError(
-                tr("{file}: {path} is larger than {size} KiB.", file=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
+                tr(
+                    "{file}: {path} is larger than {size} KiB, so it is not a file of API keys; check the path.",
+                    file=what,
+                    path=path,
+                    size=MAX_KEY_FILE_BYTES >> 10,
+                )
             )
         lines = [line.strip() for line in path.read_bytes().splitlines()]
         # Elsewhere these bits do not tell who can read a file.

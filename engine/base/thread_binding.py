@@ -48,9 +48,9 @@ def binds_threads(environment: Mapping[str, str]) -> bool:
 
 
 class ThreadBinding:
-    """Answers the kernel's questions about one child that binds its threads. Used in the parent.
+    """Decides for the kernel which calls of one child to bind threads (`sched_setaffinity`) are allowed.
 
-    Call `close` if the child could not be started.
+    Only the child's own threads may be bound. Used in the parent. Call `close` if the child could not be started.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class ThreadBinding:
         self._theirs.close()
 
     def serve(self, pid: int) -> None:
-        """Answer the kernel's questions about calls of the child `pid` until the child ends. Blocks."""
+        """Allow or refuse each call of the child `pid` to bind a thread, until the child ends. Blocks."""
         # The child has inherited it, so its end is the end of the connection.
         self._theirs.close()
         with self._own, suppress(OSError):

@@ -45,7 +45,7 @@ def damage_met(path: Path, error: Exception) -> ChatError | None:
     return ChatError(
         tr(
             "The database of conversations is damaged ({error}). Start Layerdeck again: Layerdeck then opens the "
-            "newest copy, adds the messages that can still be read, and renames the damaged file.",
+            "newest backup copy, adds the messages that can still be read, and renames the damaged file.",
             error=error,
         )
     )
@@ -69,10 +69,10 @@ def recover(path: Path, reason: str) -> str:
     If another process has the database open, nothing is changed and the sentence says so. The sentence is empty if
     another process has already recovered the database. This process must not have the database open.
 
-    `reason`: a sentence on the damage, with which the returned text begins.
+    `reason`: a sentence on the damage, which becomes the beginning of the returned text.
 
     Raises:
-        OSError, sqlite3.Error: the disk has no room, or a permission is missing; nothing has changed.
+        OSError, sqlite3.Error: the disk is full, or a permission is missing; nothing has changed.
     """
     record = damage_record(path)
     with _alone(record):
@@ -81,7 +81,7 @@ def recover(path: Path, reason: str) -> str:
         if is_open_elsewhere(path):
             return tr(
                 "{reason} Another program has the database open. Close that program and start Layerdeck again: "
-                "Layerdeck then opens the newest copy and adds the messages that can still be read.",
+                "Layerdeck then opens the newest backup copy and adds the messages that can still be read.",
                 reason=reason,
             )
         # The order makes each step repeatable: the new database is complete before the damaged one is renamed.

@@ -185,7 +185,11 @@ class CallReader:
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
-        """Read gpt-oss's format (harmony) from the text held back: begin a call, or return text without marks."""
+        """Read the next piece of the unread text (`_held`) in gpt-oss's format (harmony).
+
+        Return text of the answer without marks; "" if the piece is a mark or a header. If a header begins a tool call,
+        set `_call` to a parser for it.
+        """
         held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]

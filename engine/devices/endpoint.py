@@ -70,7 +70,7 @@ class GreetingStatus(StrEnum):
     `REFUSED`: the connection was refused, or could not be made.
     `TIMED_OUT`: no connection in time, or no answer in time through a tunnel.
     `UNRESOLVED`: the host name has no IPv4 address.
-    `UNTRUSTED`: the other machine has another certificate than at pairing, or is not paired with this machine any more.
+    `UNTRUSTED`: the other machine's certificate differs from that at pairing, or the machine is not paired any more.
     """
 
     OK = "ok"
@@ -105,7 +105,8 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """Return host and port of a text such as `"192.0.2.7:50052"`.
 
     Raises:
-        ValueError: with a sentence. IPv6 is refused, because the engine's client cannot use it.
+        ValueError: `text` has another form; the message is a sentence for people. IPv6 is refused, because the engine's
+            client cannot use it.
     """
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or not 0 < int(match.group(2)) <= _MAX_PORT:
@@ -121,7 +122,7 @@ def parse_lent_endpoint(text: str) -> tuple[str, str]:
     The second form names one of the devices that a paired machine lends through one port.
 
     Raises:
-        ValueError: with a sentence.
+        ValueError: `text` has another form; the message is a sentence for people.
     """
     place, slash, name = text.strip().partition("/")
     host, port = parse_endpoint(place)

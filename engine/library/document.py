@@ -121,7 +121,7 @@ class LibraryDocument(Struct, frozen=True, kw_only=True):
 
 
 def library_document(census: Census, models: Iterable[Listed]) -> LibraryDocument:
-    """Return the `library` document. Stores without models are left out, except folders that the user added."""
+    """Return the `library` document. Scanned folders without models are left out, unless the user added them."""
     counts = {store: sum(file.store == store for file in census.files) for store in census.stores}
     return LibraryDocument(
         stores=tuple(

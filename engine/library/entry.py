@@ -49,7 +49,7 @@ class Copy(Struct, frozen=True, gc=False):
     def state(self) -> tuple[int, int, int]:
         """Size of all parts, their latest modification time (ns), and inode of the first part.
 
-        The headers are read again if they change.
+        If one of these values changes, the headers are read again.
         """
         return self.size_bytes, max(part.mtime_ns for part in self.parts), self.first.inode
 
@@ -152,7 +152,7 @@ class Entry(Struct, frozen=True, gc=False):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Capabilities of the model, including those of its projector."""
+        """Capabilities of the model and its projector, such as "tools" and "images" (names in `CAPABILITIES`)."""
         found = set(self.facts.capabilities) if self.facts is not None else set()
         for side in self.side_files:
             if side.role == "projector":

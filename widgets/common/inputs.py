@@ -44,7 +44,7 @@ class SpinBox(_NeedsFocus, QSpinBox):
 
 
 class DoubleSpinBox(_NeedsFocus, QDoubleSpinBox):
-    """A spin box for fractions that ignores the wheel while it has no focus. It shows no zeros at the end."""
+    """A spin box for fractions that ignores the wheel while it has no focus. It shows no trailing zeros."""
 
     def textFromValue(self, value: float) -> str:
         text, point = super().textFromValue(value), self.locale().decimalPoint()

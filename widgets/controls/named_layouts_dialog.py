@@ -45,7 +45,7 @@ class NamedLayoutsDialog(Dialog):
         super().__init__(tr("Named Layouts"), parent)
         self._rows: tuple[NamedLayoutRow, ...] = ()
         self._has_model = False
-        headings = (tr("name"), tr("layers per device"), tr("made for the devices"))
+        headings = (tr("name"), tr("layers per device"), tr("devices it was made for"))
         self.table = RowTable(headings, tr("Named layouts"), wide=1)
         self.name_edit = QLineEdit()
         self.name_edit.setMaxLength(MAX_NAME)

@@ -61,7 +61,7 @@ class DeviceCard(QFrame):
         self._total_label = ElidedLabel("", "dim")
         self._status_label = ElidedLabel(status_line(None), "dim")
         self.plot = MemoryPlot(self)
-        self.menu_button = tool_button("⋯", tr("Device options"), tip=tr("Cap and margin"))
+        self.menu_button = tool_button("⋯", tr("Device options"), tip=tr("Memory cap and margin"))
         self._build()
         self._device = device
         self._last: Sample | None = None
@@ -165,7 +165,7 @@ class DeviceCard(QFrame):
         details = QAction(tr("Details…"), menu)
         details.triggered.connect(self._on_details)
         menu.addAction(details)
-        limits = QAction(tr("Cap and margin…"), menu)
+        limits = QAction(tr("Memory cap and margin…"), menu)
         limits.triggered.connect(self._on_limits)
         menu.addAction(limits)
         if self._device.nodes:

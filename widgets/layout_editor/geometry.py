@@ -1,4 +1,7 @@
-"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and handles of boundaries. No Qt."""
+"""Geometry of the layout editor, without Qt: widths of layers, lanes (a row for each device), columns, drag handles.
+
+A layer is as wide as its bytes. A handle moves the boundary between layers on two devices.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ class Strip(Struct, frozen=True):
 
 
 class Lanes(Struct, frozen=True):
-    """Vertical geometry of the lanes, in pixels.
+    """Vertical geometry of the lanes (the layout editor's rows, one for each device), in pixels.
 
     `pitch`: distance between the tops of two lanes.
     `dense`, `experts`, `kv`: horizontal stripes of each lane, in which these parts of layers are drawn. `experts` is
@@ -179,7 +182,7 @@ class Lanes(Struct, frozen=True):
         return self.count * self.pitch
 
     def track_top(self, lane: int) -> float:
-        """Return the y coordinate of the top of the track of `lane`."""
+        """Return the y coordinate of the top of a lane's track (the area of its layers). `lane`: index of the lane."""
         return lane * self.pitch + 10.0
 
     def lane_at(self, y: float) -> int | None:

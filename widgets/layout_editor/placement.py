@@ -52,7 +52,9 @@ class LaneDevice(Struct, frozen=True):
 
 
 class MachineGroup(Struct, frozen=True):
-    """A machine (paired computer) with several devices, whose lanes can be folded into one head lane.
+    """A machine (paired computer) with several devices. Their lanes (rows of the editor) can be folded.
+
+    When they are folded, a single row stands for the machine: its head lane.
 
     key: fingerprint of the machine's certificate.
     devices: ids of the machine's devices.
@@ -68,12 +70,12 @@ class MachineGroup(Struct, frozen=True):
 
 
 class LaneContent(Struct, frozen=True):
-    """What one lane shows in its track (the area between label and memory bar).
+    """What a lane (the layout editor's row for one device) shows between its label and its memory bar.
 
     ranges: layers `(first, last)` of the device, both included.
     blocks: for each part of layers, such as experts, the layers whose part is on the device.
-    ghosts: for each part, the layers of this device whose part is on another device, such as by an override. They are
-    drawn pale.
+    ghosts: for each part, the layers of this device whose part is on another device, because an override moves it or
+    because the KV cache is in host memory. They are drawn pale.
     has_embedding, has_output: whether the token embedding, and the output layer, are on the device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
@@ -174,7 +176,7 @@ def _freeze(found: defaultdict[StripKey, list[int]]) -> Blocks:
 
 
 def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
-    """Return what each lane shows of `preview`, such as the layers of its device; lanes are from top to bottom."""
+    """Return the contents of the lanes (the editor's rows for devices) for `preview`, from top to bottom."""
     layout = preview.layout
     # An override with a pattern of its own has no part: which tensors it matches is not known here.
     overrides = tuple(item for item in layout.overrides if item.part is not None)
@@ -240,10 +242,12 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
     `row`: memory that the layout needs on the device; None if it is unknown.
 
-    In split modes tensor and row, the bytes of experts on a device are estimated: the model's share of experts is
-    applied to the device's weights. In these modes, and with an override whose pattern matches no known part of layers,
-    the total of a device is unknown. For the host (CPU) experts are always counted, and such a total is all weights of
-    the model minus those of the other devices.
+    In split modes tensor and row, the experts on a device are estimated: the device's weights times the share of
+    experts in the model. In these modes, and if the pattern of an override matches no known part of layers, the total
+    of a device is None.
+
+    The host (CPU) differs: its experts are always counted. Where the total of another device is None, that of the host
+    is the weights of the whole model less those of the other devices.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")
@@ -278,7 +282,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
 
 def unknown_patterns(layout: Layout) -> int:
-    """Return the number of overrides whose pattern matches no known part of layers. The lanes do not draw them."""
+    """Return the number of overrides whose pattern matches no known part of layers. The editor does not draw them."""
     return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
 
 

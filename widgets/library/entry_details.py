@@ -227,7 +227,7 @@ class EntryDetails(QScrollArea):
             self.removal_requested.emit(RemovalRequest(model.entry, each, each.copy))
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """List the saved layouts of this model. Documents of another kind than "layout" are left out."""
+        """List the saved layouts of this model. Documents whose kind is not "layout" are left out."""
         self.layouts.show_layouts(documents)
 
     def _save_notes(self) -> None:

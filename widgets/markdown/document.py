@@ -156,7 +156,10 @@ class MarkdownDocument(QTextDocument):
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
-        """Return the text from character position `first` up to, but without, `last`, with formulas as LaTeX source."""
+        """Return the text between two character positions, with formulas as LaTeX source.
+
+        The character at `first` is included, that at `last` is not.
+        """
         parts: list[str] = []
         block = self.findBlock(first)
         while block.isValid() and block.position() <= last:
@@ -255,7 +258,7 @@ class MarkdownDocument(QTextDocument):
                 self._write_runs(inside, runs, bold=row == 0)
 
     def _lay_out_formula(self, key: FormulaKey) -> None:
-        """Lay out again the blocks that have this formula: its rendered image has another size than its source."""
+        """Lay out again the blocks with this formula, because its image has now replaced its source text."""
         for number, block in enumerate(self.blocks):
             if any(run.formula and run.text == key.source for run in block.all_runs):
                 start = self._starts[number]

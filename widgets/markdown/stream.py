@@ -115,7 +115,7 @@ def code_sources(text: str) -> list[str]:
 
 
 def _unescaped(shown: str, line: str) -> str:
-    """Return the original of `shown`, a line of code in which `visible` has escaped hidden characters.
+    """Return the original text of `shown`, a line of code whose hidden characters were escaped (`visible`).
 
     `line`: the whole line of the Markdown text: the indent of lists and quotes, then the original.
 

@@ -93,7 +93,7 @@ class Exchange:
             await self.send(PING)
 
     async def begin_stream(self) -> None:
-        """Begin a stream of server-sent events, unless a comment of `keep_open` has already begun it."""
+        """Begin a stream of server-sent events, unless a keep-alive comment (`keep_open`) has already begun it."""
         # A comment may be under way: two tasks must not send at the same time.
         if self._ping is not None:
             await self._ping

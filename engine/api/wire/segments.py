@@ -51,7 +51,7 @@ class Segments:
         self._is_open = False
 
     def take(self, part: Part) -> list[Step]:
-        """Add the next part of the answer; return which segments it begins, extends and ends."""
+        """Add the next part of the answer; return the steps it causes: segments that begin, get text, or end."""
         steps: list[Step] = []
         if part.reasoning:
             steps += self._add("reasoning", part.reasoning)
@@ -62,7 +62,7 @@ class Segments:
         return steps
 
     def end(self) -> list[Step]:
-        """End the last segment, and return a list with the step that ends it; empty if it has ended already."""
+        """End the last segment; return the step "end" in a list, which is empty if the segment has ended already."""
         if not self._is_open:
             return []
         self._is_open = False

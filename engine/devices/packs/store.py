@@ -432,7 +432,7 @@ def _restore(replaced: Path, user: Path) -> None:
 
 
 def _remove_unfinished(user: Path) -> None:
-    """Remove the temporary folders of interrupted installations, after moving the old packs in them back."""
+    """Remove the temporary folders of interrupted installations; first move the old packs in them back to `user`."""
     if os.name == "nt":
         # Nothing is locked there, so an installation may still run.
         return

@@ -351,7 +351,7 @@ class ChangedError(EngineError):
 
 
 class DamagedError(EngineError):
-    """The downloaded file has another SHA-256 than the hub states, or is no GGUF file."""
+    """The SHA-256 of the downloaded file differs from that on the hub, or the file is no GGUF file."""
 
     kind = "model_file"
 

@@ -395,7 +395,7 @@ def _difference(base: str, mine: str, name: str, its: str) -> str:
 def with_comparisons(results: BenchResults) -> BenchResults:
     """Return the results with their comparisons and the winner computed.
 
-    Each layout is compared with the layout in `Measured.against`, with which it was measured in turns.
+    Each layout is compared with the layout that `Measured.against` names. The two were measured alternately.
     """
     pairs = [
         (base, each) for each in results.layouts if each.against and (base := results.layout(each.against)) is not None

@@ -56,7 +56,7 @@ class LoadCheck:
         The checks are of the memory, the answer and, on a card, the memory overhead.
 
         Raises:
-            EngineError: if the load fails for a reason other than lack of memory, or after the cancel.
+            EngineError: if the load fails for a reason other than lack of memory, or is cancelled.
         """
         # Read before the child starts: its CUDA context takes device memory that is part of the overhead.
         plan = self._plan(device)

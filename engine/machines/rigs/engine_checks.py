@@ -67,7 +67,7 @@ def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, P
     Blocks for some seconds.
 
     Raises:
-        EngineError: after the cancel.
+        EngineError: the work was cancelled (`cancel`).
     """
     source = folder / "source.gguf"
     write_source(source)
@@ -91,21 +91,18 @@ CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads
 PROMPTS = (tuple(range(3, 43)), (7,))
 """Prompts of a check: many tokens, which need matrix products, and one token, which needs matrix-vector products."""
 TOLERANCE = 0.05
-"""Largest error of logits with which a case passes.
+"""Largest error of the logits that is accepted.
 
 The error is the mean squared difference divided by the variance of the expected logits. Rounding in other kernels
 gives some thousandths, faults give 1 and more.
 """
 WEIGHT_TOLERANCE = 0.9
-"""Largest error of the CPU's logits with quantised weights with which a case passes; F16 weights give the expected
-logits.
+"""Largest accepted error of the CPU's logits with quantised weights; F16 weights give the expected logits.
 
 It is large because random weights are quantised badly: Q2_K has an error of 0.5.
 """
 CACHE_TOLERANCE = 0.25
-"""Largest error of the CPU's logits with a quantised KV cache with which a case passes; an F16 cache gives the expected
-logits.
-"""
+"""Largest accepted error of the CPU's logits with a quantised KV cache; an F16 cache gives the expected logits."""
 FELL_SILENT = "It was not tested, because the worker no longer answered; restart the worker."
 TIMEOUT_S = 120.0
 
@@ -148,7 +145,7 @@ class Case(Struct, frozen=True):
     has no types.
     `tried`, `expected`: the load that uses the feature, and the load that does without it.
     `devices`: ids of the devices that are checked.
-    `tolerance`: largest error of the logits with which the case passes.
+    `tolerance`: largest error of the logits that is still accepted.
     """
 
     feature: Feature
@@ -265,7 +262,7 @@ class Checker(Struct):
         """Run the cases, and return their results in order; `tell` is called with each result.
 
         Raises:
-            EngineError: after the cancel.
+            EngineError: the check was cancelled (`cancel`).
         """
         found = []
         for case in cases:

@@ -144,8 +144,8 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
         elif ":" in path:
             notes.append(
                 tr(
-                    "The scale {scale} of {file} cannot be exported, because the path of the file has a colon; rename "
-                    "the file or folder.",
+                    "The scale {scale} of the LoRA adapter {file} cannot be exported, because the path of the file has "
+                    "a colon; rename the file or folder.",
                     scale=number_text(adapter.scale),
                     file=adapter.path.name,
                 )
@@ -225,7 +225,9 @@ def _split(words: PlacementWords) -> Iterator[str]:
 def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
     """Yield sentences on devices that another program may be unable to use.
 
-    These are devices that it may name differently, devices behind our encrypted tunnel, and workers of this program.
+    These are devices that the other program may name differently, devices behind our encrypted tunnel, and workers of
+    this program.
+
     `used`: ids of the devices that the command uses.
     """
     devices = [device for device in plan.rig.devices if device.id in used]

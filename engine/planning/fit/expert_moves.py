@@ -1,6 +1,6 @@
 """Moves experts between devices and the CPU, and predicts the effect on memory and speed.
 
-Either a given number of layers keeps its experts on a device, or as many as fit.
+A layout can have the experts of a given number of layers on a device, of as many layers as fit, or of none.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def all_to_cpu(plan: Plan) -> Layout:
 def back_as_fit(plan: Plan) -> Layout:
     """Move as many experts as fit from the CPU back to the devices of their layers, and return the new layout.
 
-    On each device, experts of the last layers move first. So the experts that stay on the CPU are those of its first
-    layers.
+    On each device, experts of the last layers move first. So the experts that stay on the CPU belong to the first
+    layers of each device.
     """
     layout = plan.edit.layout
     limits = {

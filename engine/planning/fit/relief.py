@@ -165,7 +165,7 @@ _AnyMove = TypeVar("_AnyMove", Move, ExpertMove)
 
 
 class Relief:
-    """Search for layouts of `plan` within the limits of `needs`.
+    """Searches for layouts of `plan` that need no more memory than devices may use (the limits of `needs`).
 
     Pinned layers stay on their device. Devices that `constraints` exclude get no layers.
     """
@@ -193,7 +193,7 @@ class Relief:
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
-        """Return the ids of the devices that may get layers, except `avoid`: most room first, the CPU last."""
+        """Return the ids of the devices that may get layers, except `avoid`: most free memory first, the CPU last."""
         room = self.needs.room(layout)
         targets = [name for name in room if name not in avoid and name not in self._off]
         return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
@@ -201,16 +201,17 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` after which `layout` fits, with the fewest layers that suffice.
+        """Return the first move of layers off `devices` that makes `layout` fit, and the number of layers to move.
 
-        None if no single move is enough. Moves are tried in the order of `moves_off`.
+        The number is the smallest that suffices. None if no single move is enough. Moves are tried in the order of
+        `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU after which `layout` fits, with the fewest layers that suffice.
+        """Return the first move of experts to the CPU that makes `layout` fit, and the number of layers to move.
 
-        None if no single move is enough.
+        The number is the smallest that suffices. None if no single move is enough.
         """
         return self._enough_moved(layout, [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices))
 
@@ -234,9 +235,9 @@ class Relief:
         return None
 
     def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
-        """Return the first of `moves` after which `layout` fits the limits, with the fewest layers that suffice.
+        """Return the first of `moves` that makes `layout` fit the limits, and the number of layers to move.
 
-        None if no move is enough, or after `MAX_CHANGE_ESTIMATES` estimates.
+        The number is the smallest that suffices. None if no move is enough, or after `MAX_CHANGE_ESTIMATES` estimates.
         """
         if layout.split_mode not in ("layer", "none"):
             return None
@@ -263,8 +264,8 @@ class Relief:
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
         """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Limits of other devices are not checked. The result is also True if `step` cannot move so many layers, so that a
-        bisection looks for fewer.
+        Limits of other devices are not checked. The result is also True if `step` cannot move so many layers, because
+        the caller then searches among smaller numbers.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)

@@ -143,7 +143,7 @@ def plan_together(
 
     The models are planned one after another, in several orders. The best result is the one in which the most models
     fit. If several results are equal, it is the one in which the most important models have nothing on the CPU. Small
-    models and embedding models get the slowest device that has room, because they cost least there.
+    models and embedding models get the slowest device on which they fit, so that faster devices stay free for others.
 
     `wanted`: the models, most important first.
 
@@ -252,9 +252,10 @@ class _Planner:
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
         """Return the model that should be left out, with what the other models gain; None if no other model gains.
 
-        Each model is left out in turn, the least important one first, and the others are planned again. The search ends
-        if all others fit without the CPU. Otherwise the best choice is the one after which the most models fit without
-        the CPU, or newly fit at all. If several choices are equal, the fewest layers on the CPU decide.
+        Each model is left out in turn, the least important one first, and the others are planned again. The first model
+        without which all others fit and use no CPU is returned. If there is none, the best choice helps the most other
+        models: they fit without the CPU, or they fit and did not fit before. Of equal choices, the one with the fewest
+        layers on the CPU is best.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)

@@ -218,7 +218,7 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
     if kind != "model":
         for each in ("model", "layout", "context"):
             if each in item.keys:
-                item.refuse(tr("only a draft of kind {kind} has this key", kind="model"), each)
+                item.refuse(tr("only a draft of kind {kind} has this key; remove the key", kind="model"), each)
     context = FOLLOWING
     if "context" in item.keys:
         settings = item.nested("context")
@@ -238,7 +238,7 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
 def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
     """Return the layout that a JSON object describes.
 
-    `n_layers`: number of layers of the model; None if it follows from the runs in the object.
+    `n_layers`: number of layers of the model; None: the last layer in `runs` (the ranges of layers) determines it.
     """
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
     # Files written by hand may have no `model`: then the model's own layer count is used, else that of the runs.

@@ -138,7 +138,7 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
             "split_attention",
             tr(
                 "Split mode tensor does not work with these shares: each head of this model has a norm of its own, so "
-                "the shares must divide the {count} K heads without a remainder.",
+                "each device must get a whole number of the {count} K heads.",
                 count=n_heads,
             ),
             tr(
@@ -168,7 +168,7 @@ def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterat
                 "split_attention",
                 tr(
                     "Split mode tensor does not work with these shares: some layers of this model read the KV cache "
-                    "of other layers, so the shares must divide the {count} K heads without a remainder.",
+                    "of other layers, so each device must get a whole number of the {count} K heads.",
                     count=count,
                 ),
                 tr(
@@ -219,7 +219,7 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
 
 
 def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
-    """Yield violations for overrides with which llama.cpp aborts in mode tensor, at most one for each reason."""
+    """Yield violations for overrides that make llama.cpp abort in mode tensor, at most one for each reason."""
     target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
     if target is not None:
         yield Violation(
@@ -286,9 +286,9 @@ def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[Split
 def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
     """Return `layout` in another split mode.
 
-    In modes tensor and row every device that supports the mode gets a share by its free memory. CPU layers at the front
-    stay there. The other layers are assigned to devices in proportion to the shares. If split mode layer is chosen
-    later, each layer is on the device to which it is assigned.
+    In modes tensor and row each device that supports the mode gets a share in proportion to its free memory. The first
+    layers stay on the CPU if they are there. The other layers are assigned to devices in proportion to the shares. If
+    split mode layer is chosen later, each layer is on the device to which it is assigned.
     """
     if mode == layout.split_mode or mode in ("layer", "none"):
         return layout.with_split_mode(mode)
@@ -311,7 +311,7 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
 def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout:
     """Return `layout` with new shares, and with layers on each device in proportion to its share.
 
-    `layout` must be in mode tensor or row. CPU layers at the front stay there.
+    `layout` must be in mode tensor or row. The first layers stay on the CPU if they are there.
     """
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 

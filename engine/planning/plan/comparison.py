@@ -106,7 +106,7 @@ class Comparison(Struct, frozen=True):
         return not self.places and not self.values and not self.has_other_patterns
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return (name, first value, second value) for each difference. The name is that of layers, part or setting."""
+        """Return (name, first value, second value) for each difference; the name says what differs."""
         rows = [(capitalised(each.words()), each.one, each.other) for each in self.places]
         rows += [(capitalised(each.name), each.one, each.other) for each in self.values]
         if self.has_other_patterns:
@@ -213,10 +213,10 @@ def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[Plac
 
 
 def _part_changes(blocks: Iterable[Block], part: MovablePart, one: Layout, other: Layout) -> Iterable[PlaceChange]:
-    """Yield the layers in which a part is on different devices in the two layouts.
+    """Yield the ranges of layers in which a part is on different devices in the two layouts.
 
-    `part`: experts, or dense weights (attention and dense feed-forward). If these two are on different devices in a
-    layout, each is compared on its own.
+    `part`: "experts" or "dense". Dense weights are those of attention and dense feed-forward. If these two are on
+    different devices in either layout, they are compared separately.
     """
     together: dict[int, OverridePart] = {}
     apart: dict[OverridePart, list[int]] = {}

@@ -28,11 +28,12 @@ memory.
 
 
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
-    """Return how many bytes the first layout lacked on each device that refused memory, by device id.
+    """Return how many bytes were missing for the first layout of `tried`, by id of each device that refused memory.
 
     If a device does not report its free memory, or if enough memory was free but fragmented, the refused buffer and all
     later allocations count as missing.
-    `tried`: the layouts that did not fit, in their order; at least one.
+
+    `tried`: the layouts that did not fit, in the order of the attempts; at least one.
     """
     first = tried[0]
     needs = {row.id: row.need_bytes - row.overhead_bytes for row in first.rows}
@@ -84,8 +85,9 @@ class ProposalCheck:
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return the proposals. A proposal whose probe shows that it frees too little is made larger or left out.
+        """Return the proposals, each checked by a probe (a load without memory).
 
+        If a probe shows that a proposal frees too little, a larger change is tried in its place, or it is left out.
         Blocks for at most `limit_s` seconds and one probe.
         """
         found = propose(self._plan, self._missing, constraints=self._constraints)
@@ -93,7 +95,9 @@ class ProposalCheck:
         return without_duplicates(checked)
 
     def _checked(self, proposal: Proposal) -> Proposal | None:
-        """Return `proposal`, or a larger change of its kind, with probed rows; None if no such change fits.
+        """Probe `proposal` (load it without memory); if it does not fit, probe larger changes of the same kind.
+
+        Return the change that fits, with the probed memory of each device; None if none fits.
 
         `proposal` is returned unchanged if it cannot be probed, because another model holds an RPC worker or no time is
         left.
@@ -142,7 +146,7 @@ class ProposalCheck:
     def _stronger(self, proposal: Proposal, unseen: Mapping[str, int]) -> Proposal | None:
         """Return a proposal of the same kind that frees more memory; None if there is none.
 
-        `unseen`: bytes by which the probe exceeded the estimate, by device id.
+        `unseen`: bytes that a device needed in the probe beyond the estimate, by device id.
         """
 
         def tighter(device: Device) -> Device:

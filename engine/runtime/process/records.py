@@ -69,7 +69,7 @@ def log_record(kind: str, facts: Mapping[str, object]) -> None:
 
 
 def device_facts(refs: Iterable[DeviceRef]) -> list[dict[str, object]]:
-    """Return id, backend and index of each device for a record, for at most `MAX_DEVICES` devices.
+    """Return id, backend and index of each device for a log record, for at most `MAX_DEVICES` devices.
 
     The index is the device's number among the devices of its backend or of its RPC server.
     """

@@ -74,11 +74,14 @@ class Pipe:
             self._write(data)
 
     def send_abort_text(self, text: str) -> None:
-        """Send an `Aborting` that has only a text. Any thread may call this, even while another thread is writing."""
+        """Send an `Aborting` (this process is about to abort) with no field but `text`, the reason.
+
+        Any thread may call this, even while another thread is writing.
+        """
         self.send_aborting(Aborting(text=text))
 
     def send_aborting(self, message: Aborting) -> None:
-        """Send `Aborting`; the folder of the source file is removed from its text.
+        """Send the message that this process is about to abort, without the folder of the source file in its text.
 
         Any thread may call this, even while another thread is writing.
         """

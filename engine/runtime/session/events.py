@@ -49,7 +49,7 @@ def stage_words(stage: Stage | AnswerStage) -> str:
 
 # Structs, because the command line prints them as JSON.
 class Event(Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base class of all events. In JSON its tag is the first key, `event`.
+    """Base class of all events. In JSON, the first key `event` has the kind of event, such as "progress".
 
     `request`, a field of some events: number of the request; None if the event is about the load or the loaded model.
     """
@@ -81,7 +81,7 @@ class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
 
 
 class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
-    """A load failed in a part of the engine that can be left out, and begins again without that part.
+    """A load failed in an optional part of the engine (Metal's tensor API), and begins again without that part.
 
     `message`: sentences for the user.
     """

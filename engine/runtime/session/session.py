@@ -1,4 +1,4 @@
-"""One open model: the object with which window, command line and tests load a model, send it requests, and unload it.
+"""One open model: window, command line and tests use a `ModelSession` to load it, send it requests, and unload it.
 
 A load: `ModelSession.load` passes the order to the state machine (`machine.py`, `loads.py`), which returns effects
 (actions for the driver). The driver (`driver.py`) prepares the request. If other layouts may be tried, it first probes
@@ -70,15 +70,15 @@ class RequestStream:
 class ModelSession:
     """Loads a model into a child process, sends it requests, and ends it. Thread-safe; only `close` waits.
 
-    Each load has exactly one ending, however many layouts were tried for it, and so has each request. If the child is
-    lost while no load and no request runs, one more `Crashed` or `Failed` reports the loss.
+    Each load and each request ends with exactly one event, even if several layouts were tried for a load. If the child
+    is lost while no load and no request runs, one more `Crashed` or `Failed` reports the loss.
 
     `receiver`: called in the session's thread with each new snapshot, with each event (except those of requests that
     have a receiver or `stream` of their own), and with readings of device memory and each `ComputingNeed`. A snapshot
     comes before the events of the same change. The call should return soon: the child's messages wait meanwhile.
     `holders`: returns the processes that hold a device's memory; called in a worker thread after a load ran out of
     memory.
-    `sequences`: folder in which the child may save and restore KV states; created if missing. None: it saves none.
+    `sequences`: folder in which the child may save and restore KV states; created if missing. None: it is not allowed.
     `argv`: command of the child; None for that of the model child.
     """
 
@@ -99,11 +99,11 @@ class ModelSession:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current public state. Every change by a method that has returned is already in it."""
+        """The current state of the session. It includes the effects of all method calls that have returned."""
         return self._driver.snapshot
 
     def load(self, order: LoadOrder) -> None:
-        """Load `order`. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+        """Load the plan of `order`. The load ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
         A running load or running requests are stopped first. If several loads wait, the last one begins and the others
         end with `Cancelled`. The previous model is unloaded after the new layout was checked and its RPC workers have

@@ -204,7 +204,7 @@ def test_the_menu_opens_the_limits_of_its_card(qtbot: QtBot) -> None:
     card = card_of(strip, "CUDA0")
 
     with qtbot.waitSignal(card.limits_requested) as requested:
-        actions_of(card.context_menu())["Cap and margin…"].trigger()
+        actions_of(card.context_menu())["Memory cap and margin…"].trigger()
 
     assert requested.args == [GPU]
 
@@ -240,7 +240,7 @@ def test_only_rpc_devices_can_be_removed(qtbot: QtBot) -> None:
         remove.trigger()
 
     assert removed.args == ["RPC0"]
-    assert list(actions_of(card_of(strip, "CUDA0").context_menu())) == ["Details…", "Cap and margin…"]
+    assert list(actions_of(card_of(strip, "CUDA0").context_menu())) == ["Details…", "Memory cap and margin…"]
 
 
 def test_details_are_asked_for_by_a_click_and_in_the_menu(qtbot: QtBot) -> None:

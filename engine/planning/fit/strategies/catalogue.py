@@ -95,8 +95,8 @@ def auto_layout(
 ) -> AutoLayout:
     """Return the layout that the strategy called `name` finds.
 
-    If the context length is "auto", the longest sensible length is used for which a layout fits. Strategy "context"
-    searches for the length itself.
+    If the context length is "auto", several lengths are tried, the longest first, until a layout fits. Strategy
+    "context" searches for the length itself.
 
     Raises:
         ArgumentError: there is no strategy of this name.

@@ -1,7 +1,8 @@
 """Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
-The capacity search of this module compares bytes of layers with the room of each device. It fills devices evenly, each
-up to the same share of its room. The share is as small as possible without leaving more layers to the CPU.
+The capacity search of this module compares the bytes of layers with the memory that each device has for layers. It
+fills each device to the same fraction of that memory. The fraction is as small as possible without leaving more layers
+to the CPU.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
     """Return the layout that the capacity search of this module finds.
 
-    If a device lacks memory according to the estimate of that layout, the search is repeated with less room on the
-    device, up to `_CORRECTIONS` times in all. None if memory is still lacking then.
+    If a device lacks memory according to the estimate of that layout, the search is repeated with less memory for
+    layers on that device. The search runs at most `_CORRECTIONS` times. None if memory is still lacking then.
 
     `spread`: if True, all devices are used, else the fewest.
     """
@@ -207,7 +208,7 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
     """Fill devices with layers, and return the layers of each device.
 
     Devices with the lowest rank are filled first, with the last layers. Devices of one rank are filled to the same
-    share of their room.
+    fraction of their `room_bytes`.
     """
     found: Placed = ()
     left = len(layers)

@@ -107,7 +107,7 @@ def _why_nothing(layout: Layout) -> str:
 def _weights_on_host(layout: Layout) -> bool:
     """Return whether some weights are in host memory and can be copied to a device by op offload.
 
-    These are weights of the CPU layers at the front and weights that overrides move to the CPU.
+    These are weights of the first layers, if they are on the CPU, and weights that overrides move to the CPU.
     """
     # The scheduler offloads ops only on weights of its last backend, the CPU (ggml-backend.cpp,
     # `ggml_backend_sched_backend_id_from_cur`). If the CPU is also an entry of the device list, all its weights belong

@@ -2,9 +2,9 @@
 
 A step with drafts takes longer than a plain step (a step without drafts): the model computes more tokens, and a draft
 model computes too. How much longer is measured for each number of tokens (`StepCosts`); on a CPU the duration jumps
-where another tile of the matrix products begins. What a step gives depends on the chances that the first, the
-first two, ... drafted tokens are accepted (`Acceptance`). `DraftLengths` compares durations and chances, and chooses a
-number of tokens for each answer; 0 means no draft.
+where another tile of the matrix products begins. How many tokens a step yields depends on the chances that the first,
+the first two, ... drafted tokens are accepted (`Acceptance`). `DraftLengths` compares durations and chances, and
+chooses a number of tokens for each answer; 0 means no draft.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Acceptance:
             yield chance
 
     def forget(self) -> None:
-        """Forget all earlier drafts, because after a pause the text may be of another sort."""
+        """Forget all earlier drafts, because the text after a pause may be of a different kind."""
         self._tried.clear()
         self._accepted.clear()
 

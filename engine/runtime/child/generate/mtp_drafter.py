@@ -68,7 +68,8 @@ class _Sequence(Struct):
 class MtpDrafter(Drafter):
     """Computes drafts with the MTP heads of a loaded model.
 
-    The heads compute prompts in `note`, not in `draft`, so `is_reading` is always False.
+    The heads compute the tokens of a prompt in `note`. So `draft` never spends a step on a prompt, and `is_reading` is
+    always False.
 
     `target`: the context of the model itself.
     `heads`: the context of the model's MTP heads.
@@ -161,8 +162,8 @@ class MtpDrafter(Drafter):
     def _first(self, number: int) -> int:
         """Return the position of the next token that the heads compute for the slot `number`.
 
-        If there is a gap between the tokens that the heads have computed and the stored hidden states, the sequence is
-        emptied and begins anew after the gap.
+        The heads need the stored hidden states from there on. If the stored ones begin later, the heads' sequence is
+        emptied, and begins again where hidden states are stored.
         """
         sequence = self._sequences[number]
         if not sequence.tokens:

@@ -245,9 +245,11 @@ class _Kernel:
         return result
 
     def _cache(self, width: int, n_heads: int) -> int:
-        """Return a cache of keys or values, permuted so that each head has its own matrix.
+        """Add a cache of keys or values to the graph, permuted so that each head has its own matrix.
 
         As in llama.cpp, the heads of a cell are neighbours in memory, so the rows of one head are read with a stride.
+
+        Return the address of the permuted tensor.
 
         `width`: width of a head.
         """

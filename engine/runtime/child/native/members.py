@@ -94,7 +94,7 @@ class MemberBuffers:
     def weights_begin(self) -> None:
         """Forget the allocations counted so far, because weights are loaded next.
 
-        Those allocations are the small buffers with which `Links` keeps connections to RPC workers open.
+        Those allocations are small buffers of `Links`, which keep connections to RPC workers open.
         """
         self._pending.clear()
 

@@ -144,7 +144,7 @@ class LiveOut(Struct, frozen=True):
 
     A section is consecutive nodes, mostly those of one layer.
 
-    `copies`: inputs of the split that is open at the end, if only later sections read them.
+    `copies`: copied inputs of the split that continues in the next section, if only later sections read them.
     `read`: names of the tensors that later sections read.
     `bufts`: buffer types in which later sections allocate.
     """
@@ -155,7 +155,9 @@ class LiveOut(Struct, frozen=True):
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return the tensors that must stay allocated before a section, because this section or a later one reads them.
+    """Return the tensors that must be allocated before a section of the graph: it or a later section reads them.
+
+    A section is consecutive nodes, mostly those of one layer.
 
     `live_out`: tensors that must stay allocated after the section.
     """
@@ -190,10 +192,12 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return `copy` with the names that the previous section uses for the copy and for the copied tensor.
+    """Return `copy` with its two names (of the copy, of the copied tensor) as the previous section uses them.
+
+    Each section of the graph has its own names for tensors of other sections.
 
     Raises:
-        DistantReadError: the previous section has no name for the copied tensor, because a more distant layer makes it.
+        DistantReadError: the previous section has no such name, because the tensor comes from a more distant layer.
     """
     key = split_section.section.name_before(copy.key)
     base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
@@ -220,7 +224,7 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
 def start_in(
     leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
 ) -> list[TensorAlloc]:
-    """Allocate the leaf tensors of the whole graph in `buffers`, and return those to which sections refer by name.
+    """Allocate the leaf tensors of the whole graph in `buffers`; return those that sections of the graph read.
 
     With pipeline parallelism inputs are not allocated; the bytes of their copies are added to `kept`.
     """
@@ -253,9 +257,10 @@ def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return the buffer sizes that several sections need together.
+    """Return the buffer sizes that several sections of the graph need together.
 
-    For each buffer these are the highest of the sections' `ends`, and the sum of their `kept` bytes (see `Growth`).
+    For each buffer these are the highest end of a block in any section (`ends`), and the bytes that stay allocated for
+    the whole graph, of all sections together (`kept`).
     """
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
@@ -280,7 +285,7 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Allocate the tensors of a section; return the buffers after the section, and the sizes that it needs.
+        """Allocate the tensors of a section of the graph; return the buffers after it, and the sizes that it needs.
 
         `live_out`: tensors that must stay allocated after the section.
         `before`: buffers before the section.
@@ -297,7 +302,7 @@ class Gallocr:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the tensors of a section in `buffers`, and return those that later sections read.
+        """Allocate the tensors of a section of the graph in `buffers`, and return those that later sections read.
 
         `live_out`: tensors that must stay allocated after the section.
         `held`: tensors in `buffers` that earlier sections allocated.
@@ -308,10 +313,12 @@ class Gallocr:
 
 
 class _SectionAlloc:
-    """Allocation of the tensors of one section of the graph (consecutive nodes, mostly one layer's).
+    """Allocates the tensors of one section of the graph (consecutive nodes, mostly one layer's).
 
-    Tensors have the indices of `SplitSection`. The next indices are for tensors that earlier sections made and only
-    later sections read. `_blocks` has (buffer type, offset, size) for each index; None if the tensor has no memory.
+    The section's own tensors have their indices of `SplitSection`. Tensors that are made before the section and read
+    after it have the indices that follow.
+
+    `_blocks` has (buffer type, offset, size) for each index; None if the tensor has no memory.
     """
 
     def __init__(
@@ -354,7 +361,7 @@ class _SectionAlloc:
                     use_counts[index] += 1
 
     def _index(self, key: Key) -> int:
-        """Return the index of the tensor with the name `key`; a tensor that is new to the section gets the next one."""
+        """Return the index of the tensor with the name `key`; a tensor without an index gets the next free index."""
         found = self._indices.get(key)
         if found is None:
             if self._indices is self._split_section.indices:
@@ -369,7 +376,7 @@ class _SectionAlloc:
         return found
 
     def run(self, split_section: SplitSection) -> None:
-        """Allocate the copies and nodes of the section, in the order of its splits."""
+        """Allocate the tensors of the section, split by split: the copies of a split's inputs, then its nodes."""
         last = split_section.parts[-1]
         for part in split_section.parts:
             if part.is_new:
@@ -400,7 +407,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the buffers after this section of the graph, and the sizes that the section needs."""
+        """Return the state of the buffers after this section of the graph, and the buffer sizes that it needs."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for index, name in self._passed:
@@ -420,7 +427,10 @@ class _SectionAlloc:
         return found
 
     def _allocate_copy(self, copy: Copy, index: int) -> None:
-        """Allocate a copy that a split reads. With pipeline parallelism it stays allocated for the whole graph."""
+        """Allocate the copy of a tensor of another backend that a split reads (an input of the split).
+
+        With pipeline parallelism it stays allocated for the whole graph.
+        """
         buft = self._backends[copy.backend].buft
         if self._n_copies > 1:
             # One copy for each micro batch in flight. All are marked as outputs (`ggml_set_output`), so none of them

@@ -42,9 +42,9 @@ def _take(buffer: DynTallocr, size: int, count: int) -> None:
 
 
 class Simulation:
-    """Simulation of scheduler and allocator for one layout, which gives the sizes of the compute buffers.
+    """Simulates llama.cpp's scheduler and allocator for one layout, to get the sizes of the compute buffers.
 
-    `groups`: the graph's sections, grouped by device.
+    `groups`: the graph in sections (consecutive nodes, mostly one layer's), grouped by device.
     """
 
     def __init__(self, groups: Sequence[SectionGroup]) -> None:
@@ -104,7 +104,8 @@ class Simulation:
         All tensors are allocated again. The cache is not used, because its results are for buffers without a limit.
 
         `largest`: largest possible buffer in bytes, by buffer type.
-        `assigned`, `split_sections`, `live_outs`: results of the passes for the sections of each group.
+        `assigned`, `split_sections`, `live_outs`: results of earlier passes for each group of sections: the backends of
+        nodes, the sections divided by splits, and the tensors that later sections read.
         """
         buffers = {buft: ChunkedTallocr(largest[buft]) if buft in largest else DynTallocr() for buft in sizes}
         leafs = tuple(self._groups[0].cache.placed_leafs([each for of_group in assigned for each in of_group]))
@@ -127,7 +128,7 @@ class Simulation:
         }
 
     def moved(self) -> frozenset[str]:
-        """Return the names of fused operations that have a node on another device than their layer.
+        """Return the names of fused operations with a node that is not on the device of its layer.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
@@ -138,9 +139,10 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Translate a state to the backends of the section group `place`; return its number in that group's cache.
+        """Translate the state of a pass to the backends of another group of sections.
 
-        A state is what a pass hands from one section of the graph to the next; a group is the sections of one device.
+        A pass goes through the graph section by section; its state is the result so far. A group is the sections on one
+        device. Return the number of the translated state in the cache of the group `place`.
 
         `state`: number of the state in the cache of the group before.
         """
@@ -178,7 +180,10 @@ class Simulation:
         return found
 
     def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the sections of all groups that come after group `place` in the graph."""
+        """Yield the sections of the graph that follow the group `place` (the sections on one device).
+
+        `split_sections`: sections of each group, divided by splits.
+        """
         for before, group in enumerate(self._groups[place + 1 :], place):
             first, *others = split_sections[before + 1]
             yield first, group.backend_map(self._groups[before])

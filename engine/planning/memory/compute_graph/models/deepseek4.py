@@ -34,10 +34,13 @@ Kind = Literal["csa", "hca", "lid"]
 class Compression(Struct, frozen=True):
     """Input tensors that all layers share for one kind of compressed keys (`llm_graph_input_dsv4`).
 
+    The keys of a block of tokens are compressed to one key. A layer's state has a row for each of the latest tokens,
+    which later blocks need.
+
     `places`: index of each token in its block.
-    `kept`: indices of the tokens that are written to the state.
-    `rows`: rows of the state to which these tokens are written.
-    `read`: indices of the rows in complete blocks. Rows of the state are numbered first, then those of the batch.
+    `kept`: indices of the batch's tokens that are written to the state.
+    `rows`: rows of the state for these tokens.
+    `read`: indices of the rows of complete blocks. Rows of the state are numbered first, then those of the batch.
     `cells`: cells of the new compressed keys.
     `positions`: positions of the new compressed keys.
     `mask`: mask of attention to the compressed keys.
@@ -53,7 +56,7 @@ class Compression(Struct, frozen=True):
 
 
 class _Rotation(Struct, frozen=True):
-    """Hadamard matrix by which keys of one kind, compressed or in the window, are multiplied before they are stored."""
+    """Hadamard matrix for keys of one kind (compressed, or in the window). Keys are multiplied by it before storing."""
 
     matrix: Tensor
 
@@ -81,7 +84,7 @@ def _new_compression(ctx: GraphContext, kind: Kind) -> Compression:
 
 
 def n_cells(ctx: GraphContext, kind: Kind) -> int:
-    """Return the number of cells for compressed keys of a kind in one stream, the part of the cache of one sequence."""
+    """Return the number of cells for compressed keys of `kind` in one stream (the cache of one sequence)."""
     return pad(max(1, -(-ctx.batch.n_cells // _ratio(kind))), CELL_PADDING)
 
 
@@ -148,7 +151,7 @@ def _n_rows(ctx: GraphContext, kind: Kind) -> int:
 def _hca_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
     """Return the compressed keys of blocks that do not overlap (`build_hca_compressed_kv_from_state`).
 
-    `keys`, `scores`: rows of the state, then rows of the batch.
+    `keys`, `scores`: rows of the layer's state (tokens of earlier batches), then rows of this batch.
     """
     graph, ratio = ctx.graph, _ratio("hca")
     shape = keys.ne[0], ratio, given.positions.ne[0]
@@ -161,7 +164,7 @@ def _overlap_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, 
     """Return the compressed keys of blocks that overlap the previous block
     (`build_overlap_compressed_kv_from_state`).
 
-    `keys`, `scores`: rows of the state, then rows of the batch.
+    `keys`, `scores`: rows of the layer's state (tokens of earlier batches), then rows of this batch.
     """
     graph, n_blocks, head = ctx.graph, given.positions.ne[0], keys.ne[0] // 2
     n_read = given.read.ne[0] // 2

@@ -30,8 +30,8 @@ def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
 def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     """Return the output of a layer with time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
 
-    Both kinds of mixing combine the input of each token with that of the token before. The layer stores the last token
-    of both inputs in one step, so it does not call `ctx.mixed`.
+    Both kinds of mixing combine the input of each token with that of the token before. The last token of both inputs is
+    stored in one step. Therefore this function computes time mixing itself, instead of through `ctx.mixed`.
     """
     graph = ctx.graph
     states, shift = _build_token_shift_load(ctx)
@@ -89,7 +89,7 @@ def _build_token_shift_store(states: RecurrentStates, ctx: GraphContext, kept: T
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens of all sequences in one dimension; in the last layer only the tokens with logits."""
+    """Return the tokens of all sequences in one dimension; in the last layer only those whose logits are needed."""
     found = ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
     return ctx.graph.get_rows(found, ctx.inputs.inp_out_ids) if ctx.layer.is_last else found
 

@@ -321,4 +321,4 @@ def is_address(text: str) -> bool:
 
 
 def _nothing(_result: None) -> None:
-    """Callback for a started or ended search, which needs no further action."""
+    """Do nothing: the callback for when a search has started or ended."""

@@ -225,7 +225,7 @@ class ChatPane(QWidget):
     def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
         """Show whether an answer is being generated.
 
-        `is_lost`: whether the model child ended during the answer, and the cause is still being determined.
+        `is_lost`: whether the model's process ended during the answer, and the reason for its end is not known yet.
         """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:

@@ -106,7 +106,7 @@ class LendDialog(StatusDialog):
         self.show_state(self._lender.state)
 
     def _add_rows(self) -> None:
-        """Add a row for each local device of the device list that has none; hide rows of devices that are gone."""
+        """Add a row for each new local device of the device list; hide the rows of devices that are gone."""
         live, shown = self._live, {row.device.id for row in self.rows}
         here = set()
         for device in live.devices.rig.all_devices:

@@ -471,7 +471,7 @@ def numa_rig(
 
 
 def memory_not_bound(names: Sequence[str]) -> str:
-    """Return a sentence for the user: the memory of these workers is not bound to NUMA nodes. Empty without names."""
+    """Return a sentence that the memory of the workers `names` is not bound to NUMA nodes; empty without workers."""
     if not names:
         return ""
     return tr(

@@ -401,9 +401,9 @@ class _Reader:
         self.options.load = replace(load, draft=replace(load.draft or ForeignDraft(), **change))
 
     def fit(self, _name: str, _value: str) -> None:
-        """Ignore option `--fit`, which only changes options that the command does not set.
+        """Ignore option `--fit`, which only chooses values for options that the command does not set.
 
-        It needs no note: other notes mention these options.
+        No note is added here, because other notes mention options that are not set.
         """
 
     def projector(self, _name: str, value: str) -> None:

@@ -77,7 +77,7 @@ class NgramIndex:
 def _match(tokens: Sequence[int], place: int) -> int:
     """Return how many tokens before the index `place` equal the last tokens of the sequence.
 
-    The result is at least `N`, and at most the last of `LENGTHS`.
+    The caller has found that the last `N` tokens are equal. At most `LENGTHS[-1]` tokens are compared.
     """
     count = len(tokens)
     most = min(LENGTHS[-1], place)

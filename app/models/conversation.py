@@ -365,9 +365,9 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages, in which each tool call of the last answer has a result.
+        """Return the messages, with a result added for each tool call of the last answer that has none.
 
-        A missing result is the unsent text that a person has typed for it, or empty.
+        The added result is the unsent text that a person has typed for the call, or empty.
         """
         answer = answer_waiting_for_results(self.tree.path)
         if answer is None or self.open_message is not None:

@@ -240,8 +240,8 @@ class Peers(QObject):
         def show(_removed: object) -> None:
             self.told.emit(
                 tr(
-                    "The pairing with {name} was deleted on this computer. Choose Forget on {name} to delete it "
-                    "there, too.",
+                    "The pairing with {name} was deleted on this computer. To delete it on {name} too, choose Forget "
+                    "there.",
                     name=machine.name,
                 ),
                 False,

@@ -76,7 +76,7 @@ def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
 
 
 class ChatPane(QWidget):
-    """Widget of one conversation. It shows given values, and emits a signal for each action of the user."""
+    """Widget of one conversation. It shows the values that it is given, and emits a signal for each user action."""
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]

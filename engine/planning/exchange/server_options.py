@@ -448,7 +448,10 @@ class _Reader:
 
     def no_repack(self) -> None:
         self.options.notes.append(
-            tr("--no-repack was not imported: Layerdeck repacks weights unless its check of the engine found a fault.")
+            tr(
+                "--no-repack was not imported: Layerdeck repacks weights, unless a check of this computer found a fault "
+                "in repacked weights."
+            )
         )
 
 

@@ -216,7 +216,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int, taken_
 def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
     """Return whether every device has enough available memory for the need of its row and for its margin.
 
-    A row without needs always fits.
+    A row that needs no memory always fits.
     """
     return not missing_bytes(rows, rig)
 

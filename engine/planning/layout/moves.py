@@ -89,7 +89,7 @@ class PartMove(Move, frozen=True):
     def apply(self, layout: Layout) -> Layout:
         """Return `layout` with an override for the part.
 
-        If `device` is the layer's own device, the part gets an override only if another override would move it.
+        On the layer's own device a part needs no override, except to replace another override that would move it.
         """
         return place_part(layout, self.part, self.first, self.last, self.device)
 

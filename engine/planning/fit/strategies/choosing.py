@@ -78,7 +78,7 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
         return ""
     if bench.pinned:
         return tr(
-            " The rest is on the CPU ({parts}), because next to the pinned layers no other device has room for more.",
+            " The rest is on the CPU ({parts}), because the pinned layers leave no room for more on the other devices.",
             parts=name_list(parts),
         )
     return tr(" The rest is on the CPU ({parts}), because no other device has room for more.", parts=name_list(parts))

@@ -87,7 +87,7 @@ def _match(tokens: Sequence[int], place: int) -> int:
 class NgramDrafts:
     """Makes n-gram drafts for one answer, and records how many of their tokens agree with the answer.
 
-    The comparison needs no batch, so it includes drafts that were made but not used.
+    The comparison needs no decoding, so drafts are compared even if the model did not check them.
     """
 
     def __init__(self) -> None:

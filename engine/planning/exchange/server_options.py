@@ -449,8 +449,8 @@ class _Reader:
     def no_repack(self) -> None:
         self.options.notes.append(
             tr(
-                "--no-repack was not imported: Layerdeck repacks weights, unless a check of this computer found a fault "
-                "in repacked weights."
+                "--no-repack was not imported: Layerdeck repacks weights, unless a check of this computer found a "
+                "fault in repacked weights."
             )
         )
 

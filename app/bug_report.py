@@ -95,10 +95,10 @@ class BugReporter(QObject):
         self._dialog.show()
 
     def _parent_widget(self) -> QWidget | None:
-        """Return the parent of the dialog: a modal dialog, which blocks other windows, or the visible main window.
+        """Return the parent of the dialog: the active modal dialog, else the main window; None if neither is visible.
 
-        None if neither is visible. A dialog with a parent does not keep the program running after the main window has
-        closed. A dialog without a parent does, so that it can be read even if the main window could not be made.
+        A modal dialog blocks all windows except its children. A dialog without a parent keeps the program running, so
+        that it can be read even if the main window could not be made. A dialog with a parent does not.
         """
         modal = QApplication.activeModalWidget()
         if modal is not None:

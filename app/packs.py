@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def use_packs() -> None:
-    """Set the environment variable that makes child processes load engine packs, unless it is set already."""
+    """Make child processes load engine packs (installed ggml backends), unless their environment variable is set."""
     os.environ.setdefault(PACKS_VARIABLE, str(pack_book_path()))
 
 

@@ -1,4 +1,4 @@
-"""Conversion of stored messages to the values that the chat shows, with a line on speed and end of each answer."""
+"""Conversion of stored messages to the values that the chat shows, with a line on the speed of each answer."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def answer_speed_words(timings: Timings) -> list[str]:
 
 
 def answer_prompt_words(timings: Timings) -> list[str]:
-    """Return texts with the speed of prompt processing, the time to the first token, and the count of cached tokens."""
+    """Return texts: prompt processing speed, time to the first token, and number of prompt tokens from the cache."""
     words: list[str] = []
     speed = timings.prompt_tokens_per_second
     if speed is not None:
@@ -196,9 +196,9 @@ def answer_prompt_words(timings: Timings) -> list[str]:
 
 
 def thinking_note(message: Message, *, is_open: bool) -> str:
-    """Return a text with the duration of the model's thinking in `message`, and the length of the thought.
+    """Return a text with the duration of the model's thinking in `message`, and the length of its reasoning text.
 
-    The text is empty if there is no thought, or while the model still thinks.
+    The result is empty if there is no reasoning text, or while the model still thinks.
     `is_open`: whether the answer is being written.
     """
     timings = message.timings

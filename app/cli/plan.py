@@ -85,7 +85,7 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
     """Print the forecast `here`, and its differences from the forecast of the layout in `file`.
 
     Return the exit code of `here`, which says whether its plan is valid and fits.
-    The layout in `file` is planned with the settings and the draft of the file, but with the devices, projector and
+    The layout in `file` is planned with the file's settings and draft model, but with the devices, projector and
     adapters of `here`.
     """
     plan = here.plan
@@ -116,9 +116,9 @@ def compared(here: _Forecast, there: _Forecast) -> str:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return the plan with llama.cpp's numbers from a probe (load without allocating memory).
+    """Return the plan with llama.cpp's own memory sizes, from a probe (load without allocating memory).
 
-    If local devices of the plan are missing here, or a device is in use, the plan is returned unchanged.
+    The plan is returned unchanged if this computer lacks one of its local devices, or if a device is in use.
     """
     try:
         return probe(plan)

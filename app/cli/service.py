@@ -35,7 +35,7 @@ def run_service(options: Namespace) -> int:
     """Write or remove the systemd user unit, print the commands that the user still has to run; return the exit code.
 
     Raises:
-        ArgumentError: if the options cannot be served, or this system has no systemd units.
+        ArgumentError: if an option is not valid for the unit, or this system has no systemd.
         EngineError: if the file cannot be written or removed.
     """
     if options.install and options.uninstall:

@@ -211,7 +211,7 @@ class Conversation(QObject):
         return None if self.answering.answer is None else self.answering.request
 
     def counted_chat(self) -> CountedChat:
-        """Return the prompt of the conversation and its parts, for counting while the model is loaded."""
+        """Return the prompt of the conversation and its parts, so that the loaded model can count their tokens."""
         path = self.prompt_path
         return CountedChat(
             messages=chat_messages(self.system, path, self.tools),
@@ -365,9 +365,9 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages, in which each tool call of the last answer has a result.
+        """Return the messages, with a result added for each tool call of the last answer that has none.
 
-        A missing result is the unsent text that a person has typed for it, or empty.
+        The added result is the unsent text that a person has typed for the call, or empty.
         """
         answer = answer_waiting_for_results(self.tree.path)
         if answer is None or self.open_message is not None:
@@ -404,7 +404,7 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return the tags that the chat template puts around thoughts, or None if it has none."""
+        """Return the tags that the chat template puts around reasoning, or None if the template has no such tags."""
         return marks_of(self._template)
 
     @property

@@ -243,9 +243,9 @@ class Layouts(QObject):
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return why a layout that a search has found can no longer be used, as a text for people; empty if it can.
+        """Return why the layout that a search has found cannot be used any more, as a text for people; empty if it can.
 
-        Changed free memory does not matter. `asked`: the plan when the search was started.
+        A change of free memory is no reason. `asked`: the plan at the start of the search.
         """
         if self._document.model is not asked.model:
             return tr(

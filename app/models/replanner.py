@@ -25,11 +25,11 @@ _LEAST_BYTES = 16 * MIB
 
 
 class Replanner(QObject):
-    """Watches the free memory of devices, and starts a search for a new layout if nobody has edited the layout.
+    """Searches for a new layout if the free memory of devices changes and nobody has edited the present layout.
 
     Each model stores the devices for which its layout was found (`OpenModel.planned_rig`). When a model is shown again
-    or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
-    for a loaded model.
+    or unloaded, the present devices are compared with the stored ones. No search is started during a
+    drag, during a load, or for a loaded model.
 
     A parked model (unloaded until its next question) keeps its layout even if it does not fit now, because its next
     load may unload other models. If the preference is to plan around loaded models, a new layout is searched for
@@ -90,10 +90,10 @@ class Replanner(QObject):
 
     @property
     def _stays_parked(self) -> bool:
-        """Whether the current model is parked and keeps its layout, although the layout does not fit now.
+        """Whether the current model is parked (unloaded until its next question) and keeps a layout that does not fit.
 
-        Its next load may then unload other models. False if the preference is to plan around loaded models: no model is
-        unloaded, so another layout is needed.
+        It keeps the layout because its next load may unload other models. False if the preference is to plan around
+        loaded models: no model is unloaded then, so another layout is needed.
         """
         plan = self._document.plan
         is_around = self._settings.without_room is LoadAnswer.BESIDE

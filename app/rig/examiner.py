@@ -115,8 +115,8 @@ class Examiner(QObject):
     def _rig_to_check(self, devices: DeviceList) -> Rig:
         """Return the devices to examine: the local ones and the host of this computer, and the listed workers.
 
-        If a rig file describes the devices, the local ones are searched for. A search takes time, so this is called in
-        a background thread.
+        If a rig file is open, its devices may be those of another computer, so the local devices are searched for.
+        A search takes time, so this must be called in a background thread.
         """
         if not devices.from_file:
             return devices.rig

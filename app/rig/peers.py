@@ -240,8 +240,8 @@ class Peers(QObject):
         def show(_removed: object) -> None:
             self.told.emit(
                 tr(
-                    "The pairing with {name} was deleted on this computer. Choose Forget on {name} to delete it "
-                    "there, too.",
+                    "The pairing with {name} was deleted on this computer. To delete it on {name} too, choose Forget "
+                    "there.",
                     name=machine.name,
                 ),
                 False,
@@ -321,4 +321,4 @@ def is_address(text: str) -> bool:
 
 
 def _nothing(_result: None) -> None:
-    """Callback for a started or ended search, which needs no further action."""
+    """Do nothing: the callback for when a search has started or ended."""

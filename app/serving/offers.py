@@ -54,7 +54,7 @@ class Offers:
         return next((entry for entry in self._listed if entry.path == path), None)
 
     def recall(self) -> None:
-        """Offer the models of the library's last scan, so that requests can name them right after the start."""
+        """Offer the models of the library's last scan, so that the server knows them before the first scan."""
         with self._lock:
             if self._scanned_s is None:
                 try:

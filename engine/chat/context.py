@@ -1,4 +1,4 @@
-"""Fits a conversation into the context: tokens by part, and the turns that the prompt leaves out.
+"""Fits a conversation into the context: counts the prompt's tokens by part, and chooses the turns to leave out.
 
 Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay. The stored
 conversation does not change. More turns are left out than necessary, so that the next prompts begin with the same
@@ -183,7 +183,7 @@ def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -
 
 
 def turns_of(path: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Divide messages into turns: each question with its answers. Messages before the first question are one turn."""
+    """Divide messages into turns, each a question with its answers. Messages before the first one form a turn too."""
     turns: list[list[Message]] = []
     for message in path:
         if message.role == "user" or not turns:
@@ -269,8 +269,8 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
     """Return the stored cut (turns left out of the prompt) that applies to an answer before a new decision is made.
 
-    The first of these cuts that exists is returned: that of the answer, of its newest other version, of the previous
-    answer. Cuts for a context shorter than `n_ctx` are ignored.
+    It is the cut of the answer, else that of its newest version with a cut, else that of the previous answer. Cuts for
+    a context shorter than `n_ctx` are ignored.
     """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),

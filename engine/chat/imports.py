@@ -351,7 +351,7 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
             if count > MAX_CONVERSATIONS:
                 _refuse(
                     tr(
-                        "the file contains more than {max_conversations} conversations",
+                        "the file contains more than {max_conversations} conversations; split the file",
                         max_conversations=MAX_CONVERSATIONS,
                     )
                 )

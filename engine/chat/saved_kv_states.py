@@ -42,8 +42,8 @@ class KvStateKey(Struct, frozen=True):
     `settings`: values of the settings that a state depends on (`Setting.in_kv_state`), as text. Those with
     `Setting.rare` are in `others` instead.
     `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.
-    `others`: as text, path and scale of each loaded LoRA adapter, and key and value of each rare setting that is not at
-    its default.
+    `others`: further values as text: path and scale of each loaded LoRA adapter, and key and value of each rare setting
+    that is not at its default.
     """
 
     model: str

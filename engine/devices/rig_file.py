@@ -61,7 +61,7 @@ def rig_of(root: JsonObject) -> Rig:
     """Return the rig in a JSON object that has the keys of a rig file.
 
     Raises:
-        The error class that `root` was made with (`JsonObject.fail`): if a value is invalid.
+        EngineError: a value is invalid. Its class was chosen when `root` was made (`fail` of `JsonObject`).
     """
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")

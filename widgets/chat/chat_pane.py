@@ -76,7 +76,7 @@ def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
 
 
 class ChatPane(QWidget):
-    """Widget of one conversation. It shows given values, and emits a signal for each action of the user."""
+    """Widget of one conversation. It shows the values that it is given, and emits a signal for each user action."""
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
@@ -225,7 +225,7 @@ class ChatPane(QWidget):
     def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
         """Show whether an answer is being generated.
 
-        `is_lost`: whether the model child ended during the answer, and the cause is still being determined.
+        `is_lost`: whether the model's process ended during the answer, and the reason for its end is not known yet.
         """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:

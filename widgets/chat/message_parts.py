@@ -1,4 +1,4 @@
-"""Parts of a message: action bar with versions, thought, editor of a question, dots of a pending answer."""
+"""Parts of a message: action bar with versions, box of the model's thoughts, editor of a question, waiting dots."""
 
 from __future__ import annotations
 
@@ -210,7 +210,10 @@ INSET_PX = 14
 
 
 class ThinkingBox(QWidget):
-    """The thought of an answer, at first folded to one line. While the model thinks, a button ends the thought."""
+    """Box with the reasoning text of an answer, at first folded to one line.
+
+    While the model thinks, the box has a button that makes the model answer now.
+    """
 
     answer_now_requested = Signal()
     height_changed = Signal()
@@ -247,7 +250,7 @@ class ThinkingBox(QWidget):
         return self.fold_button.isChecked()
 
     def set_text(self, text: str) -> None:
-        """Replace the text of the thought."""
+        """Replace the reasoning text."""
         self._pieces = [text]
         # A folded thought is parsed when it is unfolded.
         if self.is_unfolded:
@@ -255,7 +258,7 @@ class ThinkingBox(QWidget):
         self._refresh()
 
     def append(self, text: str) -> None:
-        """Append `text` to the thought. It is parsed only if the thought is unfolded."""
+        """Append `text` to the reasoning text. Markdown is parsed only if the box is unfolded."""
         is_first = not self.text
         self._pieces.append(text)
         # Long thoughts that nobody reads cost no parsing.
@@ -266,7 +269,7 @@ class ThinkingBox(QWidget):
             self.height_changed.emit()
 
     def show_note(self, note: str, *, is_open: bool) -> None:
-        """Show `note`, the duration of the thought, in the heading. `is_open`: whether the model still thinks."""
+        """Show `note`, such as the time that the model thought, in the heading. `is_open`: whether it still thinks."""
         self._note = note
         self.now_button.setVisible(is_open)
         self._refresh()

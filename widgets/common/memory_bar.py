@@ -136,7 +136,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
     `row`: memory that the layout needs on the device.
     `room`: row of the same device from which free memory and cap are taken; None if they are taken from `row`.
-    A row that was measured by a load has the free memory from before the load, so it needs `room`.
+    If `row` was measured by a load, its free memory is from before the load, so `room` must be given.
     `placed`: bytes of the weights that the layout places on the device.
     """
     room = row if room is None else room
@@ -172,9 +172,10 @@ def room_text(bar: MemoryBar) -> str:
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
-    """Return texts with the sizes of the parts, the longest first, such as "weights 16.9 · KV 1.4 · compute 1.2 GiB".
+    """Return texts with the sizes of all parts, such as "weights 16.9 · KV 1.4 · compute 1.2 GiB", the longest first.
 
-    The first text that fits is painted. The result is empty if the bar has neither parts nor mapped weights.
+    The shorter ones abbreviate the labels. The first text that fits is painted. The result is empty if the bar has
+    neither parts nor mapped weights.
     """
     named = [(part.label, part.size_bytes) for part in bar.parts]
     if bar.mapped_bytes > 0:

@@ -221,7 +221,7 @@ class RealControl(SettingControl):
 
 
 class LengthControl(SettingControl):
-    """A box for a length in tokens, with a button "Auto". While the button is on, the box shows the decided length."""
+    """A box for a length in tokens, with a button "Auto". While that is on, the box shows the automatic length."""
 
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.auto_button = QToolButton()

@@ -369,8 +369,8 @@ class Interaction(QObject):
     def _folds(self, command: Command) -> tuple[str, ...]:
         """Return the keys (`MachineGroup.key`) of the machines whose lanes the command folds or unfolds.
 
-        For `FOLD` this is the machine of the focused part. For `FOLD_ALL` these are all unfolded machines; if there are
-        none, all machines.
+        A folded machine has one lane for all its devices. For `FOLD` this is the machine of the focused part. For
+        `FOLD_ALL` these are all unfolded machines; if there are none, all machines.
         """
         shown, focus = self._shown, self.focus
         if shown is None:

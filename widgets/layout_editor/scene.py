@@ -49,11 +49,11 @@ class EditorScene(QGraphicsScene):
         view_height: float,
         unfolded: frozenset[str] = frozenset(),
     ) -> Shown:
-        """Show `preview` in lanes that are `width` pixels wide, and return it with its geometry.
+        """Show `preview` in lanes (one row for each device) that are `width` pixels wide; return it with its geometry.
 
         `loaded`: the loaded layout, whose measured memory is shown if it is the layout of `preview`.
         `view_height`: height in pixels that the lanes fill, as far as the limits of a lane's height allow.
-        `unfolded`: fingerprints of the machines whose devices have lanes of their own.
+        `unfolded`: fingerprints of the paired computers that have a lane for each device, instead of one lane for all.
         """
         contents = with_groups(lane_contents(preview), preview.rig, preview.report.rows, unfolded)
         experts = any(layer.expert_bytes for layer in preview.layers)

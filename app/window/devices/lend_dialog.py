@@ -32,8 +32,8 @@ INTRODUCTION = tr(
     "without a window."
 )
 OF_FILE = tr(
-    "A rig file is open, so only devices in this file can be lent. Devices > Refresh returns to this computer's "
-    "devices."
+    "A rig file is open, so only those devices of this computer that the file contains can be lent. "
+    "Devices > Refresh shows all devices of this computer again."
 )
 _ALL = "0.0.0.0"
 
@@ -83,7 +83,7 @@ class LendDialog(StatusDialog):
         self.address_box = ComboBox()
         self.port_box = SpinBox()
         self.name_line = QLineEdit(lender.choice.name)
-        self.announce_box = QCheckBox(tr("Show this computer in the local network"))
+        self.announce_box = QCheckBox(tr("Let computers on the local network find this one"))
         self.code_label = plain_label("", wrap=True)
         self.introduction: QLabel = plain_label("", "dim", wrap=True)
         self._add_rows()
@@ -106,7 +106,7 @@ class LendDialog(StatusDialog):
         self.show_state(self._lender.state)
 
     def _add_rows(self) -> None:
-        """Add a row for each local device of the device list that has none; hide rows of devices that are gone."""
+        """Add a row for each new local device of the device list; hide the rows of devices that are gone."""
         live, shown = self._live, {row.device.id for row in self.rows}
         here = set()
         for device in live.devices.rig.all_devices:

@@ -152,9 +152,8 @@ class LayoutPresenter(QObject):
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
         """Return the layout of `plan`, converted to split mode `mode`.
 
-        The last layout in mode `layer` is stored while another mode is chosen, and restored when the user returns to
-        `layer`. It is not restored if the user has meanwhile edited the layout, except for tensor overrides: if only
-        overrides were added, the stored layout is restored with these overrides.
+        When the user leaves mode `layer`, its layout is stored. When the user returns to `layer`, the stored layout is
+        restored, together with tensor overrides that were added meanwhile. After any other edit it is not restored.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode

@@ -21,7 +21,7 @@ A child process tokenises some 10 million characters a second, and serves no oth
 class TokeniseRequest(Struct):
     """The body of a `/tokenize` request.
 
-    `add_special`: whether to add the tokens (BOS, EOS) with which this model's texts begin and end.
+    `add_special`: whether to add BOS and EOS, if the model's vocabulary asks for them.
     `with_pieces`: whether to return the text of each token.
     """
 

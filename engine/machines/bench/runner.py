@@ -88,7 +88,7 @@ class _Trial(Struct):
     `loaded`: event of its last load; None before the first one.
     `windows`: readings of loads and answers, each with the number of generated tokens.
     `is_over`: whether it failed and is not measured any more.
-    `is_learnt`: whether its speeds have corrected the speed book.
+    `is_learnt`: whether its measured speeds have already corrected the predictions.
     """
 
     candidate: Candidate
@@ -192,8 +192,8 @@ class Bench:
     def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
         """Measure the best layout in turns with one candidate after another, and return the best layout found.
 
-        The candidate with the shortest predicted time comes first; candidates without a prediction come last. Those
-        that are predicted to be slower are not measured.
+        The candidate with the shortest predicted time comes first; candidates without a prediction come last.
+        Candidates that are predicted to be slower than the best layout are not measured.
         """
         waiting = list(candidates)
         while waiting:
@@ -236,9 +236,9 @@ class Bench:
             self._rounds += 1
 
     def _take_turn(self, trial: _Trial, n_later: int) -> None:
-        """Load and measure a layout once. After a failure it is not measured any more.
+        """Load and measure a layout once. If it fails, it gets no further turns.
 
-        `n_later`: number of its turns after this one, to correct the total if they are cancelled.
+        `n_later`: number of the layout's turns after this one; a failure subtracts them from the total.
         """
         begun_s = self._clock()
         try:

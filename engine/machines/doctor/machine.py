@@ -305,7 +305,7 @@ def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[s
     """Return personal names that can occur in texts about `rig`, with the texts that replace them in a report.
 
     `home`: home folder of the user.
-    `machines`: names and addresses (host:port) of paired or requested machines, found or not.
+    `machines`: names and addresses (host:port) of other computers, even if none of their devices is in `rig`.
     """
     found = {str(home): "~", platform.node(): "this-machine"}
     with suppress(OSError, KeyError, ImportError):

@@ -1,4 +1,4 @@
-"""Local RPC workers with memory caps: devices for this machine (`LabRig`), or a device for others (`serve`).
+"""RPC workers with memory caps, which serve devices of this machine to itself (`LabRig`) or to others (`serve`).
 
 The devices of a lab rig are simulated, or the NUMA nodes of this machine (`numa_rig`).
 """
@@ -122,7 +122,7 @@ class ServingChild:
         return self._child.wait(timeout_s)
 
     def begin_stop(self) -> None:
-        """Ask the worker to stop, without waiting for its end. The callback that `tell_end` set is not called then.
+        """Ask the worker to stop, without waiting for its end. The callback for an unexpected end is not called.
 
         May be called in every state and any number of times.
         """
@@ -352,7 +352,7 @@ class LabRig:
         # Under the lock, so that `close` in another thread either sees this child or prevents its start.
         with self._lock:
             if self._closed:
-                raise EngineError(tr("The lab rig was closed while it started."))
+                raise EngineError(tr("The lab rig was closed while its workers were starting."))
             self._started.children.append(child)
             child.start()
         return child
@@ -398,7 +398,11 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EngineError(
-            tr("Weights cannot be cached in {folder}: {strerror}.", folder=folder, strerror=error.strerror or error)
+            tr(
+                "Weights cannot be cached in {folder}: {strerror}. Check the permissions of the folder.",
+                folder=folder,
+                strerror=error.strerror or error,
+            )
         ) from None
     return folder
 
@@ -471,7 +475,7 @@ def numa_rig(
 
 
 def memory_not_bound(names: Sequence[str]) -> str:
-    """Return a sentence for the user: the memory of these workers is not bound to NUMA nodes. Empty without names."""
+    """Return a sentence that the memory of the workers `names` is not bound to NUMA nodes; empty without workers."""
     if not names:
         return ""
     return tr(

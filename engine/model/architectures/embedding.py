@@ -1,4 +1,4 @@
-"""Records of architectures that are not plain decoders: encoders, T5, diffusion and draft models."""
+"""Descriptions of model architectures that are not plain decoders: encoders, T5, diffusion and draft models."""
 
 from __future__ import annotations
 

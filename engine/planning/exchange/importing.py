@@ -179,7 +179,7 @@ class _Arranger:
     def _offloaded(self, has_devices: bool) -> int:
         """Return the number of layers on devices other than the CPU, counted back from the output layer.
 
-        If the options do not state the number, it is that of all layers, and a note says so if there are devices.
+        If the options do not state the number, all layers count, and a note says so if there are devices.
 
         `has_devices`: whether there are devices that can hold layers.
         """

@@ -401,9 +401,9 @@ class _Reader:
         self.options.load = replace(load, draft=replace(load.draft or ForeignDraft(), **change))
 
     def fit(self, _name: str, _value: str) -> None:
-        """Ignore option `--fit`, which only changes options that the command does not set.
+        """Ignore option `--fit`, which only chooses values for options that the command does not set.
 
-        It needs no note: other notes mention these options.
+        No note is added here, because other notes mention options that are not set.
         """
 
     def projector(self, _name: str, value: str) -> None:
@@ -448,7 +448,10 @@ class _Reader:
 
     def no_repack(self) -> None:
         self.options.notes.append(
-            tr("--no-repack was not imported: Layerdeck repacks weights unless its check of the engine found a fault.")
+            tr(
+                "--no-repack was not imported: Layerdeck repacks weights, unless a check of this computer found a "
+                "fault in repacked weights."
+            )
         )
 
 

@@ -52,7 +52,7 @@ class HeldModel(Struct, frozen=True):
         return self.idle_since_s + self.keep_alive_s
 
     def holding(self, held_bytes: Mapping[str, int], endpoints: frozenset[str]) -> HeldModel:
-        """Return the model with new values of `held_bytes` and `endpoints`."""
+        """Return the model, which now holds `held_bytes` (bytes by device id) and uses the RPC workers `endpoints`."""
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
     def busy(self) -> HeldModel:
@@ -138,9 +138,9 @@ def eviction_order(model: HeldModel) -> tuple[float, float, str]:
 
 
 def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
-    """Return the bytes that a load holds on each device that it uses, by device id.
+    """Return the bytes that a loaded model holds on each device that it uses, by device id.
 
-    llama.cpp does not report the overhead, so that of the forecast is used.
+    llama.cpp does not report the overhead (memory beyond its buffers), so it is taken from the forecast.
     `checkpoint_bytes`: host memory of the checkpoints of all sequences, in addition to the measured memory.
     """
     # A measured row may contain a part of these bytes already; only the difference is added.
@@ -216,7 +216,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int, taken_
 def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
     """Return whether every device has enough available memory for the need of its row and for its margin.
 
-    A row without needs always fits.
+    A row that needs no memory always fits.
     """
     return not missing_bytes(rows, rig)
 
@@ -239,9 +239,10 @@ class Recovery(Struct, frozen=True):
     held_bytes: Mapping[str, int]
 
     def is_over(self, free_bytes: Mapping[str, int], now_s: float) -> bool:
-        """Return whether the wait is over: enough memory is free on every device, or `LIMIT_S` seconds have passed.
+        """Return whether the wait is over: the model's memory is free again, or `LIMIT_S` seconds have passed.
 
-        Enough is `RECOVERED_SHARE` of the bytes that the model held. `free_bytes`: free bytes by device id, at `now_s`.
+        It counts as free if the free memory of every device has grown by more than `RECOVERED_SHARE` of the bytes that
+        the model held there. `free_bytes`: free bytes by device id, at `now_s`.
         """
         # Drivers free memory some time after the process has ended. A load that starts too early would fail for no
         # reason.

@@ -38,7 +38,7 @@ class Room(Struct, frozen=True):
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return which models have to be unloaded before a load that needs the memory of `rows`.
 
-    If unloading all of `others` is not enough, the result has every model that uses a device without enough memory.
+    If unloading all of `others` is not enough, the result names all models that use a device without enough memory.
     The user may then try the load all the same, because a forecast may be wrong.
 
     `rows`: forecast of the memory that the load needs, one row for each device.
@@ -107,10 +107,10 @@ def choices_to_unload(
 def find_whole(
     plan: Plan, choices: Sequence[tuple[tuple[HeldModel, ...], Rig]], find_layout: Callable[[Plan], Layout]
 ) -> WholeWithout | None:
-    """Return the first of `choices` after which the whole model fits on devices other than the CPU, with its layout.
+    """Return the first of `choices` that lets the whole model fit on devices other than the CPU, and the plan for it.
 
-    None if no choice frees enough memory. Each choice takes a search for a layout, so this function must not be called
-    in the GUI thread.
+    None if no choice frees enough memory. A layout is searched for each choice, so this function must not be called in
+    the GUI thread.
 
     `choices`: (models to unload, rig after the unload).
     `find_layout`: returns a good layout for the model, settings and rig of a plan.

@@ -89,7 +89,7 @@ class PartMove(Move, frozen=True):
     def apply(self, layout: Layout) -> Layout:
         """Return `layout` with an override for the part.
 
-        If `device` is the layer's own device, the part gets an override only if another override would move it.
+        On the device of its layer the part gets no override, unless another override would move it elsewhere.
         """
         return place_part(layout, self.part, self.first, self.last, self.device)
 

@@ -1,4 +1,4 @@
-"""Slices of every tensor on the devices of split mode tensor, exact to the element.
+"""Slices of every tensor on each device in split mode tensor, exact to the element.
 
 Follows `llama_meta_device_get_split_state` in llama-model.cpp. Some tensors are sliced along one dimension, at
 multiples of a granularity that keeps heads and quantisation blocks whole. Slices are rounded down, and the last device
@@ -39,8 +39,8 @@ class _Rule(NamedTuple):
     """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
     `kind`: kind of tensor, which determines granularity and segments (parts of the tensor that are sliced separately).
-    `like`: names of weights. Slices are multiples of a quantisation block: the block of the first of these weights that
-    the layer has, or that of the tensor itself if `like` is empty.
+    `like`: names of weights. A slice is a multiple of the quantisation block of the first of these weights that the
+    layer has. If `like` is empty, it is a multiple of the tensor's own block.
     """
 
     pattern: re.Pattern[str]
@@ -355,7 +355,7 @@ Members = tuple[int, ...]
 
 
 class MemberTables:
-    """Slices of weights and state on each device of split mode tensor, for one model and one list of shares.
+    """Bytes of the slices of weights and state on each device in split mode tensor, for one model and list of shares.
 
     Create one object for each list of shares and reuse it, because it caches slices.
     """
@@ -374,7 +374,7 @@ class MemberTables:
     def state_bytes(self, states: Sequence[LayerState], leading: int) -> tuple[Members, Members]:
         """Return (bytes of the KV cache, bytes of recurrent state) on each device. The last result is cached.
 
-        `leading`: number of CPU layers at the front, which are left out.
+        `leading`: number of first layers that are left out, because they are on the CPU.
         """
         last = self._last_state
         # By identity: a context has one tuple of states, and comparing all its tensors takes longer.
@@ -387,16 +387,16 @@ class MemberTables:
         return kv, recurrent
 
     def _sum(self, tensors: Iterable[tuple[int, CacheTensor]]) -> Members:
-        """Return the bytes of the slices of these tensors on each device, added up.
+        """Return the bytes that the slices of all `tensors` take on each device.
 
-        `tensors`: (index of the layer, tensor of the layer's state).
+        `tensors`: pairs of a layer's index and a tensor of the layer's state.
         """
         slices = (self._split.state_bytes(tensor, layer, self._rules) for layer, tensor in tensors)
         return tuple(map(sum, zip((0,) * len(self._rules), *slices, strict=True)))
 
 
 def member_rules(placement: Placement) -> tuple[SizeRule, ...] | None:
-    """Return how the buffer type of each device with a share pads tensors; None if the rig lacks such a device."""
+    """Return how each device of the placement pads tensors in its buffers; None if the rig lacks one of the devices."""
     if any(entry not in placement.traits for entry in placement.entries):
         return None
     return tuple(placement.traits[entry].size_rule for entry in placement.entries)

@@ -51,7 +51,7 @@ class Plan(Struct, frozen=True, dict=True):
     `rig`: the devices with their free memory.
     `edit`: layout, settings and side files; settings may be on auto.
     `probed`: memory of each device as llama.cpp reported it for a plan with the same `key`; None if there was no probe.
-    The free memory in these rows may be out of date.
+    The free memory in it may be out of date.
     """
 
     memory: ModelMemory
@@ -114,8 +114,8 @@ class Plan(Struct, frozen=True, dict=True):
     def learned_rig(self) -> Rig:
         """The rig, with a larger overhead for devices on which this model ran out of memory in an earlier load.
 
-        The overhead is memory beyond llama.cpp's buffers. A load counts only if its context and micro batch were not
-        larger than those of this plan. The result is `rig` itself if there was no such load.
+        The overhead is memory beyond llama.cpp's buffers. Loads with a larger context or micro batch than this plan's
+        are ignored. The result is `rig` itself if there was no such load.
         """
         devices = tuple(map(self._learned, self.rig.devices))
         return self.rig if all(map(operator.is_, devices, self.rig.devices)) else Rig(devices, self.rig.host)

@@ -35,7 +35,7 @@ class LeftOpen(Struct, frozen=True):
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether `text`, which a user typed, means "no number", as "auto" does."""
+        """Return whether `text`, which a user typed, stands for this state, as the word "auto" may."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
@@ -70,7 +70,7 @@ class WholeNumber(Struct, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
+            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
         """
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
@@ -168,7 +168,7 @@ class Real(Struct, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
+            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
         """
         number = item.number(key)
         if not self.low <= number <= self.high:
@@ -249,7 +249,7 @@ class Choice(Struct, _Words, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
+            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
         """
         return item.choice(key, self.words)
 
@@ -291,7 +291,7 @@ class Switch(Struct, _Words, frozen=True):
         """Return the value of `key` in a JSON object.
 
         Raises:
-            EngineError: the value is invalid. The subclass is that of the file, such as `LayoutError`.
+            EngineError: the value is invalid. Its class depends on the file, such as `LayoutError` for a layout file.
         """
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 

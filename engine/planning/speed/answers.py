@@ -2,8 +2,8 @@
 
 An answer has one measured time per token, and a predicted time for each device. Each device has a factor for its
 predicted times. The factors are adjusted, answer after answer and in several passes, until the sum of the scaled times
-is close to the measured time (multiplicative algebraic reconstruction, as in tomography). The ratio that remains for a
-class of layouts (`layout_class`) is a correction of its own. All functions are pure.
+is close to the measured time (multiplicative algebraic reconstruction, as in tomography). The median
+ratio of measured to scaled time in a class of layouts (`layout_class`) is a further correction. All functions are pure.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ def _make_pipe_of_our_life() -> tuple[int, int]:
 
 
 def _open_lifeline() -> int | None:
-    """Return a new descriptor of the reading end of `_make_pipe_of_our_life`, for one child.
+    """Return a new descriptor by which the kernel signals a child when this process ends.
 
-    The kernel signals the child by it when this process ends. Return None if the system cannot do that.
+    It is the reading end of `_make_pipe_of_our_life`, opened for one child. None if the system cannot do that.
     """
     if not sys.platform.startswith("linux"):
         return None

@@ -43,7 +43,7 @@ class Job(Request, frozen=True, kw_only=True):
 class DeviceRef(Struct, frozen=True, kw_only=True):
     """Reference by which the child finds a ggml device: by endpoint and index, else by PCI id, else by ggml's name.
 
-    `id`: our device id; "CPU" is the host.
+    `id`: Layerdeck's id of the device; "CPU" is the host.
     `backend`: ggml's backend.
     `name`: ggml's device name.
     `pci_bus_id`: PCI id; None if the device has none.
@@ -154,7 +154,7 @@ class WeightSpan(Struct, frozen=True):
 
 
 class EarlyWeights(Struct, frozen=True):
-    """Large weights of a device behind an RPC worker, which may be sent before the load. `device`: our id."""
+    """Large weights of a device behind an RPC worker, which may be sent before the load. `device`: Layerdeck's id."""
 
     device: str
     spans: tuple[WeightSpan, ...]

@@ -1,4 +1,7 @@
-"""Inputs of the session's state machine: commands from the owner of the session, and reports of the driver."""
+"""Inputs of the session's state machine: commands from the owner of the session, and reports of what has happened.
+
+The reports come from `Driver`, which carries out the effects of the state machine.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Snapshot(Struct, frozen=True):
     `ending`, `proposals`: result of the last load that has ended.
     `requests`: requests under way.
     `context_used`: number of tokens in the context at the end of the last answer; None before the first one. During an
-    answer the events `Reading` and `Token` carry it.
+    answer, the present number is in the events `Reading` and `Token`.
     `holds_child`: whether the child process still exists, and with it its memory.
     `is_unloading`: whether the model is being unloaded, or the session closed.
     """

@@ -78,7 +78,7 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
         return ""
     if bench.pinned:
         return tr(
-            " The rest is on the CPU ({parts}), because next to the pinned layers no other device has room for more.",
+            " The rest is on the CPU ({parts}), because the pinned layers leave no room for more on the other devices.",
             parts=name_list(parts),
         )
     return tr(" The rest is on the CPU ({parts}), because no other device has room for more.", parts=name_list(parts))
@@ -108,9 +108,9 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
 
 
 def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[Layout, int] | None:
-    """Return `layout` with its first or last unpinned layer on the device, and the index of this layer.
+    """Return `layout` with one layer moved to the device, and the index of this layer; None if no layer fits there.
 
-    None if neither layer fits on the device.
+    Only two layers are tried: the first and the last one that are not on the CPU and not pinned by the user.
     """
     places = layout.assignment()
     free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]

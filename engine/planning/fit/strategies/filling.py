@@ -48,7 +48,8 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
     """Yield layouts in which devices are filled one after another with whole layers, in several orders of devices.
 
-    A strategy's result has at least as many bytes off the CPU as each of these layouts that fits.
+    They are the measure for strategies: the result of a strategy has at least as many bytes on devices other than the
+    CPU as any of these layouts that fits.
     """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
@@ -115,7 +116,7 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
 
 class _Pass(Struct, frozen=True):
-    """Limits for filling all devices once with layers. If they are filled again, the reserve may be larger.
+    """One pass that fills the devices with layers, with its limits. Another pass may have a larger reserve.
 
     `headroom`: bytes that must stay free, by device id.
     `output`: device id of the output layer; None for the device of the last layer.
@@ -123,7 +124,7 @@ class _Pass(Struct, frozen=True):
     `reserve`: further bytes that must stay free as long as layers are on the CPU, by device id.
     `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to this device for
     large batches. While other devices are filled, this device gets one layer, so that the compute buffers of the other
-    devices are estimated correctly. The caller must finally check whether `front` has room.
+    devices are estimated correctly. The caller must check in the end whether the layers of `front` fit.
     """
 
     bench: Workbench
@@ -182,10 +183,10 @@ class _Pass(Struct, frozen=True):
         return count
 
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether no device exceeds its memory.
+        """Return whether these layers fit: no device exceeds its memory.
 
-        Two kinds of devices are checked only while they get layers themselves: `front`, and devices that are too small
-        for the layers pinned to them.
+        Two kinds of devices are skipped unless they are `filled`: the device `front` of the class, and devices that are
+        too small for the layers that the user pinned to them.
 
         `places`: device id of each layer.
         `output`: device id of the output layer; None for the device of the last layer.

@@ -71,9 +71,7 @@ class Drafter(ABC):
         self.has_failed = self.is_reading = False
 
     def refusal(self, number: int, tokens: int) -> DraftPause:
-        """Return why nothing can be drafted for slot `number`, which has `tokens` tokens; empty if drafting is
-        possible.
-        """
+        """Return why no tokens can be drafted for slot `number`, which has `tokens` tokens; empty if they can."""
         if self.has_failed or number >= self._loaded.n_sequences:
             return "failed"
         return "" if tokens + 1 < self._most_tokens else "context"
@@ -81,7 +79,7 @@ class Drafter(ABC):
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return the drafted tokens for each of `wanted`.
 
-        A draft is empty after a stop, or if the tokens of its slot could not all be computed.
+        A draft is empty if its slot's earlier tokens could not all be computed, for example after a stop request.
         """
         drafts = self._begin(wanted)
         # One token for each draft at a time; the last one is not computed, because nothing follows it.
@@ -99,7 +97,7 @@ class Drafter(ABC):
     def _begin(self, wanted: Sequence[Wanted]) -> list[Draft]:
         """Compute, in the drafter's context, the tokens of each slot that are not in the drafter's KV cache yet.
 
-        Return an empty draft for each of `wanted`. Its `place` is set if tokens can be drafted for it.
+        Return a draft without tokens for each of `wanted`. Its `place` is set if tokens can be drafted next.
         """
 
     @abstractmethod

@@ -77,7 +77,7 @@ class NgramIndex:
 def _match(tokens: Sequence[int], place: int) -> int:
     """Return how many tokens before the index `place` equal the last tokens of the sequence.
 
-    The result is at least `N`, and at most the last of `LENGTHS`.
+    The caller has found that the last `N` tokens are equal. At most `LENGTHS[-1]` tokens are compared.
     """
     count = len(tokens)
     most = min(LENGTHS[-1], place)
@@ -87,7 +87,7 @@ def _match(tokens: Sequence[int], place: int) -> int:
 class NgramDrafts:
     """Makes n-gram drafts for one answer, and records how many of their tokens agree with the answer.
 
-    The comparison needs no batch, so it includes drafts that were made but not used.
+    The comparison needs no decoding, so drafts are compared even if the model did not check them.
     """
 
     def __init__(self) -> None:

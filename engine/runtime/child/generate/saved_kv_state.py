@@ -72,7 +72,7 @@ class ModelIdentity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class KeptCheckpoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Header entry of a checkpoint. `tokens`: number of tokens in the sequence when it was taken."""
+    """Header entry of a checkpoint (copy of an earlier state). `tokens`: length of the sequence when it was taken."""
 
     tokens: int
     size_bytes: int

@@ -59,7 +59,7 @@ class Generation(SequenceTask):
     `tokens`: the prompt, then the sampled tokens.
     `first`: opening reasoning tag if the prompt ends with one, else empty. It is sent as the first text of the answer.
     `prompt`: the prompt with its images and sounds.
-    `positions`: token positions in the prompt at which checkpoints are useful.
+    `positions`: token positions in the prompt at which a checkpoint (copy of the state) is useful.
     `replaced`: why ChatML was used instead of the chat template; empty if the template did not fail.
     `kept`: number of first tokens that stay if a full context is shifted; None: the answer ends in a full context.
     """

@@ -193,10 +193,11 @@ def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, widt
 
 
 def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> None:
-    """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`).
+    """Encode the longest chunk of an image or a sound, so that mtmd allocates the buffers for it.
 
     `handle`: the loaded projector.
     `marker`: text that marks an image or sound in a prompt.
+    `watch`: ends the computation at its first graph node, after the allocation (`NodeWatch.ends_at_once`).
     `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
@@ -208,10 +209,11 @@ def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: Exi
 
 
 def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> list[Any]:
-    """Return the mtmd chunks of an image or a sound, without those of text; empty if the projector refuses it.
+    """Return the image or sound chunks that mtmd makes of an image or a sound; empty if the projector refuses it.
 
     `handle`: the loaded projector.
     `marker`: text that marks an image or sound in a prompt.
+    `watch`: limits the time and memory of mtmd's preparation.
     `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """

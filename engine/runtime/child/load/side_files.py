@@ -120,8 +120,8 @@ class Projector(Struct, frozen=True):
 
     `library`: the binding of mtmd.
     `marker`: text that marks an image or sound in a prompt.
-    `watch`: the projector's callback, with the limits of its computations. It must live as long as the projector. None
-    in tests.
+    `watch`: the callback that ggml calls for the projector's graph nodes, with limits of time and memory. It must live
+    as long as the projector. None in tests.
     `limits`: limits for images from the settings, as text (`limits_of`).
     """
 
@@ -150,7 +150,10 @@ class Projector(Struct, frozen=True):
 
 
 class LoadedSideFiles(Struct, frozen=True):
-    """Adapters and projector of a model. `parts`: their memory; sizes from the log are rounded to 0.01 MiB."""
+    """Loaded adapters and projector of a model.
+
+    `parts`: their memory. Sizes that are known only from llama.cpp's log are rounded to 0.01 MiB.
+    """
 
     adapters: Adapters
     projector: Projector | None = None

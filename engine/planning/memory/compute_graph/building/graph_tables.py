@@ -52,14 +52,14 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 from engine.planning.memory.tensors import OverrideMatches
 
 Sizes = Literal["none", "moved", "all"]
-"""Weights that must have equal sizes in all layers that share a graph: none, those that overrides move, or all."""
+"""Weights that must have equal sizes in all layers that share a graph: none, those moved by overrides, or all."""
 
 
 class Variant(Struct, frozen=True):
     """Representative of all layers that have the same graph, with weights in the same buffer types.
 
     `layer`: index of one of these layers; -1 for the weights outside of blocks.
-    `moved`: buffer type of each weight that overrides move, by full name of the weight.
+    `moved`: buffer type of each weight that is moved by an override, by full name of the weight.
     """
 
     layer: int
@@ -218,9 +218,9 @@ class GraphTables:
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
-        """Return the index in `variants` of the entry for the weights outside of blocks; it is added if it is new.
+        """Return the variant of the weights outside of blocks, as index in `variants`; it is added if it is new.
 
-        Overrides share an entry if they move the same weights outside of blocks to the same buffer types.
+        Two lists of overrides have the same variant if they move the same of these weights to the same buffer types.
         """
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
@@ -245,8 +245,9 @@ class GraphTables:
 
         A variant represents layers with the same graph, and with weights in the same buffer types.
 
-        `places`: buffer type of each weight that overrides move; "" for other weights.
-        `rest`: all other properties by which variants differ.
+        `places`: buffer type of each weight that is moved by an override; "" for other weights.
+        `rest`: the other properties: the kind of the layer and the sizes of weights that must be equal, or the names of
+        the moved weights outside of blocks.
         `layer`, `moved`: fields of a new `Variant`.
         """
         found = self._numbers.setdefault((places, rest), len(self.variants))
@@ -256,7 +257,7 @@ class GraphTables:
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the buffer type of each weight that overrides move, by full name of the weight."""
+        """Return the new buffer type of each weight that is moved by an override, by full name of the weight."""
         return {name: buft_of_device(device) for name, device in self._homes.devices(overrides).items()}
 
     @property
@@ -315,8 +316,8 @@ class _WholeGraph:
 
     A section is consecutive nodes, mostly those of one layer. Overrides change only the buffer types of weights.
     Overrides of weights outside of blocks are not supported.
-    Sections with the same weights in the same buffer types are one object in all graphs, so that cached results for
-    them are valid.
+    If two layouts place the weights of a section alike, both get the same object, so that results that are cached for
+    it are found again.
 
     `sections`: the sections without overrides.
     `names`: full name of each weight in the sections.
@@ -388,9 +389,10 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return which weights must have equal sizes in all layers for which one section of the graph is used.
+        """Return which weights must have equal sizes in all layers that use the same section (nodes) of the graph.
 
-        "moved" means the weights that overrides move.
+        A device that computes with weights in host memory allocates copies of them, so their sizes matter. "moved"
+        means the weights that are moved by overrides.
 
         `buft`: buffer type of the device on which the layers are.
         `kernel_class`: number of the device's kernel class (`GraphTables.kernel_class`).
@@ -400,10 +402,10 @@ class SectionMaker:
         return "all" if kernel_class or buft == HOST else "moved"
 
     def section(self, name: SectionName) -> Section:
-        """Return the section of the graph (consecutive nodes, mostly one layer's) with a name; it is built on first
-        use.
+        """Return the section with this name; it is built on first use.
 
-        A name is `(kind, before, layers, kernel_classes, is_last, outer)`.
+        A section is consecutive nodes of the graph, mostly those of one layer. A kernel class is the devices that lack
+        kernels for the same weights. A name is `(kind, before, layers, kernel_classes, is_last, outer)`.
 
         `kind`: "layers", or "end" for the section with the output matrix.
         `before`, `layers`: variants of the layers of the previous section and of this one (indices in
@@ -492,7 +494,8 @@ class SectionMaker:
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
         """Build the whole graph, cut it into sections (consecutive nodes, mostly one layer's), and return all of them.
 
-        `kernel_classes`: number of the kernel class of each layer's device; the last one is for the output layer.
+        `kernel_classes`: number of the kernel class of each layer's device; the last one is for the output layer. The
+        devices of one class lack kernels for the same weights.
         """
         found = self._parts.get((overrides, kernel_classes))
         if found is None:

@@ -1,8 +1,10 @@
 """Translation of scheduler and allocator states from the sections of one device to those of the next device.
 
-A section is consecutive nodes of the graph, mostly those of one layer. A state is what a pass hands from one section to
-the next. The sections of one device (`SectionGroup`) have their own short list of backends: those that their nodes can
-use. So a backend has another index in the sections of the next device, and its buffer type has another name.
+A section is consecutive nodes of the graph, mostly those of one layer. Passes of the scheduler and the allocator are
+simulated section by section. A state is the data that a pass needs from the sections before, such as free blocks.
+
+The sections of one device (`SectionGroup`) have their own short list of backends: those that their nodes can use. So a
+backend has another index in the sections of the next device, and its buffer type has another name.
 """
 
 from __future__ import annotations
@@ -68,14 +70,14 @@ class BackendMap(Struct, frozen=True):
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
         """Translate tensor names from the first device's sections of the graph to those of the second device.
 
-        Tensors are left out if the second device's list has no backend for them.
+        Tensors on backends that the second device's sections do not use are left out.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
         """Translate the name of a tensor from the first device's sections of the graph to those of the second device.
 
-        None if the second device's list has no backend for the tensor.
+        None if the tensor is on a backend that the second device's sections do not use.
         """
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
@@ -114,7 +116,7 @@ class BackendMap(Struct, frozen=True):
         """Translate allocated tensors from the first device's sections of the graph to those of the second device.
 
         Their names and the names of their buffer types are replaced.
-        Tensors are left out if the second device's list has no backend for them.
+        Tensors on backends that the second device's sections do not use are left out.
         """
         return tuple(
             [
@@ -151,7 +153,7 @@ class SplitState(Struct, frozen=True):
 
     `backend`: index of the open split's backend; -1 if no split is open.
     `has_inputs`: whether the open split has inputs (copies).
-    `passing`: names of copies of layers' tensors, which only neighbouring sections read.
+    `passing`: names of copies of layers' tensors. Only neighbouring sections read such copies.
     `lasting`: (backend index, names of that backend's copies of inputs and shared weights), sorted by index.
     """
 
@@ -161,8 +163,9 @@ class SplitState(Struct, frozen=True):
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Return the state with backend indices translated by `backend_map`; backends without a translation are left
-        out.
+        """Translate this state from the first device of `backend_map` to its second device.
+
+        Copies for backends that the second device's sections do not use are left out.
         """
         lasting = {
             index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0

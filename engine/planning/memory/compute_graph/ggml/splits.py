@@ -1,4 +1,4 @@
-"""Sections of the graph after pass 5 of the scheduler: divided by splits, with the copies that they read.
+"""Sections of the graph after pass 5 of the scheduler, which divides them into splits and adds copies of tensors.
 
 A section is consecutive nodes, mostly those of one layer.
 """
@@ -78,7 +78,7 @@ def make_split_section(
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
 ) -> SplitSection:
-    """Return a section of the graph that is divided into these parts of splits.
+    """Return a section of the graph divided into `parts`, each with the nodes of one split.
 
     Its `names_before` (the previous section's names for tensors that this section reads) are computed here.
     """

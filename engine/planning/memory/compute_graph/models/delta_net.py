@@ -57,16 +57,16 @@ def build_layer_attn_linear_ba(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (queries, keys and values in one tensor, output gate) (`build_qkvz`)."""
+    """Return two tensors: queries, keys and values in one, and the output gate (`build_qkvz`)."""
     mixed = ctx.linear("attn_qkv", current)
     mixed = ctx.graph.reshape(mixed, mixed.ne[0], ctx.batch.sequence_tokens, ctx.batch.n_sequences)
     return mixed, ctx.linear("attn_gate", current)
 
 
 def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (queries, keys and values in one tensor, output gate) for older files.
+    """Return two tensors for older files: queries, keys and values in one, and the output gate.
 
-    Older files have one weight for all of these, with rows grouped by key head.
+    Older files have one weight for all four, with rows grouped by key head.
     """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
@@ -129,7 +129,7 @@ def _build_delta_net(
 
 
 def _for_each_head(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return queries or keys, repeated for all heads of values that use them."""
+    """Return `source` (queries or keys) with each head repeated, once for each value head that uses it."""
     graph, (head, groups, tokens, sequences) = ctx.graph, source.ne
     each = ctx.hparams.ssm.dt_rank // groups
     apart = graph.reshape(source, head, 1, groups, tokens * sequences)
@@ -189,9 +189,9 @@ def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of Kimi delta attention whose input is added to the graph before the state is read.
+    """Return the output of Kimi delta attention; its input is added to the graph first (`build_forward_expand`).
 
-    It is used for kimi-linear.cpp and glm5-next.cpp.
+    Mirrors kimi-linear.cpp and glm5-next.cpp.
     """
     return build_kda_layer(ctx, ctx.graph.build_forward_expand(current))
 

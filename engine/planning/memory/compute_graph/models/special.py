@@ -220,7 +220,7 @@ def granite_switch_router(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _nothing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Placeholder for the router's attention builder; it is never called."""
+    """Return `current`. The router's layer needs an attention builder, but never calls it."""
     return current
 
 

@@ -52,7 +52,7 @@ def skip_feature_search() -> None:
     """Prevent PySide from reading the source of each module that is imported after this call.
 
     PySide searches the source for `from __feature__ import`, which nothing here uses. The search took a fifth of the
-    processor time of imports before the first picture, and a tenth of later imports (PySide6 6.11.3). The PySide
+    processor time of imports before the first paint, and a tenth of later imports (PySide6 6.11.3). The PySide
     function that is replaced is private: if it is missing, nothing is changed.
     """
     with suppress(ImportError):

@@ -16,7 +16,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder of ours if it is missing, and check that files can be made in it.
 
     Raises:
-        OSError: the folder cannot be made, or not be written to.
+        OSError: the folder cannot be made, or no files can be made in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -85,9 +85,9 @@ class LayoutComparer(QObject):
         return bool(held) and all(model.loading.phase is Phase.READY for model in held)
 
     def park_all(self, then: Callable[[], None]) -> None:
-        """Park all loaded models (unload them until their next question), then call `then`.
+        """Park all loaded models: unload them until their next question.
 
-        It is called when their processes have ended.
+        `then` is called when their processes have ended.
         """
         for model in self._models.all:
             if model.held is not None:

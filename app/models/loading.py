@@ -1,4 +1,4 @@
-"""The session of one model as Qt object: its loads, its phase, its loaded layout, and requests to it."""
+"""The session of one model as a Qt object: its loads, its phase, its loaded layout, and requests to it."""
 
 from __future__ import annotations
 
@@ -273,7 +273,10 @@ class Loading(QObject):
             self.leaving.emit()
 
     def _show_now(self) -> None:
-        """Show the session's newest snapshot at once. Older ones that arrive later are ignored."""
+        """Take over the session's newest snapshot at once: update `phase` and `loaded`, and emit signals of changes.
+
+        Older snapshots that arrive later are ignored.
+        """
         self._show(self.bridge.session.snapshot)
 
     def _show(self, snapshot: Snapshot) -> None:

@@ -153,9 +153,9 @@ class SideFileController(QObject):
             self._document.set_side_files(change(edit.side_files), text)
 
     def _on_edit_settled(self) -> None:
-        """Store the current model's side files in the settings if the user has changed them since it was opened.
+        """Store the current model's side files in the settings if the user has changed them since the opening.
 
-        Otherwise the stored paths stay, even of files that are missing now, because their disk may only be unmounted.
+        Otherwise the stored paths are kept. This includes paths of missing files, because their disk may be unmounted.
         """
         state = self._document.state
         if state is not None and state.edit.side_files != state.kept_side_files:

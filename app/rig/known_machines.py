@@ -125,7 +125,7 @@ class KnownMachines(QObject):
             )
 
     def close(self) -> None:
-        """Stop the timer by which machines are asked for their devices. A running request still ends."""
+        """Stop asking machines for their devices. A request that is already running is completed."""
         self._timer.stop()
 
     def _devices_of(self, machine: Machine) -> tuple[Device, ...]:

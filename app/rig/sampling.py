@@ -21,7 +21,7 @@ STOP_S = 0.5
 class Sampling(QObject):
     """Reads memory samples of the listed devices in a thread.
 
-    The memory of RPC workers on this computer (the lab rig) is that of their processes.
+    For RPC workers on this computer (the lab rig), a sample has the memory of the worker's process.
     """
 
     _sampled = Signal(object)
@@ -57,7 +57,7 @@ class Sampling(QObject):
 WORDS: Mapping[AlertKind, str] = {
     "low": tr("memory is low"),
     "falling": tr("free memory is dropping"),
-    "spilled": tr("weights in slower memory"),
+    "spilled": tr("weights moved to slower memory"),
     "paging": tr("reading weights from disk"),
 }
 

@@ -62,7 +62,7 @@ class _Wanted(Struct, frozen=True):
     """The server's request to load the model of `entry`.
 
     `deliver`: callback for the end of the load, called once, in any thread. Its argument is the error, or None if the
-    model is loaded and lent.
+    model is loaded and the server can use it.
     """
 
     entry: ModelEntry
@@ -70,7 +70,7 @@ class _Wanted(Struct, frozen=True):
 
 
 class _GivenUp(Struct, frozen=True):
-    """The server's message that no client waits for the load of `wanted` any more."""
+    """Message from the server: no client waits for the load of `wanted` any more."""
 
     wanted: _Wanted
 
@@ -165,7 +165,7 @@ class ServedModels(QObject):
     # ------------------------------------------------------------------ in the server's loop
 
     async def load(self, entry: ModelEntry) -> None:
-        """Wait until the model of `entry` is loaded and lent to the server.
+        """Load the model of `entry`, and wait until the server can send requests to it.
 
         A load that has not begun is given up if the caller cancels this call.
 
@@ -196,7 +196,7 @@ class ServedModels(QObject):
             raise
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the idle time in seconds after which the model of `entry` is unloaded, because a request asks for it.
+        """Set the idle time that a request asks for: seconds after which the idle model of `entry` is unloaded.
 
         The call has no effect on models that a person has opened.
         """
@@ -257,7 +257,7 @@ class ServedModels(QObject):
             self._lend(model)
 
     def detach(self) -> None:
-        """Lend no models any more, and stop the answers to clients of the server."""
+        """Take all models back from the server, which is ending, and stop the answers to its clients."""
         with self._lock:
             self._server = None
             readings, self._readings = self._readings, []
@@ -377,7 +377,9 @@ class ServedModels(QObject):
         return found[0] if found else None
 
     def _go_on(self) -> None:
-        """Start the next step of the requested load (open the file, plan, load) unless a step runs or must wait.
+        """Start the next step of the requested load: open the file, plan, or load.
+
+        Do nothing while a step is running, or while it must wait for another load or for answers to end.
 
         Called whenever a model has changed.
         """
@@ -436,7 +438,10 @@ class ServedModels(QObject):
         )
 
     def _edit_of(self, model: OpenModel) -> Edit | None:
-        """Return the edit (layout and settings) that a request uses to load an open model; None if it has none yet."""
+        """Return the edit (layout and settings) that a request uses to load an open model.
+
+        None if the model has no edit yet.
+        """
         if model is self._models.current:
             return self._document.edit
         return None if model.edit_state is None else model.edit_state.edit

@@ -187,7 +187,7 @@ class PreferencesDialog(Dialog):
         self.idle_time_box.setCurrentIndex(times.index(idle_s) if idle_s in times else 0)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Update the choices for idle models, which "Do not ask again" before a load may have changed."""
+        """Update the choices for idle models. "Do not ask again" in another dialog may have changed them."""
         self._show_idle()
         super().showEvent(event)
 

@@ -38,7 +38,7 @@ class Processor(Struct, frozen=True):
 
     @property
     def threads(self) -> int:
-        """The number of threads with which computations are fastest: one per performance core, limited by the quota."""
+        """The number of threads that makes computations fastest: one per performance core, limited by the quota."""
         return max(1, min(self.performance_cores, self.quota_cores or self.performance_cores))
 
 

@@ -1,7 +1,7 @@
-"""Changed copies of values.
+"""`replace`: returns a copy of a frozen `msgspec.Struct` in which some fields have new values.
 
-Values are frozen `msgspec.Struct`s. At run time `replace` is `msgspec.structs.replace`. For the type checker it is
-`dataclasses.replace`, whose arguments mypy compares with the fields of a struct too.
+At run time it is `msgspec.structs.replace`. For the type checker it is `dataclasses.replace`, because mypy compares
+the arguments of that function with the fields of the struct.
 """
 
 from __future__ import annotations

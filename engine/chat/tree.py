@@ -79,7 +79,7 @@ def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
         if message.id in by_id:
             raise ValueError(tr("the message {id} occurs twice", id=message.id[:40]))
         if message.parent is not None and message.parent not in by_id:
-            raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
+            raise ValueError(tr("the message before message {id} is missing", id=message.id[:40]))
         by_id[message.id] = message
     if leaf is not None and leaf not in by_id:
         raise ValueError(tr("the message that was shown last is missing"))
@@ -112,9 +112,9 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def select(tree: MessageTree, message: str) -> MessageTree:
-    """Return the tree with a branch shown that contains `message`.
+    """Return the tree with `message` on the shown branch.
 
-    If the message is shown already, nothing changes. Otherwise the newest branch below it is shown.
+    If `message` is shown already, nothing changes. Otherwise the newest branch below `message` is shown.
     """
     if any(shown.id == message for shown in tree.path):
         return tree
@@ -276,7 +276,7 @@ def _tree_of(messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
     """
     for message in messages.values():
         if message.parent is not None and message.parent not in messages:
-            raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
+            raise ValueError(tr("the message before message {id} is missing", id=message.id[:40]))
     return MessageTree(messages, leaf)
 
 

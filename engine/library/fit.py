@@ -34,8 +34,8 @@ class Fit(Struct, frozen=True, omit_defaults=True):
     `reason`: a sentence if the model does not fit, or if that is unknown; else empty.
     `layout`: key of the layout (`layout_key`), compared with the key of a measured layout.
     `expected`: predicted speed with a usual number of tokens in the context; the layout editor shows this speed too.
-    `source`: how the speeds of the devices are known. If the sources differ, it is the least reliable one; devices that
-    hardly affect `expected` are ignored.
+    `source`: where the speeds of the devices come from, such as measurements. If the sources differ, it is the least
+    reliable one; devices that hardly affect `expected` are ignored.
     `projector`: file name of the projector whose memory is counted; empty if none is.
     `uncertainty`: relative error of `expected` that nine of ten predictions do not exceed, 0 if unknown.
     """

@@ -252,7 +252,7 @@ class LibraryIndex:
     def _copy_in_memory(self) -> sqlite3.Connection:
         """Return a copy in memory of an index file that cannot be written.
 
-        The copy is empty if the file cannot be read either, or is of another version.
+        The copy is empty if the file cannot be read either, or has another schema version.
         """
         connection = self._connect(":memory:")
         with suppress(OSError, *FAULTS), closing(connect_read_only(self.path)) as source:

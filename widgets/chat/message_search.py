@@ -44,7 +44,7 @@ class _Batch(Struct, frozen=True):
     """The result of one batch of the search.
 
     `ticket`: number of the search to which the batch belongs; batches of an earlier search are dropped.
-    `begin`: index of the message with which the next batch starts.
+    `begin`: index of the first message of the next batch.
     """
 
     ticket: int

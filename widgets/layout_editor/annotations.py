@@ -194,7 +194,7 @@ def legend_entries(*, experts: bool, pipeline: bool = False, draft: bool = False
         LegendEntry(tr("attention + dense"), "weights"),
         *((LegendEntry(tr("experts"), "experts"),) if experts else ()),
         LegendEntry(tr("KV cache"), "kv"),
-        LegendEntry(tr("compute, output"), "compute"),
+        LegendEntry(tr("compute and output buffers"), "compute"),
         *((LegendEntry(tr("copies for pipeline parallelism"), "pipeline"),) if pipeline else ()),
         *((LegendEntry(tr("draft model"), "draft"),) if draft else ()),
         LegendEntry(tr("limit (margin subtracted)"), None),

@@ -1,4 +1,4 @@
-"""A preview with the geometry of all its parts in the scene, and the function that finds the part at a point."""
+"""A preview (a plan as the editor draws it) with its geometry, and a function that finds the part at a point."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from widgets.layout_editor.texts import LoadedWords
 
 
 class HandleTarget(Struct, frozen=True):
-    """Pointer target: the drag handle of boundary `index` between the layers of two devices."""
+    """What is under the mouse pointer: the drag handle of boundary `index` between the layers of two devices."""
 
     index: int
 
 
 class LayerTarget(Struct, frozen=True):
-    """Pointer target: a layer, in the lane of the device that holds it."""
+    """What is under the mouse pointer: a layer, in the lane of the device that holds it."""
 
     layer: int
     lane: int
 
 
 class PartTarget(Struct, frozen=True):
-    """Pointer target: a part of a layer that can be moved alone.
+    """What is under the mouse pointer: a part of a layer that can be moved alone.
 
     It is either the layer's experts, or its dense part if an override puts the dense part on another device than the
     layer.
@@ -43,21 +43,21 @@ class PartTarget(Struct, frozen=True):
 
 
 class OutputTarget(Struct, frozen=True):
-    """Pointer target: the output block."""
+    """What is under the mouse pointer: the output block."""
 
 
 class EmbeddingTarget(Struct, frozen=True):
-    """Pointer target: the token embedding, if it can be moved."""
+    """What is under the mouse pointer: the token embedding, if it can be moved."""
 
 
 class DraftTarget(Struct, frozen=True):
-    """Pointer target: the block of the draft model in `lane`."""
+    """What is under the mouse pointer: the block of the draft model in `lane`."""
 
     lane: int
 
 
 class EmptyTarget(Struct, frozen=True):
-    """Pointer target: a point in the layer area of `lane` where nothing can be dragged.
+    """What is under the mouse pointer: a point in the layer area of `lane` where nothing can be dragged.
 
     part_layer: index of the layer at this point, if parts of it are on the lane's device but the layer itself is on
     another device; else None.
@@ -70,7 +70,7 @@ class EmptyTarget(Struct, frozen=True):
 
 
 class BarTarget(Struct, frozen=True):
-    """Pointer target: the memory bar or the label of `lane`."""
+    """What is under the mouse pointer: the memory bar or the label of `lane`."""
 
     lane: int
 
@@ -103,7 +103,9 @@ def _drop_device(content: LaneContent) -> str | None:
 
 
 class Shown(Struct, frozen=True):
-    """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
+    """A preview (a plan as the editor draws it) with the geometry of its lanes, layers and handles.
+
+    The geometry is in scene coordinates.
 
     `state`: whether the layout is loaded, as text.
     `contents`: the layers of each lane. `values`: all values that each lane shows.
@@ -140,8 +142,8 @@ class Shown(Struct, frozen=True):
         (a paired computer whose devices have lanes of their own).
 
         `lane`: the lane in which the drag begins.
-        `home`: the device of the dragged object. If `lane` is a head lane, an object that is dropped on it stays on
-        this device.
+        `home`: the device of the dragged object. If `lane` is a head lane, an object that is dropped there again stays
+        on this device.
         """
         found = [_drop_device(content) for content in self.contents]
         # A drag that ends where it began must not move the object to the roomiest device of the machine.

@@ -1,4 +1,4 @@
-"""List of loaded models above the recent ones: state, keep-alive time, and a button to unload each."""
+"""The list of loaded models, shown above the recent models: state, keep-alive time, and a button to unload each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
 class LoadedEntry(Struct, frozen=True):
     """A model that is loaded or being loaded.
 
-    `number`: number by which the window knows the model.
+    `number`: number that identifies the model in the window.
     `detail`: text on its memory.
     `state`: text such as "idle for 3 min".
     `end_text`: label of the button that unloads the model or cancels its load.

@@ -330,7 +330,10 @@ class LoadReport(QWidget):
 
 
 class ProposalList(QWidget):
-    """The proposals after a load that failed, each with a button to apply it; the least harmful is the first."""
+    """List of changes that should help after a load ran out of memory, the best first.
+
+    Each has a button that applies it.
+    """
 
     chosen = Signal(int)  # the place of the proposal in the list
 

@@ -148,7 +148,7 @@ def _cells(row: Found) -> tuple[str, ...]:
 
 def _state(row: Found) -> str:
     if row.is_changed:
-        return tr("certificate changed since pairing")
+        return tr("certificate changed since pairing; pair again")
     if row.is_paired:
         if row.answers:
             return tr("paired, reachable at its address")

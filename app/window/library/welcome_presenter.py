@@ -34,7 +34,7 @@ def machine_lines(rig: Rig) -> list[str]:
 
 
 def places_text(home: Path) -> str:
-    """Return a text for the user: in which folders models and conversations are stored. `home`: home folder."""
+    """Return a text that names the folders of models and conversations. `home`: the user's home folder."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
     return tr(
         "Models stay where they are. Downloads go to the Hugging Face cache or to a folder of your choice. "

@@ -1,8 +1,8 @@
 """Checks every request before a handler gets it: `Host` and `Origin` headers, API key, size.
 
-The header checks stop web pages of others. A page in a browser on this computer can send requests to the server, but
-cannot forge its `Origin` header. If the page's owner points a domain name to this computer's address (DNS rebinding),
-that name is in the `Host` header.
+The header checks refuse requests from web pages of other sites. A page in a browser on this computer can send requests
+to the server, but cannot forge its `Origin` header. If the page's owner points a domain name to this computer's address
+(DNS rebinding), that name is in the `Host` header.
 """
 
 from __future__ import annotations
@@ -289,8 +289,9 @@ async def _respond(send: Send, status: int, body: bytes, headers: dict[str, str]
 async def respond_with_error(send: Send, error: ApiError, path: str, *, cors: dict[str, str] | None = None) -> None:
     """Answer with a JSON error: in Anthropic's form below `/v1/messages`, else in OpenAI's.
 
-    The rest of the request's body is not read. `cors`: CORS headers, with which a browser lets a web page read the
-    answer; None: no CORS headers.
+    The rest of the request's body is not read.
+
+    `cors`: CORS headers, which allow a web page to read the answer; None: no CORS headers.
     """
     is_anthropic = path.startswith("/v1/messages")
     body = msgspec.json.encode(error.anthropic_document() if is_anthropic else error.document())

@@ -1,4 +1,4 @@
-"""The API server: a thread with its own event loop, in the process of the command line or of the window."""
+"""The API server: a thread with its own event loop, in the process of the window or of `layerdeck-cli`."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ApiServer:
         self._begun.wait()
 
     def stop(self) -> None:
-        """Unload all models that the pool has loaded, then end the server; wait a bounded time.
+        """Unload all models that the server has loaded (in `pool`), then end the server; wait a bounded time.
 
         A second call only waits.
         """
@@ -158,7 +158,7 @@ class ApiServer:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the running server, for calls of the pool from other threads."""
+        """The event loop of the running server. Other threads must call the methods of `pool` in this loop."""
         assert self._loop is not None
         return self._loop
 

@@ -248,9 +248,9 @@ class DownloadQueue:
         self._advance()
 
     def _same_files(self, job: Job) -> Job | None:
-        """Return an unfinished job that downloads a file of `job` too; None if there is none.
+        """Return an unfinished job that downloads one of the files of `job`; None if there is none.
 
-        It is needed because two jobs must not write the same file.
+        Two jobs must not write the same file.
         """
         targets = {file.target for file in job.files}
         return next(
@@ -370,7 +370,7 @@ class DownloadQueue:
 def read_jobs(path: Path) -> list[Job]:
     """Return the jobs in a queue file; jobs that were running get the state `WAITING`.
 
-    A file that cannot be read is renamed, and there are no jobs.
+    If the file cannot be read, it is renamed, and the list is empty.
     """
     kept = read_kept(path, QueueFile, MAX_FILE_BYTES)
     if kept is None or kept.version != QUEUE_VERSION:

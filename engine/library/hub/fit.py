@@ -51,8 +51,8 @@ class QuantisationFit(Struct, frozen=True):
     `rows`: memory of each device, as in a plan.
     `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
     `expected_per_second`: predicted speed of an answer of usual length; 0 if there is no prediction.
-    `speed_source`: how the speeds of the devices are known. If the sources differ, it is the least reliable one;
-    devices that hardly affect `expected_per_second` are ignored.
+    `speed_source`: where the speeds of the devices come from, such as measurements. If the sources differ, it is the
+    least reliable one; devices that hardly affect `expected_per_second` are ignored.
     `projector`: the projector whose memory is counted, None if none is.
     """
 

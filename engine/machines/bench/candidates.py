@@ -50,7 +50,7 @@ class Candidate(Struct, frozen=True):
 class Predictor:
     """Predicts the time of an answer on a layout from measured speeds of devices, and corrects these speeds.
 
-    Must be used in a single thread, but not in the GUI thread, because drivers are asked for PCIe rates.
+    Use it in a single thread other than the GUI thread: a prediction asks drivers for PCIe rates, which takes time.
 
     `book`: the measured speeds of devices.
     `preset`: lengths of the prompt and the answer to predict.
@@ -79,9 +79,9 @@ class Predictor:
         return None if found is None else found.tokens_per_second
 
     def learn(self, plan: Plan, measured: Measured) -> None:
-        """Correct the speed book by the median speeds of a measured layout.
+        """Correct the measured speeds in `book` by the median speeds of a measured layout.
 
-        The book stays as it is if there are no samples, or if other programs used more than `BUSY_LOAD` of the
+        `book` does not change if there are no samples, or if other programs used more than `BUSY_LOAD` of the
         processor time: predictions are for a machine on which no other program computes.
         """
         samples = [each for each in measured.samples if each.depth == 0]
@@ -141,9 +141,9 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
 
 
 def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
-    """Return one function for each setting to try: pipeline parallelism, op offload, flash attention, micro batch.
+    """Return functions that vary one setting each: pipeline parallelism, op offload, flash attention, micro batch.
 
-    A function takes the name and the plan of the best layout. It returns candidates with other values of its setting.
+    A function takes the name and the plan of the best layout. It returns candidates with other values of the setting.
 
     `preset`: its prompt length is the largest useful micro batch.
     """
@@ -164,7 +164,7 @@ def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
     With op offload, a card computes with weights that are stored in the CPU's memory. Empty if no weights are on the
     CPU, or if no backend of the layout supports op offload.
 
-    `name`: name of the layout to change, with which the names of the candidates begin.
+    `name`: name of the layout to change; the names of the candidates begin with it.
     """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)

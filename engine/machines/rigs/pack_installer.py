@@ -69,7 +69,7 @@ class PackInstaller(Struct, frozen=True):
         `agreed`: the manifest of the pack that the user agreed to install; None: any pack is installed.
 
         Raises:
-            EngineError: if the pack cannot be installed or the result cannot be written, or after the cancel.
+            EngineError: if the pack cannot be installed, the result cannot be written, or `cancel` is cancelled.
         """
         # Switched on before the check: a pack of the same name may have been switched off once.
         pack = self.store.install(archive, engine_version(), agreed)
@@ -100,7 +100,7 @@ class PackInstaller(Struct, frozen=True):
         """Check all installed packs again, and return the results. `tell`: called with each pack before its check.
 
         Raises:
-            EngineError: after the cancel, or if the results cannot be written.
+            EngineError: if `cancel` is cancelled, or if the results cannot be written.
         """
         found = []
         for pack in self.store.packs():
@@ -112,7 +112,7 @@ class PackInstaller(Struct, frozen=True):
         """Check one pack, store the result, and return it.
 
         Raises:
-            EngineError: after the cancel, or if the result cannot be written.
+            EngineError: if `cancel` is cancelled, or if the result cannot be written.
         """
         verdict = self._judged(pack)
         self._change(lambda book: book.with_verdict(verdict))
@@ -195,7 +195,7 @@ class PackInstaller(Struct, frozen=True):
 
 @contextmanager
 def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
-    """Context that provides environment variables with which a child loads only the pack of `verdict`."""
+    """Context that provides environment variables that make a child load only the pack of `verdict`."""
     with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
         # A file with this pack alone and a good verdict on it, because a child loads only packs with a good verdict.
         book = Path(scratch, "packs.json")
@@ -227,7 +227,8 @@ def find_packed_devices(
 
     Raises:
         ArgumentError: if one of `rpc_endpoints` is not an address host:port, or is listed twice.
-        EngineError: if an endpoint does not answer or is busy, or if the child failed also without the broken packs.
+        EngineError: if an endpoint does not answer or is busy, or if the child process that lists devices crashes or
+            stalls, even without the packs that failed their check.
     """
     try:
         return find_devices(verdicts, rpc_endpoints, checks=checks)

@@ -83,7 +83,7 @@ async def open_session(
     `device`: id of the device on that machine. Empty: its first device (older releases have only one).
 
     Raises:
-        TunnelError: with the reason, within `timeout_s` seconds.
+        TunnelError: the call failed. It is raised within `timeout_s` seconds, and has the reason.
     """
     stream: Stream | None = None
     try:
@@ -111,8 +111,8 @@ def ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: 
     `certificate`: certificate (DER) that the machine must show.
 
     Raises:
-        TunnelError: with the reason, within `timeout_s` seconds. The status `NOT_RPC` can mean an older release, which
-            does not know this request and lends a single device without a name.
+        TunnelError: the call failed. It is raised within `timeout_s` seconds, and has the reason. The status `NOT_RPC`
+            can mean an older release, which does not know this request and lends a single device without a name.
     """
     return asyncio.run(_ask_offer(endpoint, certificate, identity, timeout_s))
 
@@ -143,7 +143,8 @@ async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]
 def _first_answer(endpoint: str) -> Iterator[None]:
     """Context manager for the first messages after the TLS handshake.
 
-    Raises `TunnelError` if the connection ends meanwhile: a server that does not know this machine closes it then.
+    Raises `TunnelError` if the connection ends within the block: there, a server that does not know this machine
+    closes the connection.
 
     `endpoint`: address of the called machine, for the error.
     """

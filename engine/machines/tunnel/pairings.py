@@ -91,7 +91,7 @@ class PairingStore:
     def all(self, role: Role | None = None) -> tuple[Pairing, ...]:
         """Return the stored pairings with this role, or all if `role` is None.
 
-        Empty if the file is missing, damaged or of another version, or cannot be read.
+        Empty if the file is missing or damaged, cannot be read, or was written by another version of Layerdeck.
         """
         try:
             kept = self._read() or ()
@@ -130,7 +130,7 @@ class PairingStore:
         A damaged file is renamed to `.damaged` first.
 
         Raises:
-            PlacedError: if the file cannot be read or written, or is of another version.
+            PlacedError: if the file cannot be read or written, or another version of Layerdeck has written it.
         """
         # Reading and writing under one lock: another process may pair or forget a machine in between.
         with self._alone():
@@ -149,7 +149,7 @@ class PairingStore:
 
         Raises:
             PairingError: if none or several machines match.
-            PlacedError: if the file cannot be read or written, or is of another version.
+            PlacedError: if the file cannot be read or written, or another version of Layerdeck has written it.
         """
         with self._alone():
             kept = self._read() or ()
@@ -173,7 +173,7 @@ class PairingStore:
         """Return all stored pairings; empty if the file is missing, None if it is damaged.
 
         Raises:
-            PlacedError: if the file cannot be read, or is of another version.
+            PlacedError: if the file cannot be read, or another version of Layerdeck has written it.
         """
         try:
             data = read_file(self._path, what="list of pairings", fail=PlacedError)

@@ -161,7 +161,10 @@ class MetadataReader:
         return tuple(_as_value(kind, value) for value in source.take(values, what))
 
     def _find_next_key(self, count: int) -> bool:
-        """Move to the byte at which the key after `count` strings seems to begin; return whether one was found."""
+        """Skip `count` strings by a search for the key that seems to follow them. Return whether a key was found.
+
+        If none was found, the position does not change.
+        """
         source = self._source
         start = source.position
         # Every string has its length before it: the key cannot come sooner.

@@ -27,7 +27,7 @@ The reason is that a device's part of a layer is a whole number of heads.
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
     """Return `layout`, which is in split mode tensor, with shares that keep each device within its limit in `needs`.
 
-    If no shares do, the fewest layers that suffice are moved to the CPU too. None if no such layout was found.
+    If no shares are enough, layers are moved to the CPU too, as few as possible. None if no such layout was found.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1

@@ -212,7 +212,7 @@ def _has_latent_attention(model: ModelFile) -> bool:
 
 
 def _head_widths(model: ModelFile, key: str) -> list[int]:
-    """Return the different sizes of K or V heads in elements: that of full attention, and that of sliding windows.
+    """Return the sizes of the K or V heads in elements: of full attention, and of sliding windows if they differ.
 
     Empty if layer 0 has no heads.
 

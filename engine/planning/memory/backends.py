@@ -99,9 +99,10 @@ def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, s
 
 
 def _asked_bytes(model: ModelFile, tensor: TensorInfo) -> int:
-    """Return the bytes of the largest tensor in the operation with which llama.cpp tests a device for this weight.
+    """Return the bytes of the largest tensor in the matrix product that llama.cpp uses to test a device.
 
-    The operation is a matrix product. Its tensors are the matrix, the input, and the result for each used expert.
+    llama.cpp asks the device whether it supports the product of this weight with an input. The tensors are the weight,
+    the input, and the result for each used expert.
     """
     if len(tensor.shape) < 2:
         return tensor.size_bytes
@@ -282,8 +283,8 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
     op offload and no reordering of nodes. The client asks the worker for the sizes of quantised tensors
     (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows are padded as on the worker's device.
 
-    `overhead_bytes`: bytes beyond llama.cpp's buffers that loads on the worker's device took in measurements; 0 without
-    measurements. The overhead of the worker's own process is not included: it is already missing from the free memory
+    `overhead_bytes`: measured bytes that a load takes on the worker's device in addition to llama.cpp's buffers; 0 if
+    not measured. The overhead of the worker's own process is not included: it is already missing from the free memory
     that the worker reports.
     """
     behind = TRAITS.get(backend)

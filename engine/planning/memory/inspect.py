@@ -27,7 +27,7 @@ class InspectBlock(Struct, frozen=True, kw_only=True):
 class InspectDocument(Struct, frozen=True, kw_only=True):
     """The `inspect` document of docs/contract.md.
 
-    `parts`: names of the GGUF files of which the model consists.
+    `parts`: names of the model's GGUF files.
     `output_bytes`: bytes in the file for the output layer; only its norm if the matrix is tied to the embedding.
     `mtp_heads`: number of layers for multi-token prediction. They are the last ones of `blocks`.
     `n_ctx_train`, `kv_bytes_per_token`: None if the header does not contain them.

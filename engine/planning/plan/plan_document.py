@@ -1,4 +1,4 @@
-"""The forecast of a plan as JSON document (`plan` in docs/contract.md) and as text table."""
+"""The forecast of a plan as a JSON document (`plan` in docs/contract.md) and as a text table."""
 
 from __future__ import annotations
 
@@ -204,8 +204,7 @@ def _planned_file(plan: Plan) -> LayoutFile:
 def _planned(plan: Plan) -> ContextSettings:
     """Return the settings as the user left them, but with the decided context length instead of "auto".
 
-    They become part of the layout file in the document, which can contain only one context length: the one of the
-    forecast.
+    The result is for the layout file in the document. Its context length must be the one of the forecast.
     """
     return replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 

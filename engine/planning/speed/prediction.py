@@ -1,4 +1,4 @@
-"""Prediction of the seconds per token for a layout, in all and on each device.
+"""Prediction of the seconds per token for a layout, in total and on each device.
 
 `CostModel.costs` computes the seconds of a batch of tokens on each device; nothing else in the program computes
 seconds. An answer is a batch of one token, and its speed is limited by bandwidth: a token reads every active weight and
@@ -82,7 +82,7 @@ class DeviceTime(Struct, frozen=True):
 
     `seconds`: all seconds, including `link_s`.
     `link_s`: seconds of transfers.
-    `source`: how the device's speed is known.
+    `source`: where the device's speed comes from, such as a measurement or a guess.
     """
 
     id: str
@@ -220,7 +220,7 @@ class Cost(Struct):
 
     `read_s`: seconds of reading memory at full bandwidth.
     `computed_s`: seconds of all other computing.
-    `link_s`: seconds of transfers, `link_bytes` bytes in all.
+    `link_s`, `link_bytes`: seconds of transfers, and the bytes that are transferred.
     """
 
     device: Device
@@ -333,9 +333,9 @@ class CostModel(Struct, frozen=True):
 
         The cost of each device is multiplied by `scale` and by the device's factor.
 
-        `scale`: factor from seconds of the batch to seconds of a token, times the learnt ratio for the class of layout.
+        `scale`: seconds of a token divided by seconds of the batch, times the learnt correction for such layouts.
         `factors`: learnt factor of each device, by id.
-        `source_of`: function that returns how the speed of a device is known.
+        `source_of`: function that returns where the speed of a device comes from, such as a measurement.
         `is_learnt`: whether learnt corrections are in `scale` or `factors`.
         `prompt`: for an answer, the prediction for its prompt.
         """

@@ -1,4 +1,4 @@
-"""`LoadOrder`: the plan that a load is to load, and its retry policy. `LoadAttempt`: a layout that the load tried."""
+"""`LoadOrder`: a plan to load, and its retry policy. `LoadAttempt`: a layout that the load tried."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The private state of one open model: an immutable value; each input replaces it as a whole.
+"""The private state of one open model: an immutable value.
 
-`Transition` collects the new state and the effects while one input is handled.
+Each input (a command or a report to the state machine) replaces the state as a whole. `Transition` collects the new
+state and the effects (actions for the driver) while one input is handled.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class LoadProgress(Struct, frozen=True):
     """Progress of a load.
 
     `fraction`: completed fraction of the stage, 0 to 1; None if unknown.
-    `draft`: whether the draft model is being loaded, which goes through the stages again.
+    `draft`: whether the draft model is being loaded. It goes through the same stages after the model.
     """
 
     stage: Stage = "header"
@@ -78,7 +79,7 @@ class LoadProgress(Struct, frozen=True):
 class LoadedInfo(Struct, frozen=True):
     """The loaded model.
 
-    `order`: the order of the load, with the plan that was loaded (after retries perhaps not the ordered one).
+    `order`: the order of the load, with the plan that was loaded. After retries it can differ from the ordered plan.
     `n_ctx`: context of all slots together in tokens, as rounded by llama.cpp.
     `n_ctx_seq`: context of one request in tokens.
     `slots`: number of requests that are computed at the same time.
@@ -109,7 +110,7 @@ class LoadedInfo(Struct, frozen=True):
 class Child(Struct, frozen=True):
     """The child process, from its start until its end was reported. A session has at most one.
 
-    `id`: number by which effects and inputs name it.
+    `id`: number that identifies it in the effects and inputs of the state machine.
     `plan`: the plan that it loads or has loaded.
     `greeted`: whether it has sent its first message (`Hello`).
     `ending`: whether it was asked to end.
@@ -157,7 +158,7 @@ class LoadRun(Struct, frozen=True):
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
     `unchecked`: endpoints in use by the previous child. Whether they answer is checked after that child has ended.
-    `tenths`: back-off: tenths of their capacity that the layout leaves unused on devices with a failed allocation
+    `tenths`: back-off: how many tenths of its capacity stay unused on each device with a failed allocation
     (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
@@ -228,7 +229,7 @@ class RequestRun(Struct, frozen=True):
         """Return this request in the state STOPPING.
 
         `on_cpu`: whether the model is on the CPU alone. Only the CPU backend can interrupt a batch; otherwise a request
-        that is stopped during its prompt gets more time (`ends_late`).
+        that is stopped during its prompt may take longer to end (`ends_late`).
         """
         # Nothing interrupts the tokenizer either, which takes seconds for some MiB of text.
         ends_late = self.state is RequestState.ASKED or (not on_cpu and self.state is RequestState.READING)
@@ -236,7 +237,7 @@ class RequestRun(Struct, frozen=True):
 
 
 class Loss(Struct, frozen=True):
-    """A child that ended or stalled while it used RPC workers. A check which workers still answer is under way.
+    """A child that ended or stalled while it used RPC workers. A running check finds the workers that still answer.
 
     `ticket`: number of the effect that checks the workers; its result has the same number.
     `outcome`: how the child ended.
@@ -377,7 +378,7 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Add an effect that takes time, and set the step of the load that waits for its result.
+        """Add an effect that runs in another thread, and set the step of the load that waits for its result.
 
         `work`: makes the effect from a ticket, the number by which its result is recognised.
         """
@@ -387,9 +388,11 @@ class Transition:
         self.do(work(ticket))
 
     def take_answer(self, ticket: int) -> bool:
-        """Record that the slow work with this ticket (number) has a result, so that the load no longer waits for it.
+        """Record that the result for `ticket` has arrived, so that the load no longer waits for it.
 
-        Return False if the load does not wait for this work.
+        Return False if the load does not wait for this result.
+
+        `ticket`: number of the effect that `await_work` added.
         """
         if self.state.load is None or self.state.load.ticket != ticket:
             return False

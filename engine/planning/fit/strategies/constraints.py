@@ -1,4 +1,4 @@
-"""`Constraints`: limits on the layouts that a strategy may find, their validation, and `AutoLayout`, its result."""
+"""`Constraints`: limits on the layouts that a strategy may find, and their validation. `AutoLayout`: a found layout."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
                 names=", ".join(rig.ids),
             )
     if CPU_ID in constraints.off:
-        yield tr("The CPU cannot be excluded: it holds the layers that fit on no other device.")
+        yield tr("The CPU cannot be excluded: it holds the layers that fit on no other device. Do not exclude the CPU.")
     if CPU_ID in constraints.order:
         yield tr(
             "The CPU cannot be in the device order: it gets the layers that fit on no other device. Leave the CPU "
@@ -238,7 +238,7 @@ def _part_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
     for pin in constraints.parts:
         if not 0 <= pin.first <= pin.last < n_layers:
             yield tr(
-                "The {part} of layers {first}-{last} cannot be placed: the model has layers 0-{n_layers}.",
+                "The {part} of layers {first}-{last} cannot be pinned: the model has layers 0-{n_layers}.",
                 part=part_words(pin.part),
                 first=pin.first,
                 last=pin.last,

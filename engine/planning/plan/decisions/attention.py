@@ -101,7 +101,7 @@ def decide_flash_attention(
     return Decision(
         "flash_attn",
         "off",
-        tr("Not all devices of the layers ({devices}) support flash attention for this model.", devices=where),
+        tr("Not all devices that hold layers ({devices}) support flash attention for this model.", devices=where),
     )
 
 

@@ -106,10 +106,10 @@ def _decide_sizes(
 ) -> Iterator[Decision]:
     """Yield the decisions on context length and batch sizes.
 
-    If a measurement found the value of `n_ubatch` to be the fastest, the reason for it states the measured gain.
+    If measurements found the value of `n_ubatch` to be the fastest, the decision's reason states the measured gain.
 
     `asked`: settings as the user left them. `used`: settings for the load.
-    `key`: key of the model on its devices (`load_key`), for measured choices.
+    `key`: key of the model on its devices (`load_key`), under which measurements are stored.
     `fits`: whether a load with `used` is forecast to fit into the memory of all devices.
     """
     choice = measured_choice(rig, "n_ubatch", key)
@@ -186,8 +186,8 @@ class _Trials(Struct, frozen=True):
     def each(self) -> Iterator[_Tried]:
         """Yield combinations of settings with their forecasts.
 
-        A value that cannot help is skipped: another load mode is tried only if the host lacks memory, and turning off
-        op offload only if another device does.
+        A value that cannot help is skipped: another load mode is tried only if the host lacks memory, and op offload
+        is turned off only if another device lacks memory.
         """
         # The innermost choice gives way first: the load mode, then op offload, the pipeline, last the context length.
         model = self.memory.model

@@ -1,4 +1,4 @@
-"""Speculative decoding in the decode loop: which answers get drafts in the next batch, and what they gain.
+"""Speculative decoding in the decode loop: chooses the answers that get drafts, and measures what drafts gain.
 
 The batch gets the last token of an answer and the drafted ones; logits are computed for all of them. The loop samples
 one position after the other with the request's own sampler, as long as the sampled token is the drafted one

@@ -1,7 +1,7 @@
 """Handlers of `SaveSequence` and `RestoreSequence`, which write a slot's KV state to a file and read it back.
 
-The parent chooses the file: one of the same conversation, model and cache types. A restored slot is an ordinary slot
-with cached tokens: the next request whose prompt begins with them continues there (`Slots.take`).
+The parent chooses a file of the same conversation, model and cache types. A restored slot is an ordinary slot with
+cached tokens: the next request whose prompt begins with these tokens continues from them (`Slots.take`).
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _failure_of(error: SequenceFileError) -> RequestError:
 
 
 class RestoreTask(StandaloneTask):
-    """Task that reads a saved KV state into one slot, in parts of `PART_S` between two batches."""
+    """Task that reads a saved KV state into one slot: between two batches, for about `PART_S` seconds at a time."""
 
     n_slots = 1
 

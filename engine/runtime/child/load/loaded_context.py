@@ -215,7 +215,7 @@ class LoadedContext(Struct):
     def may_wait(self) -> bool:
         """Return whether this process may be waiting for RPC workers that compute a batch. May be called in any thread.
 
-        While it waits, it uses neither the processor nor the network, so it looks as if a worker were lost.
+        A process that waits uses neither the processor nor the network, just like one that has lost a worker.
         """
         since_s = self.computing_since_s
         if not self.devices.remote or since_s is None:

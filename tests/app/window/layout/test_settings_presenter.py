@@ -69,7 +69,7 @@ def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts
     assert "trained context length, 4096 tokens" in dialog.rows.line("n_ctx")
     # Cards have no kernel for heads of 16.
     tool_tip = window.main.settings_bar.context_editor.flash_box.toolTip()
-    assert "off: Not all devices of the layers (CUDA1) support flash attention" in tool_tip
+    assert "off: Not all devices that hold layers (CUDA1) support flash attention" in tool_tip
     box = dialog.controls["load_mode"].widgets[0]
     assert isinstance(box, QComboBox)
     box.setCurrentText("none")

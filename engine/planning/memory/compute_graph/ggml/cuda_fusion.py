@@ -32,7 +32,10 @@ tensors are in the order in which ggml adds the dependencies.
 
 
 def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> SplitSection:
-    """Return a section with the allocation dependencies that CUDA adds for fused nodes of experts (`add_alloc_dep`)."""
+    """Return the section with the allocation dependencies that CUDA adds for fused expert nodes (`add_alloc_dep`).
+
+    A section has consecutive nodes of the graph, mostly one layer's.
+    """
     parts = split_section.parts
     used = [backends[part.backend] for part in parts if part.backend >= 0]
     # Vulkan's order counts nodes by their places, which dependencies would shift. It is in no section with CUDA but
@@ -168,8 +171,9 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes `weighted` + 1 to `last` are a view of each expert's result, and the sum of these
-        views.
+        """Return whether the nodes `weighted` + 1 to `last` sum the results of the experts.
+
+        These nodes are a view of each expert's result, and the additions of these views.
         """
         product, total = self._tensor(weighted), self._tensor(last)
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)

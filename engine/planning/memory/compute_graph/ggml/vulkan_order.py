@@ -4,7 +4,8 @@ Mirrors `ggml_vk_graph_optimize`. Before a graph is allocated, the backend moves
 can run at the same time, and keeps nodes together that it fuses. The order is the same on all Vulkan devices: only the
 computation checks which kernels a device has.
 
-`reorder` orders the nodes of one split. `vulkan_sections.py` applies it section by section.
+`reorder` orders the nodes of one split. `vulkan_sections.py` calls it for one section (mostly one layer's nodes) at a
+time.
 """
 
 from __future__ import annotations

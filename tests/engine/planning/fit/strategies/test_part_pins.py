@@ -52,7 +52,7 @@ def test_a_part_that_was_moved_by_hand_is_not_pinned_any_more() -> None:
     ("pins", "sentence"),
     [
         ((PartPin("CUDA9", "experts", 0, 0),), 'There is no device "CUDA9" here'),
-        ((PartPin(CPU_ID, "experts", 30, 32),), "cannot be placed: the model has layers 0-31."),
+        ((PartPin(CPU_ID, "experts", 30, 32),), "cannot be pinned: the model has layers 0-31."),
         (
             (PartPin(CPU_ID, "experts", 0, 3), PartPin("CUDA0", "experts", 3, 4)),
             "of layer 3: CPU and CUDA0; name one device",

@@ -102,8 +102,8 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
     if (best.found.fits, best.n_layers) != (second.found.fits, second.n_layers):
         counts = (f"{each.backend} {count_layers(each.n_layers)}" for each in others)
         return tr(
-            "Only {backend} is used: it takes {layers} onto its devices, including the output layer. With another "
-            "backend alone it would be: {others}.",
+            "Only {backend} is used: its devices hold {layers}, including the output layer. Another backend alone "
+            "would hold: {others}.",
             backend=best.backend,
             layers=count_layers(best.n_layers),
             others=", ".join(counts),

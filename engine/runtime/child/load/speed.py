@@ -75,8 +75,8 @@ def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceS
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
     """Measure one device. This takes some seconds, and the request's `size_bytes` of the device's memory.
 
-    When the request's `enough_s` seconds are over, no further type is measured: on a slow device one type may take as
-    long as all types on a fast device.
+    When the request's `enough_s` seconds are over, no further tensor type is measured: on a slow device one type may
+    take as long as all types on a fast device.
 
     Raises:
         RequestError: the device is gone, or has no room for the matrix.

@@ -209,7 +209,7 @@ def build_lid_top_k_cells(
 def build_top_k_mask(ctx: GraphContext, mask: Tensor, chosen: Tensor, zeros_type: str = "f32") -> Tensor:
     """Return `mask` with all cells masked except those in `chosen` (`build_top_k_mask`).
 
-    `zeros_type`: type of the tensor that unmasks the chosen cells.
+    `zeros_type`: type of the tensor of zeros that is written over the chosen cells to unmask them.
     """
     graph, (cells, each, _, streams) = ctx.graph, mask.ne
     hidden = graph.like("fill", mask)

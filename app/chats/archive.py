@@ -147,10 +147,10 @@ class ChatArchive(QObject, ChatStorage):
             self._copy_failed.emit(error)
 
     def _on_locked(self, error: EngineError) -> None:
-        """Warn that another program locks the database, and call the callbacks of the waiting changes.
+        """Warn that another program locks the database, and call the callbacks of the changes that wait for it.
 
-        The callbacks show the text of answers, which would otherwise wait to be stored. The changes still wait. From
-        now on `_do` calls the callback of a new change at once.
+        A callback shows the text of an answer, which should not wait for the database. The changes themselves still
+        wait. From now on `_do` calls the callback of a new change at once.
         """
         self._warn(error)
         if self._waiting is not None:

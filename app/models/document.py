@@ -123,10 +123,10 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """Layouts for going back to split mode `layer`: the last one in this mode, and the one that replaced it.
+        """(Last layout in split mode `layer`, layout made by the last change to another mode).
 
-        If the second one was not edited, choosing mode `layer` again restores the first. Both are None before the user
-        has chosen another mode.
+        If the user chooses mode `layer` again, the first one is restored, unless the second one was edited since. Both
+        are None before the user has chosen another mode.
         """
         return (None, None) if self._state is None else self._state.left
 
@@ -208,9 +208,9 @@ class LayoutDocument(QObject):
         return state
 
     def show(self, state: EditState, rig: Rig) -> None:
-        """Make `state` current, and forecast for the devices of `rig`.
+        """Make `state` the current edit state, and compute its forecast for the devices of `rig`.
 
-        The edit state that was current is dropped, unless `put_aside` has returned it.
+        The previous edit state is lost, unless the caller has fetched it with `put_aside`.
         """
         self._state, self._rig = state, rig
         self._end_drag()
@@ -317,7 +317,7 @@ class LayoutDocument(QObject):
             self._push(self._state, self._state.edit, edit, text)
 
     def replace_in(self, state: EditState, edit: Edit, text: str) -> None:
-        """Replace layout and settings of a model that is not current by `edit`, as one undo step named `text`.
+        """Replace layout and settings of a model other than the current one by `edit`, as one undo step named `text`.
 
         `state`: the edit state of that model.
         """
@@ -377,9 +377,10 @@ class LayoutDocument(QObject):
     def _draw_meanwhile(self, state: EditState) -> None:
         """Draw a provisional preview until the new forecast arrives.
 
-        If another model was shown before, this is the last preview of the present model. If only the layout has
-        changed, it is the edited layout with the memory and speed of the previous preview. In other cases nothing is
+        If another model was shown before, the last preview of the current model is drawn. If only the layout has
+        changed, the edited layout is drawn with the memory and speed of the previous preview. Otherwise nothing is
         drawn.
+
         `state`: the current edit state.
         """
         drawn = self.preview

@@ -119,7 +119,7 @@ class SpeedRepository(QObject):
         self._background.run(tr("Measuring speeds"), measure, show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
-        """Store the device speeds of `book`, which the examination of this machine has measured.
+        """Store the device speeds of `book`, as measured by Help > Check This Computer.
 
         Stored speeds of answers stay, except those on devices whose speed has changed.
         """

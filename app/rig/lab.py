@@ -134,7 +134,7 @@ class Lab(QObject):
         self._notices.tell(error)
 
     def _go_on(self) -> None:
-        """Call the callbacks that wait for running workers. Workers that have ended meanwhile are restarted first."""
+        """Call the callbacks that were passed to `when_running`; first restart workers that have ended meanwhile."""
         waiting, self._then = self._then, []
         for do in waiting:
             self.when_running(do)
@@ -213,7 +213,7 @@ class Lab(QObject):
         self._live.set_devices(self._live.devices.without_endpoints(endpoints))
 
     def leave_unless_in(self, rig: Rig) -> None:
-        """Stop the workers if `rig`, which the window will show, has none of them."""
+        """Stop the workers if none of them is in `rig`, the rig that the window shows next."""
         if self.endpoints.isdisjoint(device.endpoint for device in rig.devices):
             self._end()
 

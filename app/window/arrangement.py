@@ -71,7 +71,10 @@ class Arranger(QObject):
         self.changed.emit(arrangement)
 
     def toggle_list(self) -> None:
-        """Show or hide the list of conversations, and store the choice unless only the chat is shown."""
+        """Show or hide the list of conversations.
+
+        The choice is saved for the next start, except while the chat is the only panel.
+        """
         shown = self._main.chat_view.conversations.isHidden()
         self._main.chat_view.show_list(shown)
         if self.current is not Arrangement.CHAT:

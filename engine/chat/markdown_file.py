@@ -79,7 +79,9 @@ def read_markdown(text: str) -> MarkdownConversation:
     text = _with_line_feeds(text)
     first = _FIRST.search(text)
     if first is None:
-        raise ValueError(tr("the comment that Layerdeck writes below the title is missing"))
+        raise ValueError(
+            tr("the comment that Layerdeck writes below the title is missing; export the conversation again")
+        )
     if int(first[1]) != VERSION:
         raise ValueError(
             tr(
@@ -218,7 +220,7 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
     files: dict[str, bytes] = {}
     attachments = values.get("attachments", [])
     if not isinstance(attachments, list) or not all(isinstance(each, dict) for each in attachments):
-        raise ValueError(tr("the list of attachments of a message is damaged"))
+        raise ValueError(tr("the list of attachments of a message is damaged; export the conversation again"))
     for attachment in attachments:
         attachment["text"] = _take_attached(lines, _count(attachment.pop("lines", 1)), attachment.get("sha256"), files)
     call_lines = _count(values.pop("call_lines", 0))
@@ -237,7 +239,7 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or value < 0:
-        raise ValueError(tr("the line count of a part of a message is damaged"))
+        raise ValueError(tr("a message states an invalid number of lines; export the conversation again"))
     return value
 
 

@@ -89,8 +89,8 @@ class Writer:
         """Queue a job for the next transaction. If that fails, each of its jobs is run in a transaction of its own.
 
         `is_repeated_later`: whether a later job writes the same data again, so that this job may be dropped.
-        `is_upkeep`: whether the job only cleans up. It is dropped after an error, because reading is slow while jobs
-        wait: it then needs the write lock.
+        `is_upkeep`: whether the job only cleans up. Such a job is dropped after an error and does not wait: while jobs
+        wait, reading needs the write lock and is slow.
         """
         done: Future[None] = Future()
         return self._enqueue(_QueuedJob(job, done, is_repeated_later, is_upkeep))
@@ -208,10 +208,10 @@ class Writer:
                 _end(queued)
 
     def _write(self, jobs: list[_QueuedJob]) -> None:
-        """Run jobs in one transaction. If that fails, keep them in `_behind` for later, or run each in its own.
+        """Run jobs in one transaction. After a temporary error, keep them in `_behind` for a later attempt.
 
-        They are kept if the error is temporary. `_behind` changes only at the end: while it has jobs from an earlier
-        attempt, reads of `ChatStore` use `with_all`, which waits for the end of this attempt.
+        After any other error, run each job in a transaction of its own. `_behind` changes only at the end: while it
+        has jobs from an earlier attempt, reads of `ChatStore` use `with_all`, which waits for the end of this attempt.
         """
         fault = self._attempt(jobs)
         if fault is None:

@@ -48,9 +48,9 @@ class Listed(Struct, frozen=True, gc=False):
         return next((notes for each, notes in pairs if each is quantisation), NO_NOTES)
 
     def measured_of(self, quantisation: Quantisation) -> float:
-        """Return the measured speed of a quantisation in tokens per second.
+        """Return the measured speed of a quantisation with the layout of its forecast, in tokens per second.
 
-        0 if no speed was measured with the layout of its forecast.
+        0 if this layout was not measured.
         """
         notes, fit = self.notes_of(quantisation), self.fit_of(quantisation)
         return notes.measured if fit is not None and notes.is_measured_on(fit.layout) else 0.0

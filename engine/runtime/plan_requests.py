@@ -173,10 +173,10 @@ def probe_request(plan: Plan) -> Probe:
 
 
 def draft_probe_request(plan: Plan) -> Probe | None:
-    """Return the request of a dry run (a load without memory) of the draft model alone; None if the plan has no draft
-    model.
+    """Return the request of a dry run (a load without memory) of the draft model alone.
 
-    It has the same access to files, devices and host memory as `probe_request`, so the same child can carry it out.
+    None if the plan has no draft model. The request allows the child the same files, devices and host memory as
+    `probe_request`, so one child can carry out both.
 
     Raises:
         ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
@@ -280,8 +280,8 @@ def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: st
     variable is only set if every device has a PCI id, by which the child finds it.
 
     `backend`: ggml's backend.
-    `name`: start of ggml's device names, such as "ROCm" of "ROCm0". The number after it counts the devices that are
-    visible with the user's own environment.
+    `name`: start of ggml's device names, such as "ROCm" of "ROCm0". The number after it counts the devices that the
+    user's own environment variables leave visible.
     """
     local = [device for device in rig.devices if device.backend == backend and not device.is_rpc]
     slots = [parse_pci_id(device.pci_bus_id or "") for device in local]
@@ -330,7 +330,7 @@ def _is_cuda(device: Device) -> bool:
 
 
 def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
-    """Return a reference for each device of the rig except the CPU, by which the child finds the device.
+    """Return the references by which a child finds the devices of the rig. The CPU needs none.
 
     A local device's id is ggml's name, unless a rig file renames it.
     """

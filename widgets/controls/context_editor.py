@@ -131,7 +131,7 @@ class ContextEditor(QObject):
         return tr("{name} · auto", name=name) if self._settings.n_ctx == AUTO_CONTEXT else name
 
     def _used_n_ctx(self) -> int:
-        """Return the context length of one request in tokens: the entered value, or the decided one if automatic."""
+        """Return the context length of one request in tokens: the entered value, or the one chosen for "auto"."""
         if self._settings.n_ctx != AUTO_CONTEXT:
             return self._settings.n_ctx_each
         decided = self._decisions.get("n_ctx")

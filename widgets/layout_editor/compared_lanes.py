@@ -53,7 +53,7 @@ class ComparedLane(Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        """Whether the two layouts place different parts of layers, embedding or output on the device."""
+        """Whether the two layouts differ in what they place on the device: parts of layers, embedding or output."""
         return any(self.only) or any(map(any, self.ends))
 
 
@@ -202,7 +202,7 @@ class _Canvas(QWidget):
         painter.end()
 
     def _strips(self) -> Lanes:
-        """Return the vertical places of the strips (dense part, experts, KV cache) in the track of one layout."""
+        """Return the vertical positions of the strips (dense part, experts, KV cache) within the row of one layout."""
         experts = any(layer.expert_bytes for each in self._sides if each is not None for layer in each.layers)
         if experts:
             return Lanes(1, _PITCH, Strip(2, 6), Strip(9, 6), Strip(16, 3))

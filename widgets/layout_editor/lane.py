@@ -135,7 +135,7 @@ class LaneValues(Struct, frozen=True):
 
     row: memory that the layout needs on the device, forecast or measured by a load; None if nothing is known.
     forecast: if `row` is measured, the forecast for the same load; else None.
-    room: the memory forecast with the latest reading of the device, from which the lane takes the free memory.
+    room: the same memory with the latest reading of the device's free memory and cap; None: those of `row` are shown.
     holdings: memory of the device that other loaded models use.
     time: time that the device takes for each token, as text.
     placed: bytes of the weights that the layout places on the device.

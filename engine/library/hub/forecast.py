@@ -198,12 +198,13 @@ def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
         best = min(enough, key=_cost)
         if best.verdict is FitVerdict.CPU:
             why = tr(
-                "{label} is good enough, and is the fastest on the CPU because it reads the fewest bytes per token.",
+                "{label} has at least 4 bits per weight, and is the fastest on the CPU because it reads the fewest "
+                "bytes per token.",
                 label=best.quantisation.label,
             )
         else:
             why = tr(
-                "{label} is good enough, and has the smallest part of the model on the CPU ({left_on_cpu}).",
+                "{label} has at least 4 bits per weight, and puts the smallest part on the CPU ({left_on_cpu}).",
                 label=best.quantisation.label,
                 left_on_cpu=_left_on_cpu(best),
             )

@@ -227,7 +227,7 @@ def _state_words(state: DeviceState) -> Iterator[str]:
 
 
 def closing_lines(results: BenchResults) -> Iterator[str]:
-    """Yield the last sentences of the results: equality of answers, notes, reason of an early end, and winner."""
+    """Yield the last sentences of the results: whether answers are equal, notes, why it ended early, fastest layout."""
     for check in results.answers:
         if check.same:
             yield tr("{name} gave the same greedy answers as {base}.", name=check.name, base=check.base)

@@ -62,8 +62,8 @@ class RemoteMachines:
     def find(self, machine: Machine) -> tuple[Device, ...]:
         """Return the devices that `machine` lends. `Device.away` says why a device cannot be used now.
 
-        The engine reads memory and capabilities from the worker of each free device. For a device in use, also by this
-        computer, only the values of the machine's offer are known, because a worker serves one client at a time.
+        The engine reads memory and capabilities from the worker of each free device. A worker serves one client at a
+        time, so a device in use has the values of the machine's offer, even if this computer is the client.
 
         Raises:
             EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.
@@ -157,7 +157,9 @@ def away_words(offered: OfferedDevice) -> str:
 
 
 def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
-    """Return `device` updated from the current offer of its machine, with the lender's margin.
+    """Return `device` with the values of its machine's current offer: why it cannot be used, memory, margin.
+
+    While a client uses the device, its memory values stay as they were before.
 
     `offered`: the device in the offer; None if it is not offered any more.
     """

@@ -88,10 +88,10 @@ TRUST_VARIABLE = "LAYERDECK_TRUST_LOCAL_USERS"
 
 
 def require_guard() -> None:
-    """Check that other users of this machine can be kept out of tunnels.
+    """Raise an error if this system cannot keep other users of the machine from using a tunnel.
 
     Raises:
-        EngineError: if the system does not report which user made a local connection, and `TRUST_VARIABLE` is not set.
+        EngineError: the system does not report which user made a local connection, and `TRUST_VARIABLE` is not 1.
     """
     if (sys.platform.startswith("linux") and _TABLE.exists()) or os.environ.get(TRUST_VARIABLE) == "1":
         return

@@ -68,10 +68,10 @@ def _parts(word: str) -> tuple[str, ...]:
 
 
 def find_variables(words: Sequence[str], start: int) -> Iterator[str]:
-    """Yield the words "NAME=VALUE" that set environment variables for a program.
+    """Yield the words of a text that set environment variables for a program (`NAME=VALUE`).
 
-    They are before the program's name, before the first option of the program's command, or after an option of a
-    container (`-e`, `--env`). Commands after the program's command are not read.
+    Such words are looked for in three places: before the program's name, between the name and the first option, and
+    after `-e` or `--env`, options of containers. The search ends where the program's command ends.
 
     `start`: index of the first word after the program's name.
     """

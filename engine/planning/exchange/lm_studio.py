@@ -62,7 +62,7 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
         )
     lost = [kind for kind in dict.fromkeys((used.type_k, used.type_v)) if kind not in _CACHE_TYPES]
     if lost:
-        yield tr("LM Studio has no cache type {types}.", types=", ".join(lost))
+        yield tr("LM Studio has no cache type {types}; the export leaves this setting out.", types=", ".join(lost))
     if used.n_batch != used.n_ubatch:
         yield tr(
             "LM Studio has one setting for batch and micro batch. The export sets it to the micro batch size, "

@@ -43,10 +43,10 @@ class Typed(Struct, frozen=True):
 
 
 def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelFile, rig: Rig) -> Typed:
-    """Return `layout` and `context` with the changes of the typed line `text`.
+    """Apply a line that the user typed to `layout` and `context`: shares such as `3,1,2`, or options of llama.cpp.
 
     Raises:
-        LayoutError: the line has no usable option, or a regex that matches no tensor or all tensors.
+        LayoutError: the line cannot be applied, such as one without a known option, or a regex that matches no tensor.
     """
     if len(text) > MAX_TEXT:
         raise LayoutError(

@@ -78,15 +78,18 @@ class SpeedBook(Struct, frozen=True):
     choices: tuple[MeasuredChoice, ...] = ()
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the saved choices for its host: values of settings that were fastest in a measurement."""
+        """Return `rig` with the saved choices in its host (`Device.choices`).
+
+        A choice is the value of a setting that was fastest in a measurement on this computer.
+        """
         machine = machine_key(rig.host) if self.choices else ""
         found = tuple(each for each in self.choices if each.machine == machine)
         return rig if found == rig.host.choices else replace(rig, host=replace(rig.host, choices=found))
 
     def with_choices(self, choices: Iterable[MeasuredChoice]) -> SpeedBook:
-        """Return the book with new choices. Each replaces an earlier one for the same setting, computer and `load`.
+        """Return the book with new choices (values of settings that were fastest in a measurement).
 
-        A choice is the value of a setting that was fastest in a measurement. `load` is the key of model and devices.
+        A new choice replaces an earlier one for the same setting, computer, and load (the same model and devices).
         """
         kept = {(each.setting, each.machine, each.load): each for each in self.choices}
         for each in choices:

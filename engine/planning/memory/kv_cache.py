@@ -113,10 +113,11 @@ def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
 def layer_states(
     hyper: HyperParameters, architecture: Architecture, context: ContextSettings
 ) -> tuple[LayerState, ...]:
-    """Return the state of each block of the file; blocks for multi-token prediction have none.
+    """Return the KV cache and the recurrent tensors of each block of the file.
 
-    The last block also has the KV caches that belong to no block: those of further passes if all layers run several
-    times, or that of the layer that selects a LoRA adapter for each token.
+    Blocks for multi-token prediction have none. The last block also gets the KV caches that belong to no block. These
+    are the caches of further passes if all layers run several times, or the cache of the layer that selects a LoRA
+    adapter for each token.
     """
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers

@@ -129,7 +129,7 @@ class LoadedLayout(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """The last answer of a model, and the layout and settings that the model had then."""
+    """The measured speed of a model's last answer, and the layout and settings with which it was given."""
 
     edit: Edit
     answer: LastAnswer
@@ -214,7 +214,7 @@ def plan_speed(
 
     `work`: bytes read and operations computed for one token, by layer of the plan's model.
     `fill_tokens`: number of tokens in the context; None for the usual number.
-    `prompt_tokens`: number of tokens of the prompt whose speed is predicted too; 0 for a prompt of `fill_tokens`.
+    `prompt_tokens`: length in tokens of a prompt whose speed is predicted as well; 0: `fill_tokens`.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.answer(plan.edit.layout, fill_tokens, prompt_tokens)

@@ -310,9 +310,9 @@ def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:
-    """Return the source of the speed with which `device` computes prompts.
+    """Return how the speed of `device` in prompts is known: measured, learnt from answers, or a guess.
 
-    The result is never "card", because published figures do not include prompt speeds.
+    The result is never "card" (published for the card), because published figures do not include prompt speeds.
     """
     if device.id in speeds.products:
         return "measured"
@@ -328,7 +328,7 @@ def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def source(device: Device, speeds: Speeds) -> Source:
-    """Return the source of the speed with which `device` computes answers."""
+    """Return how the speed of `device` in answers is known: measured, learnt, published for the card, or a guess."""
     if device.id in speeds.bandwidths:
         return "measured"
     if device.id in speeds.factors:
@@ -346,9 +346,9 @@ def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
 
 
 def hop_seconds(device: Device) -> float:
-    """Return the fixed seconds of a transfer to `device`, in addition to the time on its link.
+    """Return the seconds that each transfer to `device` takes for copying inputs and starting the graph.
 
-    They are for copying inputs and starting the graph.
+    The time on the device's link is not included.
     """
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 

@@ -69,10 +69,11 @@ def current_use(*, with_network: bool = True) -> ResourceUse:
 
 
 class WorkHeartbeat:
-    """Calls `tell` in its own thread after each `tick_seconds` in which the counters show that the process worked.
+    """Calls `tell` in its own thread after each `tick_seconds` in which the process has worked.
 
-    While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
-    called, and the parent's stall limit expires. As a context manager it ends the thread when the block is left.
+    Whether it has worked is seen from the counters of its resource use. While the process waits for a disk or a server
+    that does not answer, they do not change. Then `tell` is not called, and the parent's stall limit expires. As a
+    context manager it ends the thread when the block is left.
 
     `may_wait`: returns whether the process may be waiting for RPC workers now. Then `tell` is called even if the
     counters show no work.

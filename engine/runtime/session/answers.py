@@ -63,7 +63,7 @@ def stop(transition: Transition, number: int) -> None:
 
 
 def stop_all(transition: Transition) -> None:
-    """Ask the child to end every request, except those that a stop does not end, such as saving a KV state."""
+    """Ask the child to end every request, except those that must run to their end, such as saving a KV state."""
     stoppable = _stoppable(transition.state)
     if all(run.stopping for run in stoppable):
         return
@@ -199,7 +199,7 @@ def _is_on_cpu(transition: Transition) -> bool:
 
 
 def _stop_timeout_s(state: State) -> float:
-    """Return the seconds that the child has to stop its requests before it is killed, if it has to end."""
+    """Return the seconds until a child that must end is killed because its requests have not stopped."""
     # When the session is closed the model goes anyway.
     ends_late = not state.closing and any(run.ends_late for run in state.requests)
     return state.stop_timeout_s * (READING_PATIENCE if ends_late else 1)
@@ -208,10 +208,10 @@ def _stop_timeout_s(state: State) -> float:
 def update_timer(transition: Transition) -> None:
     """Start or cancel the stop timer. When it expires, the child is killed.
 
-    The timer runs while the child is to end (close, unload, or a load that waits) and all its requests are being
-    stopped. Otherwise a stop has no time limit, because the end of the child would lose the model: a graph node of a
-    large model may take a minute, but loading the model again a quarter of an hour. The stall limit finds a child
-    that hangs.
+    The timer runs while all requests are being stopped because the child must end: to close the session, to unload
+    the model, or to load another plan. Otherwise a stop has no time limit, because killing the child would lose the
+    model. A graph node of a large model may take a minute, but loading the model again may take a quarter of an hour.
+    A child that hangs is found by the stall limit.
     """
     state = transition.state
     stoppable = _stoppable(state)

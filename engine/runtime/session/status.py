@@ -39,7 +39,7 @@ class Phase(Enum):
 
 
 class ModelStatus(Struct, frozen=True):
-    """Status of a model, which settings bar, chat, menus and the list of loaded models show alike.
+    """Status of a model, as the settings bar, the chat, the menus and the list of loaded models show it.
 
     `name`: name of the model; empty if no file is open.
     `phase`: one of STOPPED, LOADING, READY, ANSWERING and STOPPING. Requests that the window makes for itself, such as

@@ -275,10 +275,13 @@ def test_markdown_from_elsewhere_is_refused_with_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"attachments": ["a"]}, "the list of attachments of a message is damaged"),
-        ({"attachments": 7}, "the list of attachments of a message is damaged"),
-        ({"attachments": [{"lines": "many"}]}, "the line count of a part of a message is damaged"),
-        ({"reasoning_lines": "x"}, "the line count of a part of a message is damaged"),
+        ({"attachments": ["a"]}, "the list of attachments of a message is damaged; export the conversation again"),
+        ({"attachments": 7}, "the list of attachments of a message is damaged; export the conversation again"),
+        (
+            {"attachments": [{"lines": "many"}]},
+            "a message states an invalid number of lines; export the conversation again",
+        ),
+        ({"reasoning_lines": "x"}, "a message states an invalid number of lines; export the conversation again"),
     ],
 )
 def test_damaged_markdown_is_refused_with_its_fault(values: dict[str, object], reason: str) -> None:

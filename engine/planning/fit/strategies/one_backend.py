@@ -39,7 +39,7 @@ class _Planned(Struct, frozen=True):
     """The layout that was found for one backend.
 
     `n_layers`: number of layers on the backend's devices, including the output layer.
-    `splits`: True if the layout uses several devices, or if the user requested no split.
+    `splits`: False only if the user requested a split, but the layout uses one device.
     """
 
     backend: str
@@ -50,7 +50,7 @@ class _Planned(Struct, frozen=True):
 
     @property
     def rank(self) -> tuple[bool, int, int, bool, float]:
-        """Key for comparing backends, larger is better: fits, context length, number of layers, split, shortest time.
+        """Key for comparing backends, larger is better: fits, context length, number of layers, `splits`, speed.
 
         Context lengths differ only with strategy "context", which searches for the longest one.
         """
@@ -102,8 +102,8 @@ def _reason(best: _Planned, others: list[_Planned]) -> str:
     if (best.found.fits, best.n_layers) != (second.found.fits, second.n_layers):
         counts = (f"{each.backend} {count_layers(each.n_layers)}" for each in others)
         return tr(
-            "Only {backend} is used: it takes {layers} onto its devices, including the output layer. With another "
-            "backend alone it would be: {others}.",
+            "Only {backend} is used: its devices hold {layers}, including the output layer. Another backend alone "
+            "would hold: {others}.",
             backend=best.backend,
             layers=count_layers(best.n_layers),
             others=", ".join(counts),

@@ -140,7 +140,10 @@ def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
 
 
 def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
-    """Raise `RequestError` if an image or sound must be computed in one batch but is larger; llama.cpp would abort."""
+    """Raise `RequestError` if an image or sound that must be computed in one batch has more tokens than a batch.
+
+    llama.cpp would abort.
+    """
     most = min(loaded.batch_tokens, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
     whole = max((part.n_cells for part in prompt.parts.values() if part.at_once), default=0)
     if whole > most:

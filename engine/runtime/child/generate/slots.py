@@ -33,7 +33,7 @@ class Slot(Struct, eq=False):
     `tokens`: tokens whose KV state is in the cache.
     `of`: id of the request that used the slot last.
     `taken`: whether that request still runs.
-    `copy_pending`: whether the state was copied from another stream; llama.cpp makes the copy with the next batch.
+    `copy_pending`: whether llama.cpp still has to copy the state from another stream, as part of the next batch.
     `used`: number that grows with each use, to find the least recently used slot.
     `checkpoints`: copies of the slot's state, ascending by tokens.
     `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be taken.
@@ -273,10 +273,10 @@ class Slots:
                 slot.last_checkpoint = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
-        """Drop checkpoints until a new one of `size_bytes` can be added to `slot`; return False if it is too large for
-        that.
+        """Drop checkpoints until a new one of `size_bytes` can be added to `slot`.
 
-        The checkpoints of the least recently used slot are dropped first.
+        The checkpoints of the least recently used slot are dropped first. Return False if the new one alone is larger
+        than the memory for all checkpoints; then none is dropped.
         """
         if size_bytes > self._taker.most_bytes:
             return False

@@ -177,7 +177,8 @@ class Media:
     def count(self, file: MediaFile) -> int:
         """Return the number of KV cells that an image or sound takes, together with the tokens that enclose it.
 
-        The result is cached, because mtmd computes a sound's spectrum for it, and the window asks while a user types.
+        The result is cached, because the window asks for it while a user types. For a sound, mtmd computes the whole
+        spectrum to count the cells.
 
         Raises:
             RequestError: the projector refuses the file.
@@ -205,13 +206,13 @@ class Media:
 
     @contextmanager
     def chunks(self, prompt: MediaPrompt, file: MediaFile | None = None, decoded: bytes = b"") -> Iterator[Any]:
-        """Yield the mtmd chunks of a prompt, which are freed afterwards.
+        """Context manager: yield the chunks of a prompt (`mtmd_input_chunks`), and free them at the end.
 
-        `file`: the only file whose content is passed to mtmd; None: no file.
-        `decoded`: the pixels of this file, or its samples at the projector's rate.
+        `file`: the image or sound whose content mtmd gets. Other files are placeholders of their size. None: all are.
+        `decoded`: the content of `file`: the pixels of an image, or the samples of a sound at the projector's rate.
 
         Raises:
-            RequestError: the projector refuses a file, or `decoded` has another size than the file should have.
+            RequestError: the projector refuses a file, or the size of `decoded` does not match `file`.
         """
         key = None if file is None else identity_of(file)
         with ExitStack() as stack:
@@ -280,7 +281,7 @@ class Media:
 
 
 def identity_of(file: MediaFile) -> tuple[str | int, ...]:
-    """Return a key that is equal for equal files: SHA-256, and length or size."""
+    """Return a key that is equal for equal files: SHA-256, and length of a sound or width and height of an image."""
     if isinstance(file, SoundFile):
         return file.sha256, file.length_ms
     return file.sha256, file.width_px, file.height_px

@@ -75,8 +75,8 @@ def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceS
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
     """Measure one device. This takes some seconds, and the request's `size_bytes` of the device's memory.
 
-    When the request's `enough_s` seconds are over, no further type is measured: on a slow device one type may take as
-    long as all types on a fast device.
+    When the request's `enough_s` seconds are over, no further tensor type is measured: on a slow device one type may
+    take as long as all types on a fast device.
 
     Raises:
         RequestError: the device is gone, or has no room for the matrix.
@@ -129,9 +129,10 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return the multiplications (weights times tokens) per second of a matrix product, as for a prompt.
+    """Return the speed of a matrix product for many tokens, as for a prompt, in multiplications per second.
 
-    A larger matrix is measured if one product takes less than `SHORT_S` seconds.
+    There is one multiplication for each weight and token. A larger matrix is measured if one product takes less than
+    `SHORT_S` seconds.
     """
     for rows in _ROWS:
         with _Graph(
@@ -151,7 +152,7 @@ class _Graph:
     It is a context manager that frees its tensors.
 
     `type_number`: ggml type of the matrix.
-    `sums`: number of additions of a column, if the graph has these instead of the product; 0: the product.
+    `sums`: number of additions of a column that the graph computes instead of the product; 0: the product.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes` of the request.
     `tokens`: number of columns that the matrix is multiplied with, one for each token of a batch.
     `columns`: width of the matrix.
@@ -290,9 +291,9 @@ class _Graph:
         return max(_best(self._work, measured_s, self._clock) - self._round_trip_s(), 1e-9)
 
     def parts_s(self, measured_s: float) -> float:
-        """Return the seconds of one graph that multiplies all parts of the matrix, each in its own graph node.
+        """Return the seconds of a product that is divided into many graph nodes, each for some rows of the matrix.
 
-        If the matrix has no parts, return the seconds of the whole graph.
+        A product with several columns is not divided; return the seconds of its single node.
         """
         self._work(self._chain)
         return max(_best(lambda: self._work(self._chain), measured_s, self._clock), 1e-9)

@@ -60,7 +60,7 @@ def block_weights(block: Block, part: str = "") -> Weights:
 
 
 def global_weights(model: ModelFile) -> Weights:
-    """Return the weights outside of blocks, by short name."""
+    """Return the weights outside of blocks by short name, such as `output_norm` for `output_norm.weight`."""
     return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}
 
 

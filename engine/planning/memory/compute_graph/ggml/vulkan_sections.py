@@ -1,7 +1,9 @@
-"""Vulkan's order of the nodes of a compute graph, found for one section after another (`vulkan_order`).
+"""Vulkan's order of the nodes of a compute graph (`vulkan_order`), computed for one section after another.
 
-A section is consecutive nodes, mostly those of one layer. `order_section` orders its nodes, and may move nodes of later
-sections into it, because Vulkan computes them early. The result of a moved node has a special name (`sections.EARLY`).
+A section is consecutive nodes, mostly those of one layer. `order_section` orders the nodes of one section. It may also
+move nodes of later sections into it, because Vulkan computes them early. Sections refer to the result of a moved node
+by a name with the mark `sections.EARLY`.
+
 The order depends only on the section, on the following sections of the same split, and on the nodes that were moved to
 earlier sections. So callers can cache it.
 """
@@ -42,7 +44,10 @@ The translation is None if both have the same backends.
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the first sections of `following`: those in which the open split continues, up to `_REACH` nodes."""
+    """Return the sections at the start of `following` from which Vulkan may move nodes to before them.
+
+    These are the sections that continue the current split, but no more than are needed for `_REACH` nodes.
+    """
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -59,13 +64,13 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Order the nodes of a section (consecutive nodes, mostly one layer's) as Vulkan does; return the new section.
+    """Return the section with its nodes in Vulkan's order, and the places of later nodes that were moved forward.
 
-    Also return the places (`NodePlace`) of nodes that Vulkan moved from later sections into this one or an earlier one.
-    In these places, sections are counted from the next one.
+    A section is consecutive nodes, mostly one layer's. The places (`NodePlace`) are those of nodes of later sections
+    that Vulkan moved into this section or an earlier one. They are counted from the next section, whose number is 0.
 
-    `ahead`: following sections in which the last split of this one continues.
-    `used`: places of the nodes, in this section and later ones, that were moved to earlier sections.
+    `ahead`: the later sections that continue the last split of this section (`following_sections`).
+    `used`: places of the nodes that were moved from this and later sections into earlier ones.
     """
     return _Ordering(((split_section, None), *ahead), used).run(backends)
 
@@ -110,9 +115,9 @@ class _Ordering:
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
-        """Decrease the use counts of tensors that were read by nodes moved from this section to an earlier one.
+        """Subtract from the use counts what nodes read that were moved from this section to an earlier one.
 
-        Return the indices of the moved nodes' results.
+        Return the tensor indices of these nodes' results.
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
@@ -160,10 +165,10 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number that identifies a tensor in all sections of a split.
+        """Return a number for a tensor that is the same, whichever section of a split refers to the tensor.
 
-        The low `_BITS` bits are the tensor's index in the first section that has a name for the tensor. The higher bits
-        are the number of sections from this one to that section.
+        It is made of the first section that refers to the tensor, and the tensor's index there. The low `_BITS` bits
+        are the index. The higher bits are the number of sections from this one to that section.
 
         `number`: index of the tensor in a later section.
         `distance`: number of sections from this one to the later one.
@@ -204,11 +209,11 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return a node of a later section as a node of this section, with the indices that its tensors have here.
+        """Return the `NodeAlloc` of a node of a later section, with the tensor indices of this section.
 
-        The use counts of its sources in this section increase.
+        The tensors that the node reads get a higher use count in this section.
 
-        `distance`: number of sections from this one to the later one; 0 for a node of this section.
+        `distance`: number of sections from this one to the later one; 0: the node is in this section and not changed.
         `place`: index of the node in the later section.
         """
         index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
@@ -223,9 +228,10 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _index(self, distance: int, index: int) -> int | None:
-        """Translate the index of a tensor from a later section to this section.
+        """Return the index in this section of a tensor that has the index `index` in a later section.
 
-        None for weights and caches, which the allocator does not place, and for tensors without a name in this section.
+        None for weights and caches, which the allocator does not place. Also None for tensors to which this section
+        cannot refer (`Key`).
 
         `distance`: number of sections from this one to the later one.
         `index`: index of the tensor in the later section.
@@ -243,9 +249,9 @@ class _Ordering:
         return self._named(distance, key)
 
     def _named(self, distance: int, key: Key) -> int | None:
-        """Return the index in this section of the tensor that a later section calls `key`.
+        """Return the index in this section of the tensor to which a later section refers by the name `key`.
 
-        A tensor that is new to this section gets the next free index. None if this section has no name for the tensor.
+        If the tensor has no index here yet, it gets the next free one. None if this section cannot refer to it (`Key`).
 
         `distance`: number of sections from this one to the later one.
         """
@@ -265,11 +271,10 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Translate the name of a tensor from the section number `distance` to the section before it.
+        """Return the name for a tensor in the section before a later section; None if that section has no name for it.
 
-        Sections are numbered from this one, which is 0. None if the section before has no name for the tensor.
-
-        `key`: name of the tensor in section `distance`.
+        `distance`: number of sections from this one to the later one.
+        `key`: name by which the later section refers to the tensor.
         """
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
@@ -278,7 +283,7 @@ class _Ordering:
 
 
 def _names(split_section: SplitSection) -> dict[int, list[Key]]:
-    """Return the names by which sections refer to each tensor, by index of the tensor in this section."""
+    """Return for each tensor index of a section the names (`Key`) by which other sections refer to the tensor."""
     found: dict[int, list[Key]] = {}
     for name, index in split_section.indices.items():
         found.setdefault(index, []).append(name)

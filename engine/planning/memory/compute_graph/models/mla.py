@@ -128,7 +128,7 @@ def _roped(ctx: GraphContext, source: Tensor) -> Tensor:
 
 
 class _TopK(Struct, frozen=True):
-    """Cells of the KV cache that the most recent layer with an indexer selected; layers without one use them, too."""
+    """Cells of the KV cache that the last layer with an indexer selected, for this and following layers."""
 
     cells: Tensor
 
@@ -143,7 +143,7 @@ def dsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def dsa_attention_without_rotation(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of attention to the cells that an indexer selects without a Hadamard matrix (hy-v4.cpp)."""
+    """Like `dsa_attention`, but without a Hadamard matrix for the indexer's queries and keys (hy-v4.cpp)."""
     return _dsa_attention(ctx, current, ropes=False)
 
 
@@ -158,10 +158,10 @@ def _dsa_attention(ctx: GraphContext, current: Tensor, *, ropes: bool) -> Tensor
 
 
 def _build_lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor, *, ropes: bool) -> Tensor:
-    """Return the cells with the highest scores of the lightning indexer, by token.
+    """Return for each token the cells with the highest scores of the lightning indexer.
 
     `narrow`: low-rank input of the query projection.
-    `ropes`: whether queries and keys of the indexer are multiplied by a Hadamard matrix.
+    `ropes`: whether to multiply the indexer's queries and keys by a Hadamard matrix. RoPE is applied in both cases.
     """
     graph, hparams, inp_attn = ctx.graph, ctx.hparams.indexer, ctx.inputs.inp_indexer
     assert inp_attn is not None
@@ -209,7 +209,7 @@ def build_lid_top_k_cells(
 def build_top_k_mask(ctx: GraphContext, mask: Tensor, chosen: Tensor, zeros_type: str = "f32") -> Tensor:
     """Return `mask` with all cells masked except those in `chosen` (`build_top_k_mask`).
 
-    `zeros_type`: type of the tensor that unmasks the chosen cells.
+    `zeros_type`: type of the tensor of zeros that is written over the chosen cells to unmask them.
     """
     graph, (cells, each, _, streams) = ctx.graph, mask.ne
     hidden = graph.like("fill", mask)
@@ -254,7 +254,7 @@ class _KpoolInput(Struct, frozen=True):
 
 
 class _Selection(Struct, frozen=True):
-    """Selection of the last layer with an indexer: the selected cells, or an attention mask."""
+    """Cells that the last layer with an indexer selected: their indices, or an attention mask that hides the others."""
 
     found: Tensor
 

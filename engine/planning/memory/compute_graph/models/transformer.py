@@ -353,8 +353,9 @@ def post_norm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def grouped_experts_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with experts, and one further expert for each group of them
-    (src/models/grovemoe.cpp).
+    """Return the output of a layer with groups of experts, each with one further expert (src/models/grovemoe.cpp).
+
+    A token that uses an expert also uses the further expert (`chexps`) of its group.
     """
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))

@@ -37,7 +37,7 @@ def hand_over(name: str, files: Sequence[Path]) -> bool:
 
 
 class FirstInstance(QObject):
-    """The local socket on which a user's first window receives the files of further starts of the program."""
+    """The local socket of a user's first window. Later starts of the program send it the files to open."""
 
     asked = Signal(list)  # list[Path]: the files of a further start; empty: raise the window
 

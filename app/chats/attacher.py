@@ -244,7 +244,7 @@ class Thumbnails(QObject):
 
 def _thumbnail(data: bytes | None) -> ImageFacts:
     if data is None:
-        raise ChatError(tr("The data of an attached image no longer exists."))
+        raise ChatError(tr("An attached image cannot be shown, because its data is no longer stored."))
     return inspect_image(data, tr("An image"))
 
 

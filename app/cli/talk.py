@@ -421,7 +421,7 @@ class Talk:
         """Yield the events of the answer `run`. If `Ended` is raised meanwhile, the text so far is stored.
 
         Raises:
-            Ended: at a third interrupt.
+            Ended: at a third interrupt (Ctrl+C).
         """
         try:
             yield from self._follower.events(stream, stop=stream.stop)

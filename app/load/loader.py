@@ -49,8 +49,8 @@ class _Wanted(Struct, frozen=True):
 class Loader(QObject):
     """Loads models, one at a time, and asks the user before a load that does not fit. Calls return at once.
 
-    `constraints_of`: returns the pins of a model and the devices that are switched off. They apply to layouts that are
-    tried or proposed instead of the requested one.
+    `constraints_of`: returns the pinned layers of a model and the disabled devices. Layouts that are tried or proposed
+    instead of the requested one respect them.
     """
 
     question_changed = Signal(object)  # LoadQuestion | None
@@ -372,7 +372,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question to the user about a load if model, layout or settings have changed since."""
+        """Remove the question to the user about a load if model, layout or settings have changed since it was shown."""
         if self._asked is None:
             return
         plan, document = self._asked.plan, self._document
@@ -404,10 +404,11 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
 
 
 def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
-    """Return whether the load can start with the user's stored `answer`, so that no question is shown.
+    """Return whether the user's stored `answer` decides this load, so that no question is shown.
 
-    `room`: the models to unload for the load.
-    A question is always shown before a running answer is stopped or an RPC worker is used by a second model.
+    `answer`: UNLOAD decides it unless a model to unload is answering. BESIDE decides it unless the load needs an RPC
+    worker that a loaded model uses. Without a stored answer the user is always asked.
+    `room`: the models to unload, and such RPC workers.
     """
     if answer is LoadAnswer.UNLOAD:
         return not any(victim.is_busy for victim in room.victims)

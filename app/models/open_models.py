@@ -69,7 +69,7 @@ class OpenModels(QObject):
         return next((model for model in self._all if model.key == key), None)
 
     def park(self, keys: Iterable[FileIdentity]) -> None:
-        """Park the open models with these file identities: their next question loads them again."""
+        """Park the open models with these file identities: unload them until their next question."""
         for key in keys:
             # Another file may have taken its place since the caller looked.
             if (model := self.find(key)) is not None:
@@ -83,7 +83,8 @@ class OpenModels(QObject):
         """Return an `OpenModel` for `file`: the current one if it is not loaded and its chat is empty, else a new one.
 
         The caller then makes the returned model current. `key`: identity of the file.
-        `beside`: whether a current model that has a file must stay open in any case.
+        `beside`: whether the current model must stay open if it has a file, even if it is not loaded and its chat is
+        empty.
         """
         # A model that was opened a moment ago has a file but no content, and has to stay with `beside`.
         is_free = self.current.file is None if beside else self.current.is_blank

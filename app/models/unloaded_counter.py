@@ -58,7 +58,7 @@ class UnloadedCounter(QObject):
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the running count. Called if the loaded model's child counts, or if there is nothing to count."""
+        """Cancel the running count. Called if the loaded model counts instead, or if there is nothing to count."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

@@ -1,1 +1,1 @@
-"""The API server of the window: its keys, the models that it offers and shares with the chats, its start and stop."""
+"""The API server of the window: its start and stop, its API keys, and the open and library models that it offers."""

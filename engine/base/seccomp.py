@@ -349,7 +349,7 @@ def own_calls(
     programs: bool = False,
     binding: Binding = Binding.REFUSED,
 ) -> Calls:
-    """Return `Calls` with these arguments, and with the ids of this process and its parent."""
+    """Return the system calls to allow for this process: `Calls` of the arguments, its id and that of its parent."""
     return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binding)
 
 

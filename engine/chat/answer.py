@@ -262,7 +262,7 @@ class AnswerRun:
     # ------------------------------------------------------------------ before the model is asked
 
     def begin(self) -> Effects:
-        """Begin the answer. Call it when `tree` is stored."""
+        """Begin the answer. The driver calls this when it has stored `tree`, which contains the answer."""
         return (Restore(),)
 
     def restored(self) -> Effects:
@@ -429,7 +429,7 @@ class AnswerRun:
     # ------------------------------------------------------------------ the end
 
     def done(self, event: Done) -> Effects:
-        """End the answer with the model's report."""
+        """End the answer with the model's final report: token counts, speeds and the reason why it stopped."""
         if self._step is not _Step.WRITING:
             return ()
         state: MessageState = "stopped" if event.stop_reason == "stopped" else "done"
@@ -490,7 +490,10 @@ class AnswerRun:
         return rest
 
     def _take_rest(self) -> None:
-        """Add the text that the thought splitter and the call reader have held back. Called when the answer ends."""
+        """Add the text that was held back because it could have begun a thought tag or a tool call.
+
+        Called when the answer ends.
+        """
         self._take(self._splitter.rest())
         if self._reader is not None:
             self._take_found(self._reader.end())

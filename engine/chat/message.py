@@ -45,7 +45,8 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `cached_tokens`: number of prompt tokens that were in the KV cache.
     `thinking_tokens`: number of generated tokens of the thought.
     `first_token_seconds`: time from the request to the first token.
-    `draft`: statistics of speculative decoding in the last part of the answer; None if nothing was drafted.
+    `draft`: statistics of speculative decoding; those since the last continuation if the answer was continued. None if
+    nothing was drafted.
     """
 
     prompt_tokens: int = 0
@@ -68,11 +69,11 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return the timings of a whole answer: `earlier`, joined with these timings of the answer's last part.
+        """Return the timings of a whole answer that was continued. These timings are those of its continuation.
 
-        Values of the prompt are those of `earlier`. Generated tokens and times of both parts are added up.
+        Values of the prompt are those of `earlier`. Generated tokens and their times are added up.
 
-        `earlier`: timings of the part before; None: the last part is the whole answer.
+        `earlier`: timings of the answer before it was continued; None: it was not continued.
         """
         if earlier is None:
             return self

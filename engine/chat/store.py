@@ -235,7 +235,7 @@ class ChatStore:
         )
 
     def finish(self, conversation: str, message: Message) -> Future[None]:
-        """Store the complete message, and delete its pieces."""
+        """Store the complete message in place of the pieces of text that `append` has stored."""
 
         def job(connection: sqlite3.Connection) -> None:
             self._put(connection, conversation, message)
@@ -257,7 +257,7 @@ class ChatStore:
         return self._writer.settled()
 
     def written_by_others(self) -> bool:
-        """Return whether another process wrote to the database since the last call. Blocks while jobs are written.
+        """Return whether another process wrote to the database since the last call. Blocks while changes are written.
 
         It must not be called from two threads at a time.
 

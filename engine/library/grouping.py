@@ -22,7 +22,10 @@ _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
-    """Return the side files of each entry, chosen from `sides`, in the order of `entries`."""
+    """Return the files of `sides` that belong to each library entry (a model with all its quantisations).
+
+    `sides`: side files, such as projectors and adapters.
+    """
     found: list[list[SideFile]] = [[] for _ in entries]
     near, opened = _neighbourhoods(entries), _by_path(entries)
     for side in sides:
@@ -36,7 +39,7 @@ Place = tuple[Path, tuple[str, ...]]
 
 
 def _neighbourhoods(entries: Sequence[Entry]) -> dict[Place, list[int]]:
-    """Return for each folder the indices of the entries that have a model file in it or in its subfolders."""
+    """Return for each folder the indices of the library entries with a model file in it or in its subfolders."""
     found: dict[Place, dict[int, None]] = defaultdict(dict)
     for index, entry in enumerate(entries):
         for each in entry.quantisations:
@@ -62,9 +65,9 @@ def _owners(
     neighbourhoods: Mapping[Place, list[int]],
     opened: Mapping[Path, list[int]],
 ) -> list[int]:
-    """Return the indices of the entries that `side` belongs to.
+    """Return the indices of the library entries (models) that the side file `side` belongs to.
 
-    There are several if neither names, folders nor headers decide between them.
+    There are several if names, folders and headers do not decide between them.
     `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
     `opened`: indices of entries by path of the model file.
     """
@@ -82,7 +85,9 @@ def _owners(
 
 
 def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]]) -> list[int]:
-    """Return the indices of the entries with model files nearest to `file`: those in the deepest folder above it.
+    """Return the indices of the library entries whose model files are nearest to the side file `file`.
+
+    These are the entries with a model file in its folder, or else in the nearest folder above it.
 
     `neighbourhoods`: indices of entries by folder (`_neighbourhoods`).
     """
@@ -137,7 +142,9 @@ _Shape = tuple[str, int | None, int | None]
 
 
 def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
-    """Group files into entries, sorted by title. Side files that belong to no model, or are missing, are left out.
+    """Group files into library entries (models with all their quantisations), sorted by title.
+
+    Side files that belong to no model, or are missing, are left out.
 
     `facts`: values from the headers of models, by path of the first part.
     """
@@ -156,7 +163,7 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
 
 
 def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
-    """Join the files of split models into copies; a model of one file is a copy too.
+    """Return the copies of models (sets of files that make up a model): the joined parts of split models, or one file.
 
     `Copy.parts` has the parts in order, and `Copy.missing` the numbers of missing parts.
     """

@@ -108,7 +108,10 @@ class Bubble(QWidget):
 
     @property
     def _source(self) -> str:
-        """The text of the message that Copy and Edit use."""
+        """The text for the actions Copy and Edit: the message's source, or the shown text if there is no source.
+
+        For the result of a tool it is always the source, even if that is empty.
+        """
         return self.message.source if self.message.source or self.message.role == "tool" else self.text
 
     @property

@@ -52,7 +52,7 @@ class SampleQuestions(QWidget):
             button.setText(self._words(question))
 
     def _words(self, question: str) -> str:
-        """Return `question` wrapped to the available width. "&" is doubled, since Qt makes mnemonics of single ones."""
+        """Return `question` wrapped to the available width, with "&&" for "&", which Qt would take for a mnemonic."""
         widest = max(self.fontMetrics().averageCharWidth(), 1)
         characters = max((self.width() - AROUND_PX) // widest, MIN_CHARACTERS)
         return fill(question, characters).replace("&", "&&")

@@ -18,9 +18,9 @@ from widgets.common.roles import plain_label
 WIDTH_PX = 460
 MOST_GIB = 10_000.0
 PURPOSE = tr(
-    "The KV state of each conversation is saved on this disk. The model then need not process the conversation again "
-    "after a restart, an unload or a change of the layout. At the limit, the state that was used longest ago is "
-    "removed first."
+    "The KV state of each conversation is saved on this disk, so that the model need not process the conversation "
+    "again after a restart, an unload or a change of the layout. If all states together exceed the limit, the least "
+    "recently used ones are removed."
 )
 
 

@@ -150,7 +150,7 @@ class ComparisonDialog(Dialog):
         tables.addWidget(self.differences)
         tables.setSizes([WIDTH_PX * 6 // 10, WIDTH_PX * 4 // 10])
         parts = QSplitter(Qt.Orientation.Vertical)
-        parts.setAccessibleName(tr("Lanes and tables"))
+        parts.setAccessibleName(tr("The two layouts, and tables that compare them"))
         parts.setChildrenCollapsible(False)
         parts.addWidget(self.lanes)
         parts.addWidget(tables)

@@ -372,7 +372,7 @@ class EditorView(QGraphicsView):
         return super().focusNextPrevChild(forward)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """Show the focus ring. Tab sets the focus to the first stop, Shift+Tab to the last."""
+        """Show the focus ring. Tab sets it to the first boundary, output, embedding or draft, Shift+Tab to the last."""
         super().focusInEvent(event)
         if event.reason() is Qt.FocusReason.TabFocusReason:
             self.interaction.set_focus(None)
@@ -433,7 +433,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def end_drag(self) -> None:
-        """End the drag without emitting a signal. Used when the layout at its start no longer exists."""
+        """End the drag without emitting a signal. Used when the layout in which it began no longer exists."""
         self._scroll_timer.stop()
         self.interaction.end_drag()
         self._update_marks()

@@ -56,7 +56,9 @@ class SideBySide(QObject):
             return
         others = [model for model in self._models.all if model.file is not None and model is not self._models.current]
         if not others:
-            self._notices.say(tr("To compare, open a second model, or open this model a second time."), bad=True)
+            self._notices.say(
+                tr("To show two chats side by side, open a second model, or open this model a second time."), bad=True
+            )
             return
         # Two chats need the width of the whole window.
         if self._arranger.current is not Arrangement.CHAT:

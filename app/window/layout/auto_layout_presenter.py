@@ -73,7 +73,8 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
     def _on_why(self, words: str) -> None:
         """Show a message box that says why layers are on their device.
 
-        The layout may be an automatic one, the one proposed when the model was opened, or the user's own.
+        The text depends on who placed the layers: a strategy for automatic layouts, the proposal for an opened model,
+        or the user or a layout file.
 
         `words`: description of the layers, such as their numbers and their device.
         """

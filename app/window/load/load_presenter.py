@@ -121,8 +121,8 @@ class LoadPresenter(QObject):
         if self._power_text(model):
             tool_tip.append(
                 tr(
-                    "The model's devices draw this power (in watts) although the model is idle. To free its memory, "
-                    "choose Park."
+                    "The model's devices draw this power (in watts) although the model is idle. Choose Park to unload "
+                    "the model until its next question."
                 )
             )
         if checkpoint_bytes:
@@ -210,7 +210,7 @@ class LoadReportPresenter(QObject):
         return self._models.current is self._model
 
     def _show_details(self) -> None:
-        """Show or hide the report's table by the stored choice, which holds for the reports of all models."""
+        """Show or hide the report's table, as the user chose last in the load report of any model."""
         self._report.show_details(self._settings.shows_report_details)
 
     def _keep_details(self, shown: bool) -> None:

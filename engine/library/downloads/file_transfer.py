@@ -129,7 +129,7 @@ class FileTransfer:
             HubError: if all retries failed, or if a retry is pointless.
             StorageError: if the disk is full or cannot be written.
             ChangedError: if the file on the server has changed.
-            DamagedError: if the complete file has another SHA-256 than the hub states, or is no GGUF file.
+            DamagedError: if the complete file has another SHA-256 than the hub states, or is not a GGUF file.
             OccupiedError: if another process downloads the file, or if the target path is in use.
             StoppedError: if the user stopped the transfer.
 
@@ -374,7 +374,7 @@ class FileTransfer:
 
         Raises:
             ChangedError: if the file on the server has changed.
-            HubError: if the response has other bytes than requested, or the file another size than known.
+            HubError: if the response has other bytes than requested, or states another file size than the known one.
         """
         origin = part.origin
         if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):

@@ -75,12 +75,12 @@ class ClosedTalkError(BrokenTalkError):
 class Stream(asyncio.BufferedProtocol):
     """Both directions of one connection. Bytes are buffered for `receive`, or forwarded while `relay` runs.
 
-    This is an asyncio protocol and not a `StreamReader`: it forwards bytes without waking a task, which would take most
-    of the time of a round trip.
+    This is an asyncio protocol instead of a `StreamReader`, because it forwards bytes without waking a task. Waking a
+    task would take most of the time of a round trip.
 
     All methods raise:
         OSError: if the connection breaks; `ssl.SSLError` is one.
-        BrokenTalkError: if the connection ends in the middle of a message, or bytes are no valid message.
+        BrokenTalkError: if the connection ends in the middle of a message, or received bytes are not a valid message.
     """
 
     transport: asyncio.Transport

@@ -277,7 +277,10 @@ PLAIN_GRAPH = GraphRecord()
 
 
 class Window(Struct, frozen=True):
-    """Sliding-window attention of an architecture. A list or period in the file takes precedence over `period`."""
+    """Sliding-window attention of an architecture: which layers have a window, and its length.
+
+    If the file lists the layers with a window, or has a period, `period` is not used.
+    """
 
     period: int = 0
     """Period of full attention: one layer of each period has it, the last one by default.

@@ -48,9 +48,9 @@ class DeviceNames(Struct, frozen=True):
         return f"RPC{device.endpoint_device}[{device.endpoint}]"
 
     def id_of_device(self, name: str) -> str | None:
-        """Return the id of the device with this name in option `-dev`; None if the rig does not have it.
+        """Return the id of the device with this name in option `-dev`; None for a local device that the rig lacks.
 
-        A device of one of `servers` always has an id. If the rig lacks the device, the id is made from the endpoint.
+        For a device of one of `servers` that the rig lacks, an id is made from the server's endpoint.
         """
         if self.servers and (match := _RPC_DEVICE.fullmatch(name)):
             number = int(match[1])
@@ -139,7 +139,10 @@ def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of local devices that do not look like ggml's names, so that other programs use other names."""
+    """Return the ids of local devices, except the CPU, that cannot be ggml's names.
+
+    llama.cpp's programs do not know a device by such an id.
+    """
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

@@ -57,14 +57,15 @@ def _server_notes(plan: Plan) -> Iterator[str]:
         variables["OLLAMA_KV_CACHE_TYPE"] = used.type_k
     else:
         yield tr(
-            "K cache {type_k} and V cache {type_v} cannot be exported. ollama uses the same type for both, which is "
-            "one of {types}.",
+            "K cache {type_k} and V cache {type_v} cannot be exported. ollama uses one type for both caches, and "
+            "supports only {types}.",
             type_k=used.type_k,
             type_v=used.type_v,
             types=", ".join(_CACHE_TYPES),
         )
     yield tr(
-        "Some settings belong to ollama's server and not to a Modelfile. Start the server with {variables}.",
+        "Some settings belong to ollama's server and not to a Modelfile. Start the server with these environment "
+        "variables: {variables}",
         variables=" ".join(f"{name}={value}" for name, value in variables.items()),
     )
 

@@ -113,7 +113,9 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the memory limit of each device for the next layout, in estimated bytes, by device id.
+    """Return the most bytes that the estimate of the next layout may have on each device, by device id.
+
+    Bytes that earlier layouts needed beyond their estimate are subtracted, because the next one may need them too.
 
     `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
     """
@@ -143,7 +145,7 @@ def _available_bytes(rig: Rig, device_id: str) -> int:
 def change_words(before: Layout, after: Layout) -> str:
     """Return the moved layers as a phrase, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
     if after.split_mode in ("tensor", "row"):
-        return tr("shares {share}", share=share_words(after))
+        return tr("device shares {share}", share=share_words(after))
     pairs = list(zip(before.assignment(), after.assignment(), strict=True))
     moved: list[str] = []
     start = 0
@@ -163,7 +165,7 @@ def change_words(before: Layout, after: Layout) -> str:
                 after=after.output_device,
             )
         )
-    return ", ".join(moved) or tr("tensors moved by overrides")
+    return ", ".join(moved) or tr("single tensors moved to other devices (overrides)")
 
 
 def layout_words(layout: Layout) -> str:

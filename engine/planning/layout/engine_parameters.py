@@ -111,7 +111,7 @@ def leading_cpu_layers(layout: Layout) -> int:
 
 
 def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) -> EngineParameters:
-    """Return the parameters with which llama.cpp places layers, KV cache and output layer as in `layout`.
+    """Return the parameters that make llama.cpp place layers, KV cache and output layer as in `layout`.
 
     `model_n_layers`: number of layers in the model file, which the layout must match.
     `n_unlisted`: number of layers that llama.cpp adds after those of the file (`count_unlisted_layers`); they go to the

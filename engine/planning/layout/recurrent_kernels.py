@@ -1,4 +1,4 @@
-"""Operations of recurrent layers with which the RPC worker of a lent device aborts, because its backend has no kernel.
+"""Operations of recurrent layers that make the RPC worker of a lent device abort: its backend has no kernel for them.
 
 A lent device is a device of another computer, used over RPC.
 

@@ -1,4 +1,4 @@
-"""State, output buffer and compute buffers of one model with one set of context settings, for any layout."""
+"""Sizes of KV cache, recurrent state, output buffer and compute buffers, for one model with one set of settings."""
 
 from __future__ import annotations
 

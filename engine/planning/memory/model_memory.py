@@ -336,10 +336,12 @@ class ModelMemory:
         return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
 
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
-        """Return `ask(forecast)`, a result of the forecast of compute buffers; None if it takes too long or fails.
+        """Return a result of the forecast of compute buffers; None if it takes too long or fails.
 
         After a failure, this object computes no more compute buffers. Only a probe (a load without allocation) can then
         find their sizes.
+
+        `ask`: function that computes the result from `forecast`.
         """
         try:
             with limited(FORECAST_SECONDS):

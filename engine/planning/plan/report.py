@@ -80,7 +80,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     def buffer_bytes(self) -> int:
         """Bytes of llama.cpp's buffers, including those of a draft model.
 
-        This is the row's need less the overhead, and less memory that is allocated while the model answers.
+        Overhead (memory beyond llama.cpp's buffers) and memory that is allocated during answers are not included.
         """
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
@@ -149,8 +149,8 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     """Correct `rows` for memory that devices share with the host (unified memory), so that it is counted once.
 
-    In the rows of these devices, `free_bytes` excludes what the others need, and `shortfall_bytes` is at least what all
-    of them lack together. Rows of other devices are unchanged.
+    In the rows of these devices and the host, `free_bytes` excludes the bytes that the others need, and
+    `shortfall_bytes` is at least the shortfall of the shared memory as a whole. Rows of other devices are unchanged.
     """
     pool = rig.pool
     if pool is None:

@@ -1,6 +1,6 @@
 """Decoders of untrusted files: each file is decoded by a child process of its own.
 
-An image or sound from the network may exploit a fault of its decoder. So the decoder runs with an alarm, a limited
+An image or sound from the network may exploit a fault of its decoder. So the decoder runs with a time limit, a limited
 address space and no access to files besides its own code. It gets the file in its request, and the caller checks its
 answer.
 """

@@ -68,7 +68,7 @@ class MediaCache:
             self._kept_bytes += len(file.data)
 
     def _drop_all_but(self, used: set[str]) -> None:
-        """Drop the least recently used files until the cache is within its limit, but no file with a hash in `used`."""
+        """Drop the least recently used files until the cache is within its limit. Files with a hash in `used` stay."""
         # Least recently used first: `_use` moves a file to the end.
         for sha256 in [each for each in self._files if each not in used]:
             if self._kept_bytes <= self._max_bytes:

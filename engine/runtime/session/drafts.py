@@ -10,7 +10,7 @@ PAUSES: dict[DraftPause, str] = {
     "earlier": tr("no speculative decoding: it made an earlier answer slower"),
     "state": tr("no speculative decoding: the model's recurrent state is too large to be copied at each step"),
     "context": tr("speculative decoding paused: the conversation is longer than the context of the draft model"),
-    "failed": tr("speculative decoding paused: the draft model could not compute"),
+    "failed": tr("speculative decoding paused: an error occurred in the draft model"),
 }
 
 

@@ -55,8 +55,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. No other load and no request may be running.
 
-    If the model loaded before ran out of memory in an answer, its layout is not tried again. It counts as the first
-    attempt, provided that the order asks for the same layout and settings and allows other layouts.
+    The model loaded before may have run out of memory in an answer. If the order asks for its layout and settings again
+    and allows other layouts, that layout counts as a failed first attempt, and another one is tried.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -76,8 +76,8 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    A load that prepares its request, chooses a layout or checks its RPC workers ends at once. In other steps it ends
-    after the child processes that it waits for, because these hold device memory.
+    While the load prepares its request, chooses a layout or checks its RPC workers, it ends at once. In other steps it
+    ends when its child processes have exited, because they hold device memory until then.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -152,9 +152,9 @@ def give_up(transition: Transition) -> None:
 
 
 def take_work(transition: Transition, answer: inputs.Work) -> None:
-    """Continue the load with the result of an effect that takes time.
+    """Continue the load with the result of slow work, such as a memory forecast or the choice of a layout.
 
-    A result with another ticket than expected is ignored.
+    Each piece of work has a number (`ticket`). A result with another number than the expected one is ignored.
     """
     if not transition.take_answer(answer.ticket):
         return
@@ -283,7 +283,10 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan (`LoadRun.base`). It shares no cache with other plans, so a worker thread can use it."""
+    """Return the plan of the load order (`LoadRun.base`).
+
+    It shares no cache with other plans, so a worker thread can use it.
+    """
     assert transition.load.base is not None
     return transition.load.base
 

@@ -21,9 +21,9 @@ from engine.planning.layout.layout import Layout
 
 
 def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the layout with everything on the first device, in the user's order, that has room for it.
+    """Yield the layout with the whole model on one device: the first in the user's order with enough memory.
 
-    If none has, yield layouts that fill the devices one after another in this order.
+    If no device has enough, yield layouts that fill the devices one after another in this order.
     """
     order = bench.in_preferred_order()
     in_order = name_list(order)

@@ -169,8 +169,8 @@ def _has_whole_rows(tensor: Tensor) -> bool:
 def _cuda_bytes(tensor: Tensor) -> int:
     """Return the bytes of `tensor` on CUDA (`ggml_backend_cuda_buffer_type_get_alloc_size`).
 
-    Rows of quantised tensors are padded. The result of flash attention includes F16 copies of a KV cache of another
-    type.
+    Rows of quantised tensors are padded. If the KV cache is not F16, the result tensor of flash attention has room for
+    F16 copies of K and V.
     """
     size = tensor.n_bytes + tensor.padding_bytes
     if tensor.op == "flash_attn":

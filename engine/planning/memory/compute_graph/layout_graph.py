@@ -64,14 +64,16 @@ class _PlacedSections(Struct):
     `outer`: variant of the weights outside of blocks.
     `named`: for each layer, the buffer types to which overrides move its weights. The last entry is for the weights
     outside of blocks.
-    `alike`: variant of each layer, by the rule that says which weights must have equal sizes in a variant (`Sizes`).
+    `alike`: variant of each layer, by rule. A rule (`Sizes`) says which weights must have equal sizes in one variant.
     `uniform`: sections of all layers if the whole model is on one device, by device.
     `mixed`: section at a boundary between devices, by the section's number and the devices of its layers.
     `groups`: cached section groups (the sections of one device).
     `ends`: section of the output layer, by devices of the last layers and the output layer.
-    `plain`: the cache for the same overrides in which devices have their ids; None if this object is that cache.
-    `names`: name of each device in the overrides, by device id; empty if devices have their ids.
-    `renamed`: caches for the same overrides in which devices are named by position, by the devices of a group.
+    `renamed`: copies of this cache that name each device of the overrides by its position in a section group, not by
+    its id. So a copy is valid for all devices of the same kinds. The keys have the group's devices, with "" for those
+    that no override names.
+    `plain`: in such a copy, the cache from which it was made; else None.
+    `names`: in such a copy, the name of each device of the overrides, by device id; else empty.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -367,9 +369,9 @@ class LayoutGraph:
         return found
 
     def _renamed(self, known: _PlacedSections, devices: tuple[str, ...], named: frozenset[str]) -> _PlacedSections:
-        """Return the cache of sections for the same overrides, with devices named by position instead of by id.
+        """Return a copy of the cache `known` that names the overrides' devices by their position in `devices`.
 
-        Results that name a device by its position in `devices` are valid for all devices of the same kinds.
+        Its results are valid for all devices of the same kinds. Return `known` itself if no device is named.
 
         `known`: cache of sections in which devices have their ids.
         `devices`: devices whose backends a section group (the sections of one device) can use.

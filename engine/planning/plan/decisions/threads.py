@@ -29,7 +29,7 @@ class HostFacts(Struct, frozen=True):
     prompts: MeasuredChoice | None = None
 
     def measured_on(self, rig: Rig) -> HostFacts:
-        """Return these properties with the numbers of threads that were measured on the host of `rig`."""
+        """Return a copy with the numbers of threads that were measured on the host of `rig`, if any were measured."""
         found = measured_choice(rig, "threads"), measured_choice(rig, "threads_batch")
         return self if found == (None, None) else replace(self, answers=found[0], prompts=found[1])
 
@@ -55,8 +55,8 @@ def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
 def binds_threads(rig: Rig, asked: ContextSettings) -> bool:
     """Return whether the threads of a load are bound to physical cores.
 
-    They are bound if a measurement on this computer found that faster. They are not if the user chose a number of
-    threads in the settings `asked`.
+    They are bound if bound threads were faster in a measurement on this computer, and the user has not chosen a number
+    of threads in the settings `asked`.
     """
     choice = measured_choice(rig, BOUND_THREADS)
     return choice is not None and choice.value == 1 and asked.threads is None and asked.threads_batch is None
@@ -82,7 +82,9 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
         yield Decision("threads_batch", threads_batch, _measured(host.prompts, processor))
     else:
         yield Decision(
-            "threads_batch", threads_batch, tr("The same as for answers: a second thread on a core adds nothing.")
+            "threads_batch",
+            threads_batch,
+            tr("The same as for answers: a second thread on a core makes prompts no faster."),
         )
 
 

@@ -38,7 +38,10 @@ class PromptText(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """The text with a zero-width space in each range of `literal`, so that mtmd finds no special token there."""
+        """The text with a zero-width space inserted in each range of `literal`.
+
+        So mtmd, llama.cpp's multimodal library, does not read these ranges as special tokens.
+        """
         text = self.text
         for start, _ in reversed(self.literal):
             text = f"{text[: start + 1]}{_BREAK}{text[start + 1 :]}"
@@ -74,8 +77,9 @@ class Shield:
     def messages(self, messages: Sequence[ChatMessage], *, changed: Sequence[bool] = ()) -> list[ChatMessage]:
         """Return messages with placeholders for the names of special tokens.
 
-        `changed`: for each message, whether the template changes its text. In such a message every character with which
-        a name may begin is replaced, because the template may remove text between two halves of a name.
+        `changed`: for each message, whether the template changes its text; empty if it changes none. By removing text
+        the template may join two halves of a name. So in a changed message every character that can begin a name is
+        replaced.
         """
         strict = changed or [False] * len(messages)
         return [self._message(each, is_changed) for each, is_changed in zip(messages, strict, strict=True)]
@@ -111,12 +115,12 @@ class Shield:
         return PromptText("".join((*parts, rendered[end:])), tuple(literal))
 
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
-        """Return whether the template has changed the text of a message, in which names were replaced by placeholders.
+        """Return whether the template has changed a message's text, which is then not in the prompt `rendered`.
 
-        Messages of the assistant always count as unchanged: a template may remove the reasoning at their beginning, but
-        that cannot join two halves of a special token's name.
+        If a template removes text, two halves of a special token's name may be joined. In an assistant message it
+        removes only the reasoning at the beginning, which joins nothing, so such a message always counts as unchanged.
 
-        `rendered`: the prompt that the template has rendered.
+        `message`: the message with placeholders, as the template got it.
         """
         return message.role != "assistant" and message.content.strip() not in rendered
 
@@ -146,8 +150,8 @@ class Shield:
     def _shielded_json(self, text: str) -> str:
         r"""Return JSON text with placeholders for names of special tokens in its strings.
 
-        Names may be hidden by JSON escapes, as in `\u003c|im_end|>`, because the renderer decodes them. The name
-        `<|"|>` contains an escaped quote in any case.
+        JSON escapes may hide a name, as in `\u003c|im_end|>`, and the template renderer decodes them. So names are
+        searched in the decoded strings. The name `<|"|>` always has an escape in JSON, because it contains a quote.
         """
         if "\\" not in text:
             return self._shielded(text)

@@ -107,7 +107,9 @@ class PromptBudget:
         return min(self._most, tokens)
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Take the time of a computed batch into account. A batch with few prompt tokens is ignored.
+        """Record the time of a computed batch, from which the sizes of later batches are chosen.
+
+        A batch with few prompt tokens is ignored.
 
         `tokens`, `seconds`: number of prompt tokens in the batch, and duration of the batch.
         """
@@ -137,10 +139,12 @@ class PromptBudget:
         return 0.0, latest.seconds / latest.tokens
 
     def _enlarged(self, fewest: int, further_s: float, token_s: float) -> float:
-        """Return how many tokens a batch may have, to take `further_s` seconds longer than a batch of `fewest` tokens.
+        """Return the number of tokens of a batch that takes `further_s` seconds longer than one of `fewest` tokens.
 
         It is at most a micro batch, and at most `GROWTH` times the largest measured batch, because a measurement may be
         wrong.
+
+        `token_s`: seconds that each further token takes.
         """
         largest = max(self._measured.values()).tokens
         return min(self._micro_batch, GROWTH * largest, fewest + further_s / token_s)

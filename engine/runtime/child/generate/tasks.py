@@ -1,7 +1,7 @@
 """Tasks of the decode loop: requests that take longer than a single call.
 
-A `SequenceTask` (generation) has tokens computed in the common batch. A `StandaloneTask` (embeddings, saved KV states)
-does its own work in parts, between two batches.
+The tokens of a `SequenceTask` (generation) are computed in a batch that all such tasks share. A `StandaloneTask`
+(embeddings, saved KV states) does its own work in parts, between two batches.
 """
 
 from __future__ import annotations
@@ -133,7 +133,11 @@ class StandaloneTask(Task, ABC):
 
     @abstractmethod
     def run_part(self, slots: Slots) -> FinalMessage | None:
-        """Do the next part of the work. Return the final message after the last part, else None.
+        """Do the next part of the work: compute a batch of texts to embed, or go on with a saved KV state.
+
+        Return the final message of the request after the last part, else None.
+
+        `slots`: all slots of the context.
 
         Raises:
             RequestError: the request failed.

@@ -419,10 +419,10 @@ class ModelLoader:
             raise RequestError(failed)
 
     def _placed_before_weights(self) -> tuple[Part, ...]:
-        """Return the weight buffers that were allocated before the refused one; empty if none was refused.
+        """Return the weight buffers that were allocated before an allocation failed; empty if none failed.
 
-        llama.cpp logs their sizes only after the last allocation. It allocates in the order of the buffer types' names.
-        So a dry load gives the sizes, and the order shows which buffers were allocated before.
+        llama.cpp logs their sizes only after the last allocation. So the sizes come from a load without allocation
+        (`no_alloc`). llama.cpp allocates in the order of the buffer types' names, so the names show which came before.
         """
         # llama_model_loader::ctx_map is a std::map ordered by ggml_backend_buft_comparator, which compares names.
         failed = self._log.facts.failed

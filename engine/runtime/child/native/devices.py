@@ -245,9 +245,9 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
 
 
 def _known_cards(engine: Bindings, devices: Iterable[int], uuids: Collection[str]) -> dict[int, DriverCard]:
-    """Return the driver's cards with these UUIDs, by the address of their ggml device.
+    """Return the GPUs with these UUIDs as the CUDA driver reports them, by the address of their ggml device.
 
-    Return no cards if they cannot be assigned to ggml's devices with certainty.
+    Empty if it is not certain which GPU of the driver is which ggml device.
     """
     # With unified memory ggml tells the memory of the host, which the card's driver knows nothing of.
     if not uuids or UNIFIED_VARIABLE in os.environ:

@@ -1,7 +1,7 @@
 """Cached results of the scheduler's and allocator's passes, by section of the graph (consecutive nodes).
 
-A result depends on the section and on a small state, which is what the pass hands from one section to the next. Layers
-repeat, and the state is the same again after a layer or two, so most results for a new layout are in the cache.
+A result depends on the section and on a small state, the data that the pass carries from one section to the next.
+Layers repeat, and the state is the same again after a layer or two, so most results for a new layout are in the cache.
 
 The sections of one device are a `SectionGroup`. It has a short list of backends: those that its nodes can use. So a
 result for one device is also valid for other devices with the same properties. Results for whole groups are cached too.
@@ -155,7 +155,7 @@ class PassCache:
     def number(self, state: State) -> int:
         """Return the number of a state in this cache; equal states have the same number.
 
-        A state is what a pass hands from one section to the next.
+        A state is the data that a pass of the scheduler or allocator carries from one section of the graph to the next.
         """
         # A state is hashed once here. All caches use its number, which is much faster to hash and compare.
         found = self._numbers.setdefault(state, len(self._states))
@@ -164,9 +164,9 @@ class PassCache:
         return found
 
     def translated(self, origin: PassCache, backend_map: BackendMap, state: int) -> int:
-        """Translate a state from the backends of another cache to those of this cache.
+        """Translate a state from the backends of another cache to those of this one, and return its number in this one.
 
-        A state is what a pass hands from one section of the graph to the next. Return its number in this cache.
+        A state is the data that a pass of the scheduler or allocator carries from one section of the graph to the next.
 
         `origin`: the other cache.
         `backend_map`: translation from the backends of the other cache to those of this one.
@@ -238,7 +238,8 @@ class PassCache:
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
         """Run pass 5 of the scheduler on consecutive sections; results are cached.
 
-        Return the divided sections, and the open split with the copies made so far (`SplitState`) after them.
+        Return the sections divided into splits, and the `SplitState` at their end: the split that continues in the next
+        section, and the copies made so far.
 
         `before`: the `SplitState` before the sections.
         """
@@ -289,11 +290,11 @@ class PassCache:
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
         """Apply the backends' `graph_optimize` to consecutive sections of the graph.
 
-        Vulkan reorders nodes, and CUDA adds allocation dependencies. Return the new sections, and the places (section,
-        index) of nodes that were moved from later sections into these or earlier ones.
+        Vulkan moves nodes to earlier places, also out of later sections. CUDA adds allocation dependencies. Return the
+        new sections, and the old places (section, index) of the nodes that have left later sections.
 
-        `behind`: following sections in which the last split continues.
-        `used`: places of the nodes, in these and later sections, that were moved to earlier sections.
+        `behind`: the sections after these in which the last split continues.
+        `used`: old places of the nodes that have left these or later sections for earlier ones.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -328,12 +329,12 @@ class PassCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Return the tensors that must stay allocated after each of these sections, and before the first of them.
+        """Return which tensors must stay allocated after each section, and which before the first section.
 
         Each set of tensors is a `LiveOut` object, represented by its number in this cache (`number`). The sections are
-        processed backwards, because a set depends on what later sections read.
+        processed backwards, because later sections decide which tensors are still needed.
 
-        `state`: number of the set after the last section.
+        `state`: number of the `LiveOut` after the last section.
         """
         found = self._live_out_groups.get((split_sections, state))
         if found is None:
@@ -396,7 +397,7 @@ class PassCache:
         """Allocate the tensors that gallocr allocates before all nodes: inputs and empty leaf tensors.
 
         Return the state of the buffers after that, represented by its number in this cache (`number`), and the sizes of
-        the buffers. Inputs are in host memory, on whatever device their section is.
+        the buffers. Inputs are in host memory, even if their section is on another device.
         """
         by_section = {each.bound.section: each for each in assigned}
         sections = tuple(

@@ -313,8 +313,8 @@ def measure_editor(n_machines: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     preview, _, plan_s = timed(lambda: make_preview(tables, Plan(memory, rig, Edit(layout, CONTEXT))))
 
-    def show(shown: Any) -> None:
-        editor.set_preview(shown)
+    def show(geometry: Any) -> None:
+        editor.set_preview(geometry)
         editor.view.viewport().repaint()
         application.processEvents()
 
@@ -324,8 +324,8 @@ def measure_editor(n_machines: int) -> dict[str, Any]:
         moved = layout.move_boundary(len(layout.runs) // 2, layout.runs[len(layout.runs) // 2].first + (-1) ** count)
         later = make_preview(tables, Plan(memory, rig, Edit(moved, CONTEXT)))
         steps.append(timed(partial(show, later))[2])
-    assert editor.shown is not None
-    found["lanes"] = len(editor.shown.contents)
+    assert editor.preview_geometry is not None
+    found["lanes"] = len(editor.preview_geometry.contents)
     found["forecast_ms"] = round(plan_s * 1e3, 1)
     found["show_ms"] = round(show_s * 1e3, 1)
     found["step_ms"] = round(statistics.median(steps) * 1e3, 1)

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from engine.planning.layout.moves import Move
 from engine.planning.plan.preview import Preview
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.preview_geometry import PreviewGeometry
 
 LEFT = Qt.MouseButton.LeftButton
 NONE = Qt.KeyboardModifier.NoModifier
@@ -34,9 +34,9 @@ class Hand:
         return [each for each in self.said if isinstance(each, Move)]
 
     @property
-    def shown(self) -> Shown:
-        assert self.editor.shown is not None
-        return self.editor.shown
+    def preview_geometry(self) -> PreviewGeometry:
+        assert self.editor.preview_geometry is not None
+        return self.editor.preview_geometry
 
     def press(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
         QTest.mousePress(self.viewport, LEFT, modifiers, point)
@@ -70,18 +70,18 @@ class Hand:
 
     def layer(self, layer: int, lane: int | None = None) -> QPoint:
         """Return the centre of a layer's block in the viewport. `lane`: another lane than the layer's own."""
-        left, right = self.shown.track.span(layer, layer)
-        lane = self.shown.lane_of_layer(layer) if lane is None else lane
+        left, right = self.preview_geometry.track.span(layer, layer)
+        lane = self.preview_geometry.lane_of_layer(layer) if lane is None else lane
         # Off the middle: the dots of the handles are there.
-        return self.at((left + right) / 2, self.shown.lanes.track_top(lane) + 12)
+        return self.at((left + right) / 2, self.preview_geometry.lanes.track_top(lane) + 12)
 
     def handle(self, index: int) -> QPoint:
-        place = self.shown.handles[index]
+        place = self.preview_geometry.handles[index]
         return self.at(place.x, place.dot_y)
 
     def edge(self, layer: int) -> int:
         """Return the x coordinate of a layer's left edge in the viewport."""
-        return self.at(self.shown.track.edges[layer], 0).x()
+        return self.at(self.preview_geometry.track.edges[layer], 0).x()
 
 
 MakeHand = Callable[[Preview], Hand]

@@ -26,7 +26,7 @@ from app.theme import Theme
 from app.wiring import WindowParts
 from engine.model.demo import writer as demo_writer
 from engine.planning.layout.layout import make_layout
-from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.preview_geometry import PreviewGeometry
 
 SHORT = {
     "chat": "views.current.chat",
@@ -75,26 +75,26 @@ class Answers(QObject):
     def _layer(self, path: str) -> list[int]:
         """Return the centre of a layer in a lane. `path`: layer and device, such as "5@CPU"."""
         layer, device = path.split("@")
-        shown = self._shown()
-        return self._screen_point(shown.block_rect(shown.lane_of[device], int(layer), int(layer)).center())
+        geometry = self._geometry()
+        return self._screen_point(geometry.block_rect(geometry.lane_of[device], int(layer), int(layer)).center())
 
     def _output(self, device: str) -> list[int]:
         """Return the centre of the output column in the lane of `device`; of the output block if it is empty."""
-        shown = self._shown()
-        center = shown.output_rect().center()
+        geometry = self._geometry()
+        center = geometry.output_rect().center()
         if device:
-            center.setY(shown.track_rect(shown.lane_of[device]).center().y())
+            center.setY(geometry.track_rect(geometry.lane_of[device]).center().y())
         return self._screen_point(center)
 
     def _boundary(self, index: str) -> list[int]:
         """Return the handle of the boundary after run `index`."""
-        place = next(place for place in self._shown().handles if place.index == int(index))
+        place = next(place for place in self._geometry().handles if place.index == int(index))
         return self._screen_point(QPointF(place.x, place.dot_y))
 
-    def _shown(self) -> Shown:
-        shown = self._window.main.editor.shown
-        assert shown is not None, "no model is open"
-        return shown
+    def _geometry(self) -> PreviewGeometry:
+        geometry = self._window.main.editor.preview_geometry
+        assert geometry is not None, "no model is open"
+        return geometry
 
     def _screen_point(self, point: QPointF) -> list[int]:
         view = self._window.main.editor.view

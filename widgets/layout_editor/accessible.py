@@ -20,7 +20,7 @@ from engine.planning.layout.parts import embedding_device, part_words
 from engine.planning.plan.placement_check import difference_words
 from widgets.layout_editor.keyboard import BoundaryFocus, DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.machines import row_of
-from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.preview_geometry import PreviewGeometry
 from widgets.layout_editor.texts import boundary_text, lane_sentence, parts_elsewhere
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Parts:
         if focus is not None and QAccessible.isActive():
             QAccessible.updateAccessibility(QAccessibleEvent(self[place_of(focus)], QAccessible.Event.Focus))
 
-    def tell_change(self, before: Shown | None, after: Shown | None) -> None:
+    def tell_change(self, before: PreviewGeometry | None, after: PreviewGeometry | None) -> None:
         """Notify screen readers if the summary of the editor or its tree of parts has changed."""
         # A drag comes here for every frame. `isActive` is False until an assistive program connects.
         if not QAccessible.isActive() or after is None:
@@ -105,49 +105,49 @@ def place_of(focus: Focus) -> Place:
             return Kind.DRAFT, 0
 
 
-def children_of_view(shown: Shown | None) -> list[Place]:
+def children_of_view(geometry: PreviewGeometry | None) -> list[Place]:
     """Return the lanes from top to bottom, then the boundaries from left to right."""
-    if shown is None:
+    if geometry is None:
         return []
-    lanes = [(Kind.LANE, lane) for lane in range(len(shown.contents))]
-    return lanes + [(Kind.BOUNDARY, place.index) for place in shown.handles]
+    lanes = [(Kind.LANE, lane) for lane in range(len(geometry.contents))]
+    return lanes + [(Kind.BOUNDARY, place.index) for place in geometry.handles]
 
 
-def children_of_lane(shown: Shown, lane: int) -> list[Place]:
+def children_of_lane(geometry: PreviewGeometry, lane: int) -> list[Place]:
     """Return the parts that a lane has, from left to right: embedding, layers, output and draft."""
-    content = shown.contents[lane]
+    content = geometry.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
-    if content.has_embedding and shown.preview.embedding_moves:
+    if content.has_embedding and geometry.preview.embedding_moves:
         layers.insert(0, (Kind.EMBEDDING, 0))
     # A draft on several devices has one place in the tree: the first lane.
-    draft = [(Kind.DRAFT, 0)] if shown.draft_lane == lane else []
+    draft = [(Kind.DRAFT, 0)] if geometry.draft_lane == lane else []
     return layers + ([(Kind.OUTPUT, 0)] if content.has_output else []) + draft
 
 
-def is_shown(shown: Shown | None, place: Place) -> bool:
+def is_shown(geometry: PreviewGeometry | None, place: Place) -> bool:
     """Return whether the view shows the part `place`. It may have disappeared since a screen reader asked for it."""
-    if shown is None:
+    if geometry is None:
         return False
     kind, index = place
     counts = {
-        Kind.LANE: len(shown.contents),
-        Kind.LAYER: shown.preview.layout.n_layers,
+        Kind.LANE: len(geometry.contents),
+        Kind.LAYER: geometry.preview.layout.n_layers,
         Kind.OUTPUT: 1,
-        Kind.BOUNDARY: len(shown.handles),
-        Kind.EMBEDDING: 1 if shown.preview.embedding_moves else 0,
-        Kind.DRAFT: 0 if shown.preview.draft is None or shown.draft_lane is None else 1,
+        Kind.BOUNDARY: len(geometry.handles),
+        Kind.EMBEDDING: 1 if geometry.preview.embedding_moves else 0,
+        Kind.DRAFT: 0 if geometry.preview.draft is None or geometry.draft_lane is None else 1,
     }
     return index < counts[kind]
 
 
-def name_of(shown: Shown, place: Place) -> str:
-    """Return the accessible name of one part of the editor. `shown`: what the editor shows. `place`: the part."""
-    preview = shown.preview
+def name_of(geometry: PreviewGeometry, place: Place) -> str:
+    """Return the accessible name of one part of the editor. `geometry`: of the drawn preview. `place`: the part."""
+    preview = geometry.preview
     match place:
         case Kind.LANE, lane:
             rows = {row.id: row for row in preview.report.rows}
-            content = shown.contents[lane]
+            content = geometry.contents[lane]
             return tr("Lane {lane}", lane=lane_sentence(content, row_of(content, rows)))
         case Kind.LAYER, index:
             layer = preview.layers[index]
@@ -159,7 +159,7 @@ def name_of(shown: Shown, place: Place) -> str:
                 tr("{part} on {device}", part=part_words(part), device=device)
                 for part, device in parts_elsewhere(preview.layout, layer)
             )
-            found = difference_words(tuple(each for each in shown.elsewhere if each.layer == index))
+            found = difference_words(tuple(each for each in geometry.elsewhere if each.layer == index))
             return ". ".join(filter(None, (", ".join((words, *elsewhere)), found)))
         case Kind.EMBEDDING, _:
             return tr(
@@ -183,22 +183,22 @@ def name_of(shown: Shown, place: Place) -> str:
     )
 
 
-def rect_of(shown: Shown, place: Place) -> QRectF:
+def rect_of(geometry: PreviewGeometry, place: Place) -> QRectF:
     """Return the rectangle of the painted part `place`, in scene coordinates."""
     match place:
         case Kind.LANE, lane:
-            right = shown.columns.bar_left + shown.columns.bar_width
-            return QRectF(0, shown.lanes.track_top(lane), right, shown.lanes.track_height)
+            right = geometry.columns.bar_left + geometry.columns.bar_width
+            return QRectF(0, geometry.lanes.track_top(lane), right, geometry.lanes.track_height)
         case Kind.LAYER, layer:
-            return shown.block_rect(shown.lane_of_layer(layer), layer, layer)
+            return geometry.block_rect(geometry.lane_of_layer(layer), layer, layer)
         case Kind.EMBEDDING, _:
-            return shown.embedding_rect()
+            return geometry.embedding_rect()
         case Kind.DRAFT, _:
-            return shown.draft_rect(shown.draft_lane or 0)
+            return geometry.draft_rect(geometry.draft_lane or 0)
         case Kind.BOUNDARY, index:
-            handle = shown.handles[index]
+            handle = geometry.handles[index]
             return QRectF(handle.x - _HANDLE_REACH, handle.top, 2 * _HANDLE_REACH, handle.bottom - handle.top)
-    return shown.output_rect()
+    return geometry.output_rect()
 
 
 _ROLES = {
@@ -244,13 +244,13 @@ class EditorInterface(QAccessibleObject):
         return None if around is None else QAccessible.queryAccessibleInterface(around)
 
     def childCount(self) -> int:
-        return len(children_of_view(self._view.shown))
+        return len(children_of_view(self._view.preview_geometry))
 
     def child(self, index: int) -> QAccessibleInterface | None:  # type: ignore[override]
-        return _child(self._view, children_of_view(self._view.shown), index)
+        return _child(self._view, children_of_view(self._view.preview_geometry), index)
 
     def indexOfChild(self, child: QAccessibleInterface) -> int:
-        return _index(children_of_view(self._view.shown), child)
+        return _index(children_of_view(self._view.preview_geometry), child)
 
     def focusChild(self) -> QAccessibleInterface | None:  # type: ignore[override]
         focus = self._view.interaction.focus
@@ -267,14 +267,14 @@ class PartInterface(QAccessibleObject):
         self._part = part
 
     @property
-    def _shown(self) -> Shown | None:
-        shown = self._part.view.shown
-        return shown if is_shown(shown, self._part.place) else None
+    def _geometry(self) -> PreviewGeometry | None:
+        geometry = self._part.view.preview_geometry
+        return geometry if is_shown(geometry, self._part.place) else None
 
     @property
     def _children(self) -> list[Place]:
         kind, index = self._part.place
-        return children_of_lane(self._shown, index) if self._shown is not None and kind is Kind.LANE else []
+        return children_of_lane(self._geometry, index) if self._geometry is not None and kind is Kind.LANE else []
 
     def role(self) -> QAccessible.Role:
         return _ROLES[self._part.place[0]]
@@ -282,7 +282,7 @@ class PartInterface(QAccessibleObject):
     def state(self) -> QAccessible.State:
         state, view, place = QAccessible.State(), self._part.view, self._part.place
         # Qt keeps an interface as long as its QObject, so a reader may still ask for a layer of the model before.
-        if self._shown is None:
+        if self._geometry is None:
             state.invalid = True
             return state
         kind, index = place
@@ -297,22 +297,22 @@ class PartInterface(QAccessibleObject):
         return state
 
     def text(self, kind: QAccessible.Text) -> str:
-        shown = self._shown
-        if shown is None:
+        geometry = self._geometry
+        if geometry is None:
             return ""
         if kind is QAccessible.Text.Name:
-            return name_of(shown, self._part.place)
+            return name_of(geometry, self._part.place)
         if kind is not QAccessible.Text.Description or self._part.place[0] is Kind.LANE:
             return ""
         match self._part.place:
             case Kind.BOUNDARY, _:
                 return _MOVE_BOUNDARY
-            case Kind.LAYER, layer if shown.has_part("experts", layer, layer):
+            case Kind.LAYER, layer if geometry.has_part("experts", layer, layer):
                 return _MOVE_EXPERTS
         return _MOVE_LAYERS
 
     def rect(self) -> QRect:
-        if self._shown is None:
+        if self._geometry is None:
             return QRect()
         # `mapFromScene` gives coordinates of the viewport, which begins below the ruler, not of the view.
         place = self._place_in_view()
@@ -322,19 +322,19 @@ class PartInterface(QAccessibleObject):
         return self._part.view.window().windowHandle()
 
     def parent(self) -> QAccessibleInterface | None:  # type: ignore[override]
-        shown, view = self._shown, self._part.view
+        geometry, view = self._geometry, self._part.view
         # A layer's parent is the lane that holds it now; the tree must agree with `children_of_lane` in both
         # directions.
         match self._part.place:
-            case Kind.LAYER, layer if shown is not None:
-                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.lane_of_layer(layer)])
-            case Kind.OUTPUT, _ if shown is not None:
-                lane = shown.lane_of[shown.preview.layout.output_device]
+            case Kind.LAYER, layer if geometry is not None:
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, geometry.lane_of_layer(layer)])
+            case Kind.OUTPUT, _ if geometry is not None:
+                lane = geometry.lane_of[geometry.preview.layout.output_device]
                 return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, lane])
-            case Kind.EMBEDDING, _ if shown is not None:
-                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.embedding_lane])
-            case Kind.DRAFT, _ if shown is not None and shown.draft_lane is not None:
-                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.draft_lane])
+            case Kind.EMBEDDING, _ if geometry is not None:
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, geometry.embedding_lane])
+            case Kind.DRAFT, _ if geometry is not None and geometry.draft_lane is not None:
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, geometry.draft_lane])
         return QAccessible.queryAccessibleInterface(view)
 
     def childCount(self) -> int:
@@ -347,9 +347,9 @@ class PartInterface(QAccessibleObject):
         return _index(self._children, child)
 
     def _place_in_view(self) -> QRect:
-        shown = self._part.view.shown
-        assert shown is not None
-        return self._part.view.mapFromScene(rect_of(shown, self._part.place)).boundingRect()
+        geometry = self._part.view.preview_geometry
+        assert geometry is not None
+        return self._part.view.mapFromScene(rect_of(geometry, self._part.place)).boundingRect()
 
 
 def _child(view: EditorView, places: list[Place], index: int) -> QAccessibleInterface | None:

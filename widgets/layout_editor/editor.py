@@ -18,7 +18,7 @@ from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
 from widgets.layout_editor.number_bar import NumberBar
 from widgets.layout_editor.placement import Pins, PinToggle
-from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.preview_geometry import PreviewGeometry
 from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView
 
@@ -129,9 +129,9 @@ class LayoutEditor(QFrame):
         return self._speed.text()
 
     @property
-    def shown(self) -> Shown | None:
+    def preview_geometry(self) -> PreviewGeometry | None:
         """The drawn preview of a layout, with its geometry in scene coordinates; None if nothing is drawn."""
-        return self._view.shown
+        return self._view.preview_geometry
 
     @property
     def view(self) -> EditorView:

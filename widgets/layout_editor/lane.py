@@ -150,7 +150,7 @@ class LaneValues(Struct, frozen=True):
     placed: PlacedWeights = UNKNOWN_WEIGHTS
 
 
-class LanePlace(Struct, frozen=True):
+class LaneGeometry(Struct, frozen=True):
     """Positions of a lane's columns, strips and layers, in scene pixels; the same for all lanes."""
 
     columns: Columns
@@ -169,7 +169,7 @@ class LaneItem(QGraphicsItem):
         super().__init__()
         self._fonts = fonts
         self._values: LaneValues | None = None
-        self._place: LanePlace | None = None
+        self._geometry: LaneGeometry | None = None
         self._palette: Palette | None = None
         self._solid: tuple[tuple[StripKey, QPainterPath], ...] = ()
         self._ghosts: tuple[tuple[StripKey, QPainterPath], ...] = ()
@@ -177,49 +177,49 @@ class LaneItem(QGraphicsItem):
         # In device coordinates the cached picture stays sharp at every zoom and screen scale; moving the item keeps it.
         self.setCacheMode(QGraphicsItem.CacheMode.DeviceCoordinateCache)
 
-    def set_values(self, values: LaneValues, place: LanePlace, palette: Palette) -> bool:
+    def set_values(self, values: LaneValues, geometry: LaneGeometry, palette: Palette) -> bool:
         """Set values, geometry and colours; return False if all are as before, so that the cached image is used."""
-        same_place = place == self._place
+        same_geometry = geometry == self._geometry
         # In a drag most lanes stay as they are; their cached pictures are drawn again without painting.
-        if same_place and values == self._values and palette is self._palette:
+        if same_geometry and values == self._values and palette is self._palette:
             return False
-        if not same_place:
-            # Before `_place` changes: Qt reads the old `boundingRect` here, to repaint where the lane was.
+        if not same_geometry:
+            # Before `_geometry` changes: Qt reads the old `boundingRect` here, to repaint where the lane was.
             self.prepareGeometryChange()
         content = values.content
         # Paths of hundreds of layers cost more than the rest of a lane, so they are made only if layers moved.
-        if not same_place or self._values is None or content != self._values.content:
-            top = place.lanes.track_top(0)
+        if not same_geometry or self._values is None or content != self._values.content:
+            top = geometry.lanes.track_top(0)
             self._solid = (
-                blocks_paths(content.blocks, place.track, place.lanes, top)
+                blocks_paths(content.blocks, geometry.track, geometry.lanes, top)
                 if content.share is None
-                else slices_paths(content.slices, place.track, place.lanes, top)
+                else slices_paths(content.slices, geometry.track, geometry.lanes, top)
             )
-            self._ghosts = blocks_paths(content.ghosts, place.track, place.lanes, top)
+            self._ghosts = blocks_paths(content.ghosts, geometry.track, geometry.lanes, top)
         row, forecast = values.row, values.forecast
         self._bars = (
             None if row is None else bar_of_row(row, values.room, values.placed),
             None if forecast is None else bar_of_row(forecast, values.room, values.placed),
         )
-        self._values, self._place, self._palette = values, place, palette
+        self._values, self._geometry, self._palette = values, geometry, palette
         self.update()
         return True
 
     def boundingRect(self) -> QRectF:
         """Return the lane's rectangle in its own coordinates."""
-        if self._place is None:
+        if self._geometry is None:
             return QRectF()
-        return QRectF(0, 0, self._place.width, self._place.lanes.pitch)
+        return QRectF(0, 0, self._geometry.width, self._geometry.lanes.pitch)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
         """Paint the label, the track of layers and the memory bar."""
-        if self._values is None or self._place is None or self._palette is None:
+        if self._values is None or self._geometry is None or self._palette is None:
             return
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.fillRect(QRectF(0, 0, self._place.width, 1), colour(self._palette.line))
-        self._paint_labels(painter, self._values, self._place, self._palette)
-        self._paint_track(painter, self._values.content, self._place, self._palette)
-        self._paint_memory(painter, self._values, self._place, self._palette)
+        painter.fillRect(QRectF(0, 0, self._geometry.width, 1), colour(self._palette.line))
+        self._paint_labels(painter, self._values, self._geometry, self._palette)
+        self._paint_track(painter, self._values.content, self._geometry, self._palette)
+        self._paint_memory(painter, self._values, self._geometry, self._palette)
 
     def _text(self, painter: QPainter, rect: QRectF, text: str, font: QFont, name: str, *, right: bool = False) -> None:
         painter.setFont(font)
@@ -227,9 +227,9 @@ class LaneItem(QGraphicsItem):
         side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
         painter.drawText(rect, int(side | Qt.AlignmentFlag.AlignVCenter) | Qt.TextFlag.TextSingleLine, text)
 
-    def _paint_labels(self, painter: QPainter, values: LaneValues, place: LanePlace, palette: Palette) -> None:
-        content, fonts, width = values.content, self._fonts, place.columns.label_width
-        top = (place.lanes.pitch - 3 * _LINE) / 2
+    def _paint_labels(self, painter: QPainter, values: LaneValues, geometry: LaneGeometry, palette: Palette) -> None:
+        content, fonts, width = values.content, self._fonts, geometry.columns.label_width
+        top = (geometry.lanes.pitch - 3 * _LINE) / 2
         id_name = palette.text if content.device.present else palette.bad
         time = time_beside(content.device.id, values.time, fonts, width)
         sign = "" if content.group is None else "▸ " if content.group.is_folded else "▾ "
@@ -241,9 +241,9 @@ class LaneItem(QGraphicsItem):
         holds = fitting(lane_texts(content), fonts.small, width)
         self._text(painter, QRectF(0, top + 2 * _LINE, width, _LINE), holds, fonts.small, palette.dim)
 
-    def _paint_track(self, painter: QPainter, content: LaneContent, place: LanePlace, palette: Palette) -> None:
-        top, height = place.lanes.track_top(0), place.lanes.track_height
-        track = place.track
+    def _paint_track(self, painter: QPainter, content: LaneContent, geometry: LaneGeometry, palette: Palette) -> None:
+        top, height = geometry.lanes.track_top(0), geometry.lanes.track_height
+        track = geometry.track
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(palette.background))
         # The track goes below everything, and ghosts below the parts that are really in this lane.
@@ -279,11 +279,11 @@ class LaneItem(QGraphicsItem):
         painter.drawText(upright, int(Qt.AlignmentFlag.AlignCenter), word)
         painter.restore()
 
-    def _paint_memory(self, painter: QPainter, values: LaneValues, place: LanePlace, palette: Palette) -> None:
-        left, width = place.columns.bar_left, place.columns.bar_width
+    def _paint_memory(self, painter: QPainter, values: LaneValues, geometry: LaneGeometry, palette: Palette) -> None:
+        left, width = geometry.columns.bar_left, geometry.columns.bar_width
         fonts, row = self._fonts, values.row
         bar, forecast = self._bars
-        top = (place.lanes.pitch - _BAR_HEIGHT - 6 - 2 * _LINE) / 2
+        top = (geometry.lanes.pitch - _BAR_HEIGHT - 6 - 2 * _LINE) / 2
         if row is None or bar is None:
             text = elide(tr("memory unknown"), fonts.small, width)
             self._text(painter, QRectF(left, top, width, _BAR_HEIGHT), text, fonts.small, palette.dim)

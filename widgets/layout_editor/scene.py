@@ -1,4 +1,4 @@
-"""The graphics scene of the editor: lanes, handles and marks for one preview, updated in place."""
+"""The graphics scene of the editor: lanes, handles and highlights for one preview, updated in place."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from widgets.layout_editor.geometry import (
     make_lanes,
     make_track,
 )
-from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
+from widgets.layout_editor.highlights import HandleItem, Highlights, OverlayItem, PillItem, handle_places
+from widgets.layout_editor.lane import LaneGeometry, LaneItem, LaneValues
 from widgets.layout_editor.machines import row_of, with_groups
-from widgets.layout_editor.marks import HandleItem, Marks, OverlayItem, PillItem, handle_places
 from widgets.layout_editor.placement import LaneContent, lane_contents, placed_weights
-from widgets.layout_editor.shown import Shown, lanes_of
+from widgets.layout_editor.preview_geometry import PreviewGeometry, lanes_of
 from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_words
 
 
 class EditorScene(QGraphicsScene):
-    """Holds the graphics items of lanes, handles and marks, and updates them in place with each preview."""
+    """Holds the graphics items of lanes, handles and highlights, and updates them in place with each preview."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.fonts = Fonts()
         self.palette_used: Palette = DARK
-        self.shown: Shown | None = None
+        self.preview_geometry: PreviewGeometry | None = None
         self._lanes: list[LaneItem] = []
         self._handles: list[HandleItem] = []
         self._overlay = OverlayItem()
@@ -48,7 +48,7 @@ class EditorScene(QGraphicsScene):
         width: float,
         view_height: float,
         unfolded: frozenset[str] = frozenset(),
-    ) -> Shown:
+    ) -> PreviewGeometry:
         """Show `preview` in lanes (one row for each device) that are `width` pixels wide; return it with its geometry.
 
         `loaded`: the loaded layout, whose measured memory is shown if it is the layout of `preview`.
@@ -64,24 +64,26 @@ class EditorScene(QGraphicsScene):
         values = _lane_values(preview, loaded if state is LOADED else None, contents)
         handles = handle_places(preview.layout, lanes_of(contents), track, lanes)
         elsewhere = loaded.elsewhere if loaded is not None and state is LOADED else ()
-        self.shown = Shown(preview, state, contents, places, lanes, track, handles, values, elsewhere)
-        self._place_lanes(values, LanePlace(places, lanes, track, width))
+        self.preview_geometry = PreviewGeometry(
+            preview, state, contents, places, lanes, track, handles, values, elsewhere
+        )
+        self._place_lanes(values, LaneGeometry(places, lanes, track, width))
         self._place_handles(handles)
         bounds = QRectF(0, 0, width, lanes.height)
         # A new rectangle makes the view place its scroll bars, which can resize the viewport and so come back here.
         if bounds != self.sceneRect():
             self.setSceneRect(bounds)
-        return self.shown
+        return self.preview_geometry
 
-    def set_marks(self, marks: Marks, *, active: int | None, focused: int | None) -> None:
-        """Highlight the rectangles in `marks`, such as the selection, over the lanes.
+    def set_highlights(self, highlights: Highlights, *, active: int | None, focused: int | None) -> None:
+        """Highlight the rectangles in `highlights`, such as the selection, over the lanes.
 
         `active`: index of the boundary handle that is hovered or dragged, or None.
         `focused`: index of the boundary handle with the keyboard focus, or None.
         """
-        self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
+        self._overlay.set_highlights(highlights, self.sceneRect(), self.palette_used)
         for index, item in enumerate(self._handles):
-            item.set_marks(active=index == active, focused=index == focused)
+            item.set_state(active=index == active, focused=index == focused)
 
     def set_pill(self, text: str, at: QPointF, visible: QRectF) -> None:
         """Show `text` as a label near the point `at`, inside the rectangle `visible`. An empty text hides the label."""
@@ -97,7 +99,7 @@ class EditorScene(QGraphicsScene):
             draft=preview.draft is not None,
         )
 
-    def _place_lanes(self, values: tuple[LaneValues, ...], place: LanePlace) -> None:
+    def _place_lanes(self, values: tuple[LaneValues, ...], geometry: LaneGeometry) -> None:
         # Items are reused: making them again would lose their cached pictures in every frame of a drag.
         while len(self._lanes) < len(values):
             item = LaneItem(self.fonts)
@@ -106,8 +108,8 @@ class EditorScene(QGraphicsScene):
         while len(self._lanes) > len(values):
             self.removeItem(self._lanes.pop())
         for lane, (item, value) in enumerate(zip(self._lanes, values, strict=True)):
-            item.set_values(value, place, self.palette_used)
-            item.setPos(0, lane * place.lanes.pitch)
+            item.set_values(value, geometry, self.palette_used)
+            item.setPos(0, lane * geometry.lanes.pitch)
 
     def _place_handles(self, handles: tuple[HandlePlace, ...]) -> None:
         while len(self._handles) < len(handles):

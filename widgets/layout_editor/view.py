@@ -30,6 +30,7 @@ from widgets.common.text import zoom, zoomed
 from widgets.layout_editor import accessible
 from widgets.layout_editor.annotations import RULER_HEIGHT, Ruler
 from widgets.layout_editor.drag import BoundaryDrag
+from widgets.layout_editor.highlights import cursor_of, focus_device, highlights_of, pill_text, tooltip_of
 from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
@@ -41,10 +42,9 @@ from widgets.layout_editor.keyboard import (
     OutputFocus,
     command_of,
 )
-from widgets.layout_editor.marks import cursor_of, focus_device, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.placement import NO_PINS, Pins
+from widgets.layout_editor.preview_geometry import HandleTarget, PreviewGeometry
 from widgets.layout_editor.scene import EditorScene
-from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
 
 _NAME = tr("Layout editor")
@@ -122,24 +122,24 @@ class EditorView(QGraphicsView):
         self.verticalScrollBar().setSingleStep(24)
 
     @property
-    def shown(self) -> Shown | None:
+    def preview_geometry(self) -> PreviewGeometry | None:
         """The drawn preview of a layout, with its geometry in scene coordinates; None if nothing is drawn."""
-        return self._scene.shown
+        return self._scene.preview_geometry
 
     def set_preview(self, preview: Preview | None) -> None:
         """Show `preview`, or nothing if it is None. A drag continues, unless the model or the devices have changed."""
-        before = self._scene.shown
+        before = self._scene.preview_geometry
         if preview is None:
-            self._scene.shown = None
+            self._scene.preview_geometry = None
         else:
             self._show(preview)
         keeps_drag = before is not None and preview is not None and _same_model_and_devices(before.preview, preview)
-        self.interaction.set_shown(self._scene.shown, keeps_drag=keeps_drag)
-        self.parts.tell_change(before, self._scene.shown)
+        self.interaction.set_geometry(self._scene.preview_geometry, keeps_drag=keeps_drag)
+        self.parts.tell_change(before, self._scene.preview_geometry)
         if self.interaction.hover is not None and self.interaction.drag is None:
             # Another item may be under the pointer now.
             self._update_hover()
-        self._update_marks()
+        self._update_highlights()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
         """Set the loaded layout, which is compared with the preview; None if no model is loaded."""
@@ -152,13 +152,13 @@ class EditorView(QGraphicsView):
 
         The sentences are made on request, so that a drag spends no time on them.
         """
-        shown = self._scene.shown
-        return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
+        geometry = self._scene.preview_geometry
+        return "" if geometry is None else accessible_summary(geometry.preview, geometry.contents, geometry.state)
 
     def set_pins(self, pins: Pins) -> None:
         """Mark the pinned layers, parts of layers and output, which automatic layouts do not move."""
         self._pins = pins
-        self._update_marks()
+        self._update_highlights()
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`, and the zoom of the interface."""
@@ -173,8 +173,10 @@ class EditorView(QGraphicsView):
         size = self.viewport().size()
         # The memory bars are at the right end and would touch the scroll bar.
         width = size.width() - (_SCROLL_BAR_GAP if self.verticalScrollBar().isVisible() else 0)
-        shown = self._scene.show_preview(preview, self._loaded, width / zoom(), size.height() / zoom(), self._unfolded)
-        self._ruler.set_track(shown.track, self._scene.palette_used)
+        geometry = self._scene.show_preview(
+            preview, self._loaded, width / zoom(), size.height() / zoom(), self._unfolded
+        )
+        self._ruler.set_track(geometry.track, self._scene.palette_used)
 
     def _toggle_folds(self, machines: tuple[str, ...]) -> None:
         self._unfolded ^= frozenset(machines)
@@ -182,25 +184,27 @@ class EditorView(QGraphicsView):
         self._show_focus()
 
     def _show_again(self) -> None:
-        if self._scene.shown is not None:
-            self.set_preview(self._scene.shown.preview)
+        if self._scene.preview_geometry is not None:
+            self.set_preview(self._scene.preview_geometry.preview)
 
-    def _update_marks(self) -> None:
-        shown, state = self._scene.shown, self.interaction
-        if shown is None:
+    def _update_highlights(self) -> None:
+        geometry, state = self._scene.preview_geometry, self.interaction
+        if geometry is None:
             return
         has_keyboard = self.hasFocus()
-        marks = marks_of(shown, state.focus, state.drag, state.hover, self._pins, has_keyboard=has_keyboard)
+        highlights = highlights_of(
+            geometry, state.focus, state.drag, state.hover, self._pins, has_keyboard=has_keyboard
+        )
         active = state.hover.index if isinstance(state.hover, HandleTarget) else None
         if state.drag is not None:
             active = state.drag.index if isinstance(state.drag, BoundaryDrag) else None
         focused = state.focus.index if has_keyboard and isinstance(state.focus, BoundaryFocus) else None
-        self._scene.set_marks(marks, active=active, focused=focused)
+        self._scene.set_highlights(highlights, active=active, focused=focused)
         visible = self.mapToScene(self.viewport().rect()).boundingRect()
         self._scene.set_pill(pill_text(state.drag), self.mapToScene(self._pointer), visible)
         # The viewport covers the view, so its cursor is the one that is shown.
         self.viewport().setCursor(cursor_of(state.drag, state.hover))
-        name = f"{_NAME}, {focus_text(shown.preview, state.focus)}" if state.focus is not None else _NAME
+        name = f"{_NAME}, {focus_text(geometry.preview, state.focus)}" if state.focus is not None else _NAME
         if name != self.accessibleName():
             # Screen readers say a name that changes while the widget has the keyboard.
             self.setAccessibleName(name)
@@ -225,7 +229,7 @@ class EditorView(QGraphicsView):
         held = Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.ControlModifier
         apart = bool(event.modifiers() & Qt.KeyboardModifier.AltModifier)
         self.interaction.press(point.x(), point.y(), extend=bool(event.modifiers() & held), apart=apart)
-        self._update_marks()
+        self._update_highlights()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         """Continue the drag, or highlight the part under the pointer."""
@@ -260,7 +264,7 @@ class EditorView(QGraphicsView):
         else:
             point = self.mapToScene(event.pos())
             has_target = state.focus_at(point.x(), point.y())
-        self._update_marks()
+        self._update_highlights()
         if has_target:
             menu = self.context_menu()
             # `popup` returns at once, unlike `exec`, so the menu has to delete itself.
@@ -269,9 +273,9 @@ class EditorView(QGraphicsView):
 
     def context_menu(self) -> QMenu:
         """Return the menu of the focused layers, output, embedding or draft. The caller shows it."""
-        shown, state = self._scene.shown, self.interaction
-        assert shown is not None
-        words = focus_text(shown.preview, state.focus)
+        geometry, state = self._scene.preview_geometry, self.interaction
+        assert geometry is not None
+        words = focus_text(geometry.preview, state.focus)
         menu = QMenu(self)
         # Not `addSection`: our style sheet draws its line and not its text.
         heading = menu.addAction((words[:1].upper() + words[1:]).replace("&", "&&"))
@@ -285,7 +289,7 @@ class EditorView(QGraphicsView):
         if isinstance(state.focus, EmbeddingFocus | DraftFocus):
             return menu
         if isinstance(state.focus, LayerFocus):
-            self._add_parts(menu, shown)
+            self._add_parts(menu, geometry)
             menu.addAction(tr("Select the &Group of Neighbouring Layers"), partial(self._perform, Command.SELECT_RUN))
         is_pinned = focus_device(self._pins, state.focus) is not None
         menu.addAction(tr("&Unpin") if is_pinned else tr("&Pin Here"), partial(self._perform, Command.PIN))
@@ -293,11 +297,11 @@ class EditorView(QGraphicsView):
         menu.addAction(tr("&Why Here?"), partial(self.why_requested.emit, words))
         return menu
 
-    def _add_parts(self, menu: QMenu, shown: Shown) -> None:
+    def _add_parts(self, menu: QMenu, geometry: PreviewGeometry) -> None:
         """Add the actions that move or pin parts of the focused layers, or that move the experts of all layers."""
         state = self.interaction
         assert isinstance(state.focus, LayerFocus)
-        has_experts = shown.has_part("experts", *state.focus.span)
+        has_experts = geometry.has_part("experts", *state.focus.span)
         parts: list[tuple[MovablePart, str]] = [("dense", tr("Move &Attention and Dense Parts to"))]
         if has_experts:
             parts.insert(0, ("experts", tr("Move &Experts to")))
@@ -311,7 +315,7 @@ class EditorView(QGraphicsView):
             pinned = self._pins.part_device_of("experts", layer) is not None
             title = tr("Unpin E&xperts") if pinned else tr("Pin E&xperts Here")
             menu.addAction(title, partial(self._perform, Command.PIN_EXPERTS))
-        if any(layer.expert_bytes for layer in shown.preview.layers):
+        if any(layer.expert_bytes for layer in geometry.preview.layers):
             menu.addSeparator()
             actions = {
                 kind: menu.addAction(title, partial(self.experts_requested.emit, kind))
@@ -339,7 +343,7 @@ class EditorView(QGraphicsView):
 
     def _perform(self, command: Command) -> None:
         self.interaction.perform(command)
-        self._update_marks()
+        self._update_highlights()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Scroll. A drag continues at the point of the scene that is now under the pointer."""
@@ -356,7 +360,7 @@ class EditorView(QGraphicsView):
         if self.interaction.drag is not None:
             self._scroll_timer.stop()
         self.interaction.perform(command)
-        self._update_marks()
+        self._update_highlights()
         self._show_focus()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
@@ -366,7 +370,7 @@ class EditorView(QGraphicsView):
         """
         # `QWidget.event` calls this for Tab before `keyPressEvent`, which gets the key only if this returns False.
         if self.interaction.step_stop(1 if forward else -1):
-            self._update_marks()
+            self._update_highlights()
             self._show_focus()
             return True
         return super().focusNextPrevChild(forward)
@@ -380,7 +384,7 @@ class EditorView(QGraphicsView):
         elif event.reason() is Qt.FocusReason.BacktabFocusReason:
             self.interaction.set_focus(None)
             self.interaction.step_stop(-1)
-        self._update_marks()
+        self._update_highlights()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
         """Hide the focus ring. Cancel a drag if another window became active."""
@@ -388,7 +392,7 @@ class EditorView(QGraphicsView):
         # Another window may take the release of the button, and the drag would go on without it.
         if event.reason() is Qt.FocusReason.ActiveWindowFocusReason:
             self._cancel_drag()
-        self._update_marks()
+        self._update_highlights()
 
     def hideEvent(self, event: QHideEvent) -> None:
         """Cancel a drag when the editor is hidden."""
@@ -413,15 +417,15 @@ class EditorView(QGraphicsView):
             return True
         if event.type() is QEvent.Type.Leave and self.interaction.drag is None:
             self.interaction.hover = None
-            self._update_marks()
+            self._update_highlights()
         return super().viewportEvent(event)
 
     def _show_tooltip(self, event: QHelpEvent) -> None:
-        shown = self._scene.shown
-        if shown is None or self.interaction.drag is not None:
+        geometry = self._scene.preview_geometry
+        if geometry is None or self.interaction.drag is not None:
             return
         point = self.mapToScene(event.pos())
-        text = tooltip_of(shown, shown.target_at(point.x(), point.y()), self._pins)
+        text = tooltip_of(geometry, geometry.target_at(point.x(), point.y()), self._pins)
         QToolTip.showText(event.globalPos(), plain_tool_tip(text), self.viewport())
 
     def _update_hover(self) -> None:
@@ -430,18 +434,18 @@ class EditorView(QGraphicsView):
 
     def _follow_pointer(self) -> None:
         self._update_hover()
-        self._update_marks()
+        self._update_highlights()
 
     def end_drag(self) -> None:
         """End the drag without emitting a signal. Used when the layout in which it began no longer exists."""
         self._scroll_timer.stop()
         self.interaction.end_drag()
-        self._update_marks()
+        self._update_highlights()
 
     def _cancel_drag(self) -> None:
         self._scroll_timer.stop()
         if self.interaction.cancel_drag():
-            self._update_marks()
+            self._update_highlights()
 
     def _on_scroll_tick(self) -> None:
         step = -_SCROLL_STEP if self._pointer.y() < _SCROLL_EDGE else _SCROLL_STEP
@@ -451,14 +455,14 @@ class EditorView(QGraphicsView):
 
     def _show_focus(self) -> None:
         """Scroll to the item that has the focus."""
-        shown, focus = self._scene.shown, self.interaction.focus
-        if shown is None or focus is None:
+        geometry, focus = self._scene.preview_geometry, self.interaction.focus
+        if geometry is None or focus is None:
             return
         if isinstance(focus, BoundaryFocus):
-            place = shown.handles[focus.index]
+            place = geometry.handles[focus.index]
             self.ensureVisible(place.x, place.dot_y - 8, 1, 16, 0, 24)
             return
-        rects = marks_of(shown, focus, None, None, has_keyboard=True)
+        rects = highlights_of(geometry, focus, None, None, has_keyboard=True)
         for rect in (rects.focused, *rects.selected[-1:]):
             if rect is not None:
                 self.ensureVisible(rect, 0, 16)

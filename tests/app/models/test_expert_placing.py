@@ -37,7 +37,7 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPar
     model = read_model(write_tiny_moe(tmp_path / "moe.gguf", n_layers=8))
     rig = make_rig(make_gpu("CUDA0", 8), make_gpu("CUDA1", 8))
     opened.desk.document.open(model, rig, Edit(START, ContextSettings(n_ctx=512)))
-    qtbot.waitUntil(lambda: opened.main.editor.shown is not None)
+    qtbot.waitUntil(lambda: opened.main.editor.preview_geometry is not None)
     return opened
 
 

@@ -16,10 +16,10 @@ from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.editor_hand import Hand, MakeHand
 from tests.support.previews import dense_preview, with_layout
 from widgets.layout_editor.annotations import legend_entries
+from widgets.layout_editor.highlights import tooltip_of
 from widgets.layout_editor.keyboard import DraftFocus, OutputFocus
-from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.placement import lane_contents
-from widgets.layout_editor.shown import DraftTarget
+from widgets.layout_editor.preview_geometry import DraftTarget
 from widgets.layout_editor.texts import accessible_summary, lane_texts, loaded_words
 
 DRAFT = DraftBlock("small.gguf", ("CUDA1",), 4, 300 * MIB)
@@ -29,7 +29,7 @@ CTRL = Qt.KeyboardModifier.ControlModifier
 
 def block_at(hand: Hand, device: str) -> QPoint:
     """Return the middle of the draft's block in the lane of a device."""
-    centre = hand.shown.draft_rect(hand.shown.lane_of[device]).center()
+    centre = hand.preview_geometry.draft_rect(hand.preview_geometry.lane_of[device]).center()
     return hand.at(centre.x(), centre.y())
 
 
@@ -41,14 +41,14 @@ def test_the_block_goes_to_another_lane_and_the_layers_stay(make_hand: MakeHand)
 
 def test_the_block_is_after_the_output_and_only_with_a_draft(make_hand: MakeHand) -> None:
     hand = make_hand(PREVIEW)
-    track = hand.shown.track
+    track = hand.preview_geometry.track
     assert track.draft is not None
     assert track.output[1] < track.draft[0] < track.draft[1] < track.right
-    centre = hand.shown.draft_rect(hand.shown.lane_of["CUDA1"]).center()
-    assert isinstance(hand.shown.target_at(centre.x(), centre.y()), DraftTarget)
-    elsewhere = hand.shown.draft_rect(hand.shown.lane_of["CUDA0"]).center()
-    assert not isinstance(hand.shown.target_at(elsewhere.x(), elsewhere.y()), DraftTarget)
-    assert make_hand(dense_preview()).shown.track.draft is None
+    centre = hand.preview_geometry.draft_rect(hand.preview_geometry.lane_of["CUDA1"]).center()
+    assert isinstance(hand.preview_geometry.target_at(centre.x(), centre.y()), DraftTarget)
+    elsewhere = hand.preview_geometry.draft_rect(hand.preview_geometry.lane_of["CUDA0"]).center()
+    assert not isinstance(hand.preview_geometry.target_at(elsewhere.x(), elsewhere.y()), DraftTarget)
+    assert make_hand(dense_preview()).preview_geometry.track.draft is None
 
 
 def test_tab_reaches_the_block_last_and_keys_move_it(make_hand: MakeHand) -> None:
@@ -82,7 +82,7 @@ def test_the_focus_is_gone_with_the_draft(make_hand: MakeHand) -> None:
 
 def test_its_numbers_are_in_the_tool_tip_the_lane_and_the_tree(make_hand: MakeHand) -> None:
     hand = make_hand(PREVIEW)
-    text = tooltip_of(hand.shown, DraftTarget(hand.shown.lane_of["CUDA1"]))
+    text = tooltip_of(hand.preview_geometry, DraftTarget(hand.preview_geometry.lane_of["CUDA1"]))
     assert text.startswith("draft model small.gguf on CUDA1\nweights, KV cache and buffers: 300.0 MiB\n")
     names = [name_of(each) for each in walk(interface_of(hand.editor.view))]
     assert "draft model small.gguf on CUDA1, 300.0 MiB" in names
@@ -104,6 +104,6 @@ def test_the_head_of_the_model_is_a_block_too(make_hand: MakeHand) -> None:
     hand = make_hand(preview)
     hand.drag(block_at(hand, "CUDA1"), block_at(hand, "CUDA0"))
     assert hand.said == [DraftMove("CUDA0"), "finished"]
-    told = tooltip_of(hand.shown, DraftTarget(hand.shown.lane_of["CUDA1"]))
+    told = tooltip_of(hand.preview_geometry, DraftTarget(hand.preview_geometry.lane_of["CUDA1"]))
     assert told.startswith("MTP head on CUDA1, the last layer of the model\nKV cache and buffers: 30")
     assert "MTP head on CUDA1." in accessible_summary(preview, lane_contents(preview), loaded_words(preview, None))

@@ -24,8 +24,8 @@ from tests.support.previews import (
     wide_preview,
     with_layout,
 )
+from widgets.layout_editor.highlights import Highlights
 from widgets.layout_editor.keyboard import Selection
-from widgets.layout_editor.marks import Marks
 from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.scene import EditorScene
 
@@ -153,7 +153,7 @@ def test_a_drag_over_an_empty_lane_selects_the_layers_it_passes(make_hand: MakeH
 
 def test_the_output_goes_to_another_lane(make_hand: MakeHand) -> None:
     hand = make_hand(dense_preview())
-    rect = hand.shown.output_rect()
+    rect = hand.preview_geometry.output_rect()
     start = hand.at(rect.center().x(), rect.center().y())
     hand.drag(start, QPoint(start.x(), hand.layer(0).y()))
     assert hand.said == [OutputMove("CUDA0"), "finished"]
@@ -183,10 +183,10 @@ def test_layers_cannot_be_dropped_on_a_device_that_is_not_there(make_hand: MakeH
 
 def test_each_of_fourteen_boundaries_can_be_taken(make_hand: MakeHand) -> None:
     hand = make_hand(patchwork_preview())
-    assert len(hand.shown.handles) == 14
+    assert len(hand.preview_geometry.handles) == 14
     for index in range(14):
         start = hand.handle(index)
-        layer = hand.shown.handles[index].layer
+        layer = hand.preview_geometry.handles[index].layer
         hand.drag(start, QPoint(hand.edge(layer + 1), start.y()))
         assert hand.said == [BoundaryMove(index, layer + 1), "finished"]
         hand.said.clear()
@@ -240,7 +240,7 @@ def test_a_new_preview_keeps_what_is_under_the_resting_pointer_up_to_date(make_h
 def test_the_tooltip_under_the_pointer_shows_names_as_they_are(qtbot: QtBot, make_hand: MakeHand) -> None:
     rig = make_rig(make_gpu("CUDA0", 8, name="<b>Card</b>"))
     hand = make_hand(make_preview(rig, make_layout(4, [("CUDA0", 4)]), dense_layers(4)))
-    point = hand.at(hand.shown.columns.bar_left + 20, 30)
+    point = hand.at(hand.preview_geometry.columns.bar_left + 20, 30)
     event = QHelpEvent(QEvent.Type.ToolTip, point, hand.viewport.mapToGlobal(point))
     QApplication.sendEvent(hand.viewport, event)
     assert "&lt;b&gt;Card&lt;/b&gt;<br>CUDA0: estimated" in QToolTip.text()
@@ -260,19 +260,19 @@ def test_a_drag_that_was_ended_from_outside_sends_nothing_more(make_hand: MakeHa
     assert hand.said == [BoundaryMove(0, 18)]
 
 
-def test_each_step_of_a_drag_updates_the_marks_once(make_hand: MakeHand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_of_a_drag_updates_the_highlights_once(make_hand: MakeHand, monkeypatch: pytest.MonkeyPatch) -> None:
     preview = dense_preview()
     hand = make_hand(preview)
     start = hand.handle(0)
     hand.press(start)
-    updates: list[Marks] = []
-    set_marks = EditorScene.set_marks
+    updates: list[Highlights] = []
+    set_highlights = EditorScene.set_highlights
 
-    def count(scene: EditorScene, marks: Marks, *, active: int | None, focused: int | None) -> None:
-        updates.append(marks)
-        set_marks(scene, marks, active=active, focused=focused)
+    def count(scene: EditorScene, highlights: Highlights, *, active: int | None, focused: int | None) -> None:
+        updates.append(highlights)
+        set_highlights(scene, highlights, active=active, focused=focused)
 
-    monkeypatch.setattr(EditorScene, "set_marks", count)
+    monkeypatch.setattr(EditorScene, "set_highlights", count)
     hand.move(QPoint(hand.edge(14), start.y()))
     assert len(updates) == 1
     hand.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 14), ("CUDA1", 12), (CPU_ID, 6)])))
@@ -286,13 +286,13 @@ def actions_of(menu: QMenu) -> dict[str, QAction]:
 def test_the_menu_of_layers_moves_and_pins_them(qtbot: QtBot, make_hand: MakeHand) -> None:
     hand = make_hand(dense_preview())
     editor, view = hand.editor, hand.editor.view
-    shown = hand.shown
-    first, last = shown.contents[0].ranges[0]
-    middle = shown.block_rect(0, first, first).center()
+    geometry = hand.preview_geometry
+    first, last = geometry.contents[0].ranges[0]
+    middle = geometry.block_rect(0, first, first).center()
     assert view.interaction.focus_at(middle.x(), middle.y())
     assert editor.selection == Selection((first, first))
 
-    devices = [content.device.id for content in shown.contents]
+    devices = [content.device.id for content in geometry.contents]
     menu = view.context_menu()
     heading = menu.actions()[0]
     assert (heading.text(), heading.isEnabled(), heading.isSeparator()) == (
@@ -321,7 +321,7 @@ def test_the_menu_of_layers_moves_and_pins_them(qtbot: QtBot, make_hand: MakeHan
 def test_the_menu_of_the_output_and_of_what_has_none(make_hand: MakeHand) -> None:
     hand = make_hand(dense_preview())
     editor, view = hand.editor, hand.editor.view
-    middle = hand.shown.output_rect().center()
+    middle = hand.preview_geometry.output_rect().center()
     assert view.interaction.focus_at(middle.x(), middle.y())
     menu = view.context_menu()
     assert "Select the Group of Neighbouring Layers" not in actions_of(menu)
@@ -329,7 +329,7 @@ def test_the_menu_of_the_output_and_of_what_has_none(make_hand: MakeHand) -> Non
     assert isinstance(places, QMenu)
     places.actions()[0].trigger()
     assert isinstance(hand.moves[0], OutputMove)
-    editor.set_pins(Pins(output=hand.shown.preview.layout.output_device))
+    editor.set_pins(Pins(output=hand.preview_geometry.preview.layout.output_device))
     assert "Unpin" in actions_of(view.context_menu())
-    bar = hand.shown.columns.bar_left + 5
+    bar = hand.preview_geometry.columns.bar_left + 5
     assert not view.interaction.focus_at(bar, middle.y())

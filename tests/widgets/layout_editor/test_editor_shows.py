@@ -44,10 +44,10 @@ from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
+from widgets.layout_editor.highlights import highlights_of, pin_rects, tooltip_of
 from widgets.layout_editor.lane import time_beside
-from widgets.layout_editor.marks import marks_of, pin_rects, tooltip_of
 from widgets.layout_editor.placement import NO_PINS, Pins, PinToggle
-from widgets.layout_editor.shown import BarTarget, LayerTarget, OutputTarget
+from widgets.layout_editor.preview_geometry import BarTarget, LayerTarget, OutputTarget
 from widgets.layout_editor.texts import note_lines
 
 MakeEditor = Callable[..., LayoutEditor]
@@ -75,16 +75,16 @@ def texts(editor: LayoutEditor) -> str:
 @pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
 def test_every_lane_is_painted_with_its_layers(make_editor: MakeEditor, palette: Palette) -> None:
     editor = make_editor(wide_preview(), 1000, 900, palette)
-    shown = editor.shown
-    assert shown is not None
-    assert len(shown.contents) == 8
+    geometry = editor.preview_geometry
+    assert geometry is not None
+    assert len(geometry.contents) == 8
     picture = editor.view.viewport().grab().toImage()
     ratio = picture.devicePixelRatio()
     wanted = QColor(palette.weights).rgb()
-    for run in shown.preview.layout.runs:
-        left, right = shown.track.span(run.first, run.last)
-        lane = shown.lane_of[run.device]
-        y = int((shown.lanes.track_top(lane) + shown.lanes.dense.top + 4) * ratio)
+    for run in geometry.preview.layout.runs:
+        left, right = geometry.track.span(run.first, run.last)
+        lane = geometry.lane_of[run.device]
+        y = int((geometry.lanes.track_top(lane) + geometry.lanes.dense.top + 4) * ratio)
         row = [picture.pixelColor(x, y).rgb() for x in range(int(left * ratio), int(right * ratio))]
         assert row.count(wanted) > len(row) / 3, run.device
 
@@ -108,15 +108,15 @@ def test_sixteen_devices_have_sixteen_lanes_to_scroll_through(make_editor: MakeE
     rig = make_rig(*(make_gpu(f"RPC{index}", 4) for index in range(15)))
     preview = make_preview(rig, make_layout(32, [("RPC0", 20), (CPU_ID, 12)]), dense_layers(32))
     editor = make_editor(preview, 640, 480)
-    assert editor.shown is not None
-    assert len(editor.shown.contents) == 16
+    assert editor.preview_geometry is not None
+    assert len(editor.preview_geometry.contents) == 16
     assert editor.view.verticalScrollBar().maximum() > 0
 
 
 def test_without_a_model_it_says_what_to_do(make_editor: MakeEditor) -> None:
     editor = make_editor(None)
     assert editor.grab().toImage().width() > 0
-    assert editor.shown is None
+    assert editor.preview_geometry is None
     assert not editor.view.isVisible()
     assert texts(editor).strip(" |") == ""
     assert EMPTY_TEXT in [label.text() for label in editor.findChildren(QLabel) if label.isVisible()]
@@ -152,14 +152,14 @@ def test_measured_numbers_stand_beside_the_forecast_only_while_they_are_of_this_
         msgspec.structs.replace(row, overhead_bytes=MIB, need_bytes=row.need_bytes + MIB) for row in loaded.forecast
     )
     editor.set_loaded(replace(loaded, forecast=forecast))
-    assert editor.shown is not None
-    assert [value.row for value in editor.shown.values] == list(loaded.measured)
-    shown = [value.forecast for value in editor.shown.values]
-    assert [row and (row.overhead_bytes, row.need_bytes) for row in shown] == [
+    assert editor.preview_geometry is not None
+    assert [value.row for value in editor.preview_geometry.values] == list(loaded.measured)
+    forecasts = [value.forecast for value in editor.preview_geometry.values]
+    assert [row and (row.overhead_bytes, row.need_bytes) for row in forecasts] == [
         (0, row.need_bytes) for row in loaded.forecast
     ], "a measurement has nothing of what a process takes besides its buffers"
     editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 15), ("CUDA1", 11), (CPU_ID, 6)])))
-    assert all(value.forecast is None for value in editor.shown.values)
+    assert all(value.forecast is None for value in editor.preview_geometry.values)
 
 
 def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_editor: MakeEditor) -> None:
@@ -170,11 +170,11 @@ def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_edit
     editor.set_loaded(loaded_from(alone))
     beside = replace(card, free_bytes=18 * GIB, holdings=(holding("mixture", 5 * GIB),))
     editor.set_preview(make_preview(make_rig(beside), layout, layers))
-    shown = editor.shown
-    assert shown is not None
-    assert "mixture uses 5.00 GiB" in tooltip_of(shown, BarTarget(0))
-    assert "free: 18.00 GiB" in tooltip_of(shown, BarTarget(0))
-    assert "holds" not in tooltip_of(shown, BarTarget(1))
+    geometry = editor.preview_geometry
+    assert geometry is not None
+    assert "mixture uses 5.00 GiB" in tooltip_of(geometry, BarTarget(0))
+    assert "free: 18.00 GiB" in tooltip_of(geometry, BarTarget(0))
+    assert "holds" not in tooltip_of(geometry, BarTarget(1))
 
 
 def test_violations_and_notes_are_lines_with_whole_tooltips(make_editor: MakeEditor) -> None:
@@ -196,19 +196,19 @@ def test_violations_and_notes_are_lines_with_whole_tooltips(make_editor: MakeEdi
 
 def test_tooltips_tell_the_numbers(make_editor: MakeEditor) -> None:
     editor = make_editor(moe_preview())
-    shown = editor.shown
-    assert shown is not None
+    geometry = editor.preview_geometry
+    assert geometry is not None
 
     def tip(x: float, lane: int) -> str:
-        return tooltip_of(shown, shown.target_at(x, shown.lanes.track_top(lane) + 20))
+        return tooltip_of(geometry, geometry.target_at(x, geometry.lanes.track_top(lane) + 20))
 
-    x = sum(shown.track.span(41, 41)) / 2
+    x = sum(geometry.track.span(41, 41)) / 2
     assert "layer 41 on CUDA1" in tip(x, 1)
     assert "experts: 300.0 MiB" in tip(x, 1)
     assert "layer 41 on CUDA1" in tip(x, 3), "its experts lie on the host"
-    assert "output layer on CUDA1" in tip(sum(shown.track.output) / 2, 1)
-    assert "token embedding" in tip(sum(shown.track.embedding) / 2, 3)
-    bar = tip(shown.columns.bar_left + 10, 0)
+    assert "output layer on CUDA1" in tip(sum(geometry.track.output) / 2, 1)
+    assert "token embedding" in tip(sum(geometry.track.embedding) / 2, 3)
+    bar = tip(geometry.columns.bar_left + 10, 0)
     assert "RTX 3090" in bar
     assert "weights:" in bar
     assert "margin of 512.0 MiB" in bar
@@ -240,8 +240,8 @@ def test_a_preview_keeps_the_items_of_the_one_before(make_editor: MakeEditor) ->
     runs[0], runs[1] = (runs[0][0], 12), (runs[1][0], 20)
     editor.set_preview(with_layout(preview, make_layout(126, runs)))
     assert set(editor.view.scene().items()) == set(before)
-    assert editor.shown is not None
-    assert editor.shown.handles[0].layer == 12
+    assert editor.preview_geometry is not None
+    assert editor.preview_geometry.handles[0].layer == 12
 
 
 def with_speed(preview: Preview, source: Source, seconds: float = 0.04, **changes: object) -> Preview:
@@ -254,8 +254,8 @@ def test_the_header_and_the_lanes_tell_the_speed(make_editor: MakeEditor) -> Non
     preview = dense_preview()
     editor = make_editor(with_speed(preview, "answers"))
     assert editor.speed_text == "about 25 tokens/s"
-    assert editor.shown is not None
-    times = {each.content.device.id: each.time for each in editor.shown.values}
+    assert editor.preview_geometry is not None
+    times = {each.content.device.id: each.time for each in editor.preview_geometry.values}
     assert times == {"CUDA0": "10 ms", "CUDA1": "", CPU_ID: "30 ms"}
     editor.set_preview(with_speed(preview, "answers", 0.02, answered_per_second=46.0))
     assert editor.speed_text == "46 tokens/s measured"
@@ -313,8 +313,8 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
 def test_a_guess_is_told_as_a_guess(make_editor: MakeEditor) -> None:
     editor = make_editor(with_speed(dense_preview(), "guess"))
     assert editor.speed_text == "roughly 25 tokens/s (not measured)"
-    assert editor.shown is not None
-    times = {each.content.device.id: each.time for each in editor.shown.values}
+    assert editor.preview_geometry is not None
+    times = {each.content.device.id: each.time for each in editor.preview_geometry.values}
     assert times == {"CUDA0": "10 ms", "CUDA1": "", CPU_ID: "~30 ms"}
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     assert "Roughly 25 tokens per second" in label.toolTip()
@@ -371,35 +371,35 @@ def test_the_key_asks_for_the_selected_layers_or_the_output(editor: LayoutEditor
 
 
 def test_pinned_layers_are_marked_in_the_lane_they_stay_in(editor: LayoutEditor) -> None:
-    shown = editor.shown
-    assert shown is not None
+    geometry = editor.preview_geometry
+    assert geometry is not None
     pins = Pins((Pin(CPU_ID, 0, 3), Pin("gone", 5, 6), Pin("CUDA0", 30, 10_000)), "CUDA0")
-    cpu, cuda, output = pin_rects(shown, pins)
-    assert cpu == shown.block_rect(shown.lane_of[CPU_ID], 0, 3)
-    assert cuda.right() <= shown.track.right
-    assert output.left() == shown.track.output[0]
-    assert marks_of(shown, None, None, None, pins, has_keyboard=False).pinned == (cpu, cuda, output)
-    assert pin_rects(shown, NO_PINS) == ()
+    cpu, cuda, output = pin_rects(geometry, pins)
+    assert cpu == geometry.block_rect(geometry.lane_of[CPU_ID], 0, 3)
+    assert cuda.right() <= geometry.track.right
+    assert output.left() == geometry.track.output[0]
+    assert highlights_of(geometry, None, None, None, pins, has_keyboard=False).pinned == (cpu, cuda, output)
+    assert pin_rects(geometry, NO_PINS) == ()
 
 
 def test_the_tooltip_says_it(editor: LayoutEditor) -> None:
-    shown = editor.shown
-    assert shown is not None
+    geometry = editor.preview_geometry
+    assert geometry is not None
     pins = Pins((Pin(CPU_ID, 0, 3),), "CUDA0")
-    lane = shown.lane_of[CPU_ID]
-    assert tooltip_of(shown, LayerTarget(2, lane), pins).endswith(
+    lane = geometry.lane_of[CPU_ID]
+    assert tooltip_of(geometry, LayerTarget(2, lane), pins).endswith(
         "Pinned to CPU: automatic layouts do not move what is pinned."
     )
-    assert "Pinned" not in tooltip_of(shown, LayerTarget(4, lane), pins)
-    assert "Pinned to CUDA0" in tooltip_of(shown, OutputTarget(), pins)
+    assert "Pinned" not in tooltip_of(geometry, LayerTarget(4, lane), pins)
+    assert "Pinned to CUDA0" in tooltip_of(geometry, OutputTarget(), pins)
 
 
 def test_a_pin_is_painted(editor: LayoutEditor) -> None:
-    shown = editor.shown
-    assert shown is not None
+    geometry = editor.preview_geometry
+    assert geometry is not None
     before = editor.view.viewport().grab().toImage()
     editor.set_pins(Pins((Pin(CPU_ID, 0, 3),)))
-    rect = shown.block_rect(shown.lane_of[CPU_ID], 0, 3)
+    rect = geometry.block_rect(geometry.lane_of[CPU_ID], 0, 3)
     point = editor.view.mapFromScene(rect.center().x(), rect.top() + 1)
     after = editor.view.viewport().grab().toImage()
     ratio = after.devicePixelRatio()

@@ -11,8 +11,8 @@ from engine.planning.plan.placement_check import PlaceDifference
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.previews import dense_preview, loaded_from, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.marks import marks_of, tooltip_of
-from widgets.layout_editor.shown import LayerTarget, OutputTarget
+from widgets.layout_editor.highlights import highlights_of, tooltip_of
+from widgets.layout_editor.preview_geometry import LayerTarget, OutputTarget
 
 FOUND = (
     PlaceDifference("layer", 3, "CUDA0", "CPU"),
@@ -34,22 +34,22 @@ def editor(qtbot: QtBot) -> LayoutEditor:
 
 
 def test_what_is_elsewhere_is_marked_where_it_should_be(editor: LayoutEditor) -> None:
-    shown = editor.shown
-    assert shown is not None
-    layer, cache, output = marks_of(shown, None, None, None, has_keyboard=False).elsewhere
-    assert layer == shown.block_rect(0, 3, 3)
-    assert shown.block_rect(1, 20, 20).contains(cache)
-    assert cache.height() == shown.lanes.kv.height
-    assert output == shown.output_rect()
+    geometry = editor.preview_geometry
+    assert geometry is not None
+    layer, cache, output = highlights_of(geometry, None, None, None, has_keyboard=False).elsewhere
+    assert layer == geometry.block_rect(0, 3, 3)
+    assert geometry.block_rect(1, 20, 20).contains(cache)
+    assert cache.height() == geometry.lanes.kv.height
+    assert output == geometry.output_rect()
 
 
 def test_tooltips_and_screen_readers_say_where_it_is(editor: LayoutEditor) -> None:
-    shown = editor.shown
-    assert shown is not None
-    assert "Layer 3: loaded on CPU, not on CUDA0." in tooltip_of(shown, LayerTarget(3, 0))
-    assert "The KV cache of layer 20 was loaded on CPU, not on CUDA1." in tooltip_of(shown, LayerTarget(20, 1))
-    assert "The output layer was loaded on CUDA0, not on CPU." in tooltip_of(shown, OutputTarget())
-    assert "not on" not in tooltip_of(shown, LayerTarget(4, 0))
+    geometry = editor.preview_geometry
+    assert geometry is not None
+    assert "Layer 3: loaded on CPU, not on CUDA0." in tooltip_of(geometry, LayerTarget(3, 0))
+    assert "The KV cache of layer 20 was loaded on CPU, not on CUDA1." in tooltip_of(geometry, LayerTarget(20, 1))
+    assert "The output layer was loaded on CUDA0, not on CPU." in tooltip_of(geometry, OutputTarget())
+    assert "not on" not in tooltip_of(geometry, LayerTarget(4, 0))
     QAccessible.setActive(True)
     try:
         names = [name_of(each) for each in walk(interface_of(editor.view))]
@@ -60,7 +60,7 @@ def test_tooltips_and_screen_readers_say_where_it_is(editor: LayoutEditor) -> No
     )
 
 
-def test_marks_are_gone_when_the_layout_is_edited(editor: LayoutEditor) -> None:
+def test_highlights_are_gone_when_the_layout_is_edited(editor: LayoutEditor) -> None:
     editor.set_preview(with_layout(dense_preview(), make_layout(32, [("CUDA0", 32)])))
-    assert editor.shown is not None
-    assert editor.shown.elsewhere == ()
+    assert editor.preview_geometry is not None
+    assert editor.preview_geometry.elsewhere == ()

@@ -58,8 +58,8 @@ def editor(qtbot: QtBot, preview: Preview) -> LayoutEditor:
 
 
 def lanes(editor: LayoutEditor) -> tuple[LaneContent, ...]:
-    assert editor.shown is not None
-    return editor.shown.contents
+    assert editor.preview_geometry is not None
+    return editor.preview_geometry.contents
 
 
 def names(editor: LayoutEditor) -> list[str]:
@@ -79,10 +79,10 @@ def test_sixty_four_devices_are_sixteen_folded_machines(editor: LayoutEditor) ->
 
 
 def test_a_head_has_the_sum_of_its_devices(editor: LayoutEditor, preview: Preview) -> None:
-    assert editor.shown is not None
+    assert editor.preview_geometry is not None
     rows = {row.id: row for row in preview.report.rows}
     own = [rows[f"m03-CUDA{device}"] for device in range(DEVICES)]
-    head = editor.shown.values[3].row
+    head = editor.preview_geometry.values[3].row
     assert head is not None
     for part in ("weights_bytes", "kv_cache_bytes", "need_bytes", "total_bytes", "free_bytes"):
         assert getattr(head, part) == sum(getattr(row, part) for row in own)
@@ -95,8 +95,8 @@ def test_a_device_that_is_short_makes_its_machine_short(editor: LayoutEditor, pr
         for row in preview.report.rows
     ]
     editor.set_preview(replace(preview, report=replace(preview.report, rows=tuple(short))))
-    assert editor.shown is not None
-    head = editor.shown.values[3].row
+    assert editor.preview_geometry is not None
+    head = editor.preview_geometry.values[3].row
     assert head is not None
     assert head.shortfall_bytes == GIB
 
@@ -115,8 +115,8 @@ def test_keys_unfold_and_fold(editor: LayoutEditor) -> None:
 
 
 def test_a_click_on_a_head_unfolds_it(editor: LayoutEditor) -> None:
-    assert editor.shown is not None
-    y = editor.shown.lanes.track_top(3) + 5
+    assert editor.preview_geometry is not None
+    y = editor.preview_geometry.lanes.track_top(3) + 5
     at = editor.view.mapFromScene(QPoint(10, int(y)))
     QTest.mouseClick(editor.view.viewport(), Qt.MouseButton.LeftButton, pos=at)
     assert "m03-CUDA2" in names(editor)
@@ -136,9 +136,9 @@ def test_layers_go_to_the_roomiest_device_of_a_folded_machine(editor: LayoutEdit
 def test_the_head_of_an_unfolded_machine_takes_no_layers(editor: LayoutEditor) -> None:
     editor.view.interaction.set_focus(LayerFocus(50, 50))
     press(editor, Qt.Key.Key_F)
-    assert editor.shown is not None
-    assert editor.shown.drop_devices()[3:5] == (None, "m03-CUDA0")
-    assert editor.shown.lane_of["m03-CUDA0"] == 4
+    assert editor.preview_geometry is not None
+    assert editor.preview_geometry.drop_devices()[3:5] == (None, "m03-CUDA0")
+    assert editor.preview_geometry.lane_of["m03-CUDA0"] == 4
 
 
 def test_few_lanes_have_no_groups(editor: LayoutEditor) -> None:
@@ -159,17 +159,17 @@ def test_the_roomiest_device_is_the_one_with_most_to_spare(editor: LayoutEditor,
         for row in preview.report.rows
     ]
     editor.set_preview(replace(preview, report=replace(preview.report, rows=tuple(full))))
-    assert editor.shown is not None
-    assert editor.shown.drop_devices()[4] == "m04-CUDA2"
+    assert editor.preview_geometry is not None
+    assert editor.preview_geometry.drop_devices()[4] == "m04-CUDA2"
 
 
 def test_what_is_dragged_back_to_a_folded_machine_returns_to_its_device(editor: LayoutEditor) -> None:
     interaction = editor.view.interaction
-    assert editor.shown is not None
+    assert editor.preview_geometry is not None
     moves: list[Move] = []
     interaction.moved.connect(moves.append)
-    tops = editor.shown.lanes.track_top
-    x = editor.shown.block_rect(3, 0, 0).center().x()
+    tops = editor.preview_geometry.lanes.track_top
+    x = editor.preview_geometry.block_rect(3, 0, 0).center().x()
     interaction.press(x, tops(3) + 8, extend=False)
     interaction.pointer_moved(x, tops(8) + 8)
     interaction.pointer_moved(x, tops(3) + 8)
@@ -198,13 +198,13 @@ def test_a_drag_that_empties_the_lane_of_a_missing_device_goes_on_with_the_lanes
         editor.set_preview(with_layout(start, move.apply(layout)))
 
     def top(name: str) -> float:
-        assert editor.shown is not None
-        return editor.shown.lanes.track_top(names(editor).index(name)) + 5
+        assert editor.preview_geometry is not None
+        return editor.preview_geometry.lanes.track_top(names(editor).index(name)) + 5
 
     editor.moved.connect(answer)
     interaction = editor.view.interaction
-    assert editor.shown is not None
-    x = editor.shown.block_rect(0, LAYERS - 1, LAYERS - 1).center().x()
+    assert editor.preview_geometry is not None
+    x = editor.preview_geometry.block_rect(0, LAYERS - 1, LAYERS - 1).center().x()
     assert names(editor) == ["m00", "m01", "m02", "CUDA0", "CUDA1", "CPU", "GONE"]
     interaction.press(x, top("GONE"), extend=False)
     interaction.pointer_moved(x, top("CUDA1"))
@@ -218,9 +218,9 @@ def test_a_drag_that_empties_the_lane_of_a_missing_device_goes_on_with_the_lanes
 def test_a_draft_in_a_folded_machine_is_shown_on_its_head(editor: LayoutEditor, preview: Preview) -> None:
     draft = DraftBlock("small.gguf", ("m03-CUDA2",), 8, GIB)
     editor.set_preview(replace(preview, draft=draft))
-    assert editor.shown is not None
-    assert editor.shown.draft_lane == 3
+    assert editor.preview_geometry is not None
+    assert editor.preview_geometry.draft_lane == 3
     assert lanes(editor)[3].device.name == "3 of 4 devices used"
     editor.view.interaction.set_focus(DraftFocus())
     press(editor, Qt.Key.Key_F)
-    assert editor.shown.draft_lane == names(editor).index("m03-CUDA2")
+    assert editor.preview_geometry.draft_lane == names(editor).index("m03-CUDA2")

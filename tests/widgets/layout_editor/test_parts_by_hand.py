@@ -17,10 +17,10 @@ from engine.planning.speed.speeds import HopCosts
 from tests.support.accessibility import interface_of, name_of, walk
 from tests.support.editor_hand import Hand, MakeHand
 from tests.support.previews import dense_preview, moe_preview, with_layout
+from widgets.layout_editor.highlights import tooltip_of
 from widgets.layout_editor.keyboard import EmbeddingFocus, OutputFocus, Selection
-from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.placement import Pins, PinToggle
-from widgets.layout_editor.shown import EmbeddingTarget, HandleTarget, PartTarget
+from widgets.layout_editor.preview_geometry import EmbeddingTarget, HandleTarget, PartTarget
 from widgets.layout_editor.texts import note_lines
 
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
@@ -31,8 +31,8 @@ LANES = {"CUDA0": 0, "CUDA1": 1, "RPC0": 2, CPU_ID: 3}
 
 def experts_at(hand: Hand, layer: int, lane: int | None = None) -> QPoint:
     """Return the middle of the experts of a layer, in the lane where they are or in another one."""
-    shown = hand.shown
-    rect = shown.part_rect(shown.part_lane("experts", layer) if lane is None else lane, "experts", layer)
+    geometry = hand.preview_geometry
+    rect = geometry.part_rect(geometry.part_lane("experts", layer) if lane is None else lane, "experts", layer)
     return hand.at(rect.center().x(), rect.center().y())
 
 
@@ -54,7 +54,7 @@ def test_the_experts_of_a_selection_go_as_one(make_hand: MakeHand) -> None:
 
 def test_experts_elsewhere_are_dragged_from_where_they_are(make_hand: MakeHand) -> None:
     hand = make_hand(moe_preview())
-    assert hand.shown.part_lane("experts", 42) == LANES[CPU_ID]
+    assert hand.preview_geometry.part_lane("experts", 42) == LANES[CPU_ID]
     hand.drag(experts_at(hand, 42), experts_at(hand, 42, LANES["CUDA1"]))
     assert hand.said == [PartMove("experts", 42, 42, "CUDA1"), "finished"]
 
@@ -88,7 +88,7 @@ def test_a_dense_part_elsewhere_is_dragged_back(make_hand: MakeHand) -> None:
 
 def test_the_embedding_goes_to_another_lane_if_it_is_not_the_output_too(make_hand: MakeHand) -> None:
     tied = make_hand(moe_preview())
-    rect = tied.shown.embedding_rect()
+    rect = tied.preview_geometry.embedding_rect()
     start = tied.at(rect.center().x(), rect.center().y())
     tied.drag(start, QPoint(start.x(), tied.layer(0).y()))
     assert tied.moves == []
@@ -101,7 +101,7 @@ def test_a_moved_embedding_is_drawn_in_its_lane_and_is_no_unknown_override(make_
     preview = replace(moe_preview(), embedding_moves=True)
     moved = with_layout(preview, place_embedding(preview.layout, "CUDA1"))
     hand = make_hand(moved)
-    assert hand.shown.embedding_lane == LANES["CUDA1"]
+    assert hand.preview_geometry.embedding_lane == LANES["CUDA1"]
     assert not any("only in part" in text for text, _ in note_lines(moved))
 
 
@@ -189,7 +189,7 @@ def test_a_dense_model_has_no_menu_for_experts(make_hand: MakeHand) -> None:
 def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand) -> None:
     hand = make_hand(moe_preview())
     pins = Pins(parts=(PartPin(CPU_ID, "experts", 40, 47),))
-    text = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"), pins)
+    text = tooltip_of(hand.preview_geometry, PartTarget(42, LANES[CPU_ID], "experts"), pins)
     assert text.splitlines() == [
         "experts of layer 42 on CPU",
         "weights: 300.0 MiB",
@@ -198,7 +198,7 @@ def test_tooltips_tell_where_a_part_is_and_that_it_is_pinned(make_hand: MakeHand
         "Pinned to CPU: automatic layouts do not move what is pinned.",
     ]
     free = make_hand(replace(moe_preview(), embedding_moves=True))
-    assert "Drag the embedding to another lane" in tooltip_of(free.shown, EmbeddingTarget())
+    assert "Drag the embedding to another lane" in tooltip_of(free.preview_geometry, EmbeddingTarget())
 
 
 def test_screen_readers_hear_where_the_parts_of_a_layer_are(make_hand: MakeHand) -> None:
@@ -223,10 +223,10 @@ def test_boundaries_and_parts_say_what_they_cost_a_token(make_hand: MakeHand) ->
     preview = moe_preview()
     report = replace(preview.report, advice=(Advice("override_stops_pipeline", "m", "r"),))
     hand = make_hand(replace(preview, hops=hops, speed=speed, report=report))
-    boundary = tooltip_of(hand.shown, HandleTarget(0))
+    boundary = tooltip_of(hand.preview_geometry, HandleTarget(0))
     assert "Each token sends 8.0 KiB from CUDA0 to CUDA1, which takes about 0.05 ms." in boundary
-    part = tooltip_of(hand.shown, PartTarget(42, LANES[CPU_ID], "experts"))
+    part = tooltip_of(hand.preview_geometry, PartTarget(42, LANES[CPU_ID], "experts"))
     assert "Each token sends 16.0 KiB between the two devices, which takes about 0.06 ms." in part
     assert "Without them a long prompt could be processed up to 1.5 times as fast." in part
     no_pipeline = make_hand(replace(preview, hops=hops, speed=speed))
-    assert "pipeline" not in tooltip_of(no_pipeline.shown, PartTarget(42, LANES[CPU_ID], "experts"))
+    assert "pipeline" not in tooltip_of(no_pipeline.preview_geometry, PartTarget(42, LANES[CPU_ID], "experts"))

@@ -54,12 +54,12 @@ def test_slices_of_a_layer_fill_it(qtbot: QtBot) -> None:
     editor.resize(1000, 620)
     editor.show()
     editor.set_preview(tensor_preview())
-    shown = editor.shown
-    assert shown is not None
-    (_, first), *_ = slices_paths(shown.contents[0].slices[:1], shown.track, shown.lanes, 0.0)
-    (_, second), *_ = slices_paths(shown.contents[1].slices[:1], shown.track, shown.lanes, 0.0)
-    assert first.boundingRect().left() == shown.track.edges[4]
-    assert first.boundingRect().right() < second.boundingRect().right() <= shown.track.edges[-1]
+    geometry = editor.preview_geometry
+    assert geometry is not None
+    (_, first), *_ = slices_paths(geometry.contents[0].slices[:1], geometry.track, geometry.lanes, 0.0)
+    (_, second), *_ = slices_paths(geometry.contents[1].slices[:1], geometry.track, geometry.lanes, 0.0)
+    assert first.boundingRect().left() == geometry.track.edges[4]
+    assert first.boundingRect().right() < second.boundingRect().right() <= geometry.track.edges[-1]
 
 
 def test_only_the_boundary_of_the_cpu_can_be_moved(qtbot: QtBot) -> None:
@@ -69,8 +69,8 @@ def test_only_the_boundary_of_the_cpu_can_be_moved(qtbot: QtBot) -> None:
     editor.set_preview(moe_preview())
     editor.view.interaction.set_focus(BoundaryFocus(1))
     editor.set_preview(tensor_preview())
-    assert editor.shown is not None
-    assert [place.index for place in editor.shown.handles] == [0]
+    assert editor.preview_geometry is not None
+    assert [place.index for place in editor.preview_geometry.handles] == [0]
     assert editor.view.interaction.focus is None, "the boundary that had it is gone"
     user = editor.view.interaction
     stops = []

@@ -41,8 +41,8 @@ def window(open_window: WindowOpener, qtbot: QtBot, tmp_path: Path) -> WindowPar
 
 
 def shown_layout(window: WindowParts) -> Layout | None:
-    shown = window.main.editor.shown
-    return None if shown is None else shown.preview.layout
+    geometry = window.main.editor.preview_geometry
+    return None if geometry is None else geometry.preview.layout
 
 
 def layout_of(window: WindowParts) -> Layout:
@@ -53,18 +53,18 @@ def layout_of(window: WindowParts) -> Layout:
 
 def press_handle(window: WindowParts) -> QPoint:
     """Take the only boundary with the mouse and return the point."""
-    shown, view = window.main.editor.shown, window.main.editor.view
-    assert shown is not None
-    point = view.mapFromScene(QPointF(shown.handles[0].x, shown.handles[0].dot_y))
+    geometry, view = window.main.editor.preview_geometry, window.main.editor.view
+    assert geometry is not None
+    point = view.mapFromScene(QPointF(geometry.handles[0].x, geometry.handles[0].dot_y))
     QTest.mousePress(view.viewport(), LEFT, NONE, point)
     return point
 
 
 def drag_to(window: WindowParts, layer: int, y: int) -> None:
     """Move the mouse, with the button held, to the left edge of a layer."""
-    shown, view = window.main.editor.shown, window.main.editor.view
-    assert shown is not None
-    at = QPointF(view.mapFromScene(QPointF(shown.track.edges[layer], 0)).x(), y)
+    geometry, view = window.main.editor.preview_geometry, window.main.editor.view
+    assert geometry is not None
+    at = QPointF(view.mapFromScene(QPointF(geometry.track.edges[layer], 0)).x(), y)
     viewport = view.viewport()
     event = QMouseEvent(QEvent.Type.MouseMove, at, viewport.mapToGlobal(at), Qt.MouseButton.NoButton, LEFT, NONE)
     QApplication.sendEvent(viewport, event)

@@ -102,7 +102,7 @@ def _drop_device(content: LaneContent) -> str | None:
     return content.device.id if content.device.present else None
 
 
-class Shown(Struct, frozen=True):
+class PreviewGeometry(Struct, frozen=True):
     """A preview (a plan as the editor draws it) with the geometry of its lanes, layers and handles.
 
     The geometry is in scene coordinates.

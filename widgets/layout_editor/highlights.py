@@ -20,7 +20,7 @@ from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
 from widgets.layout_editor.keyboard import DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.placement import NO_PINS, Pins
-from widgets.layout_editor.shown import (
+from widgets.layout_editor.preview_geometry import (
     BarTarget,
     DraftTarget,
     EmbeddingTarget,
@@ -29,7 +29,7 @@ from widgets.layout_editor.shown import (
     LayerTarget,
     OutputTarget,
     PartTarget,
-    Shown,
+    PreviewGeometry,
     Target,
 )
 from widgets.layout_editor.texts import (
@@ -49,7 +49,7 @@ _PIN_BAR = 3.0
 _PIN_HEAD = 4.0
 
 
-class Marks(Struct, frozen=True):
+class Highlights(Struct, frozen=True):
     """Rectangles to highlight over the lanes, in scene coordinates.
 
     `hovered`: the part under the pointer.
@@ -66,22 +66,22 @@ class Marks(Struct, frozen=True):
 
 
 class OverlayItem(QGraphicsItem):
-    """Graphics item that paints highlights (`Marks`), such as the selection, above the lanes and below the handles."""
+    """Graphics item that paints `Highlights`, such as the selection, above the lanes and below the handles."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._marks = Marks()
+        self._highlights = Highlights()
         self._palette = DARK
         self._bounds = QRectF()
         self.setZValue(1)
 
-    def set_marks(self, marks: Marks, bounds: QRectF, palette: Palette) -> None:
-        """Set the rectangles to highlight (`marks`). `bounds`: rectangle of the scene."""
+    def set_highlights(self, highlights: Highlights, bounds: QRectF, palette: Palette) -> None:
+        """Set the rectangles to highlight. `bounds`: rectangle of the scene."""
         if bounds != self._bounds:
             self.prepareGeometryChange()
             self._bounds = bounds
-        if marks != self._marks or palette is not self._palette:
-            self._marks, self._palette = marks, palette
+        if highlights != self._highlights or palette is not self._palette:
+            self._highlights, self._palette = highlights, palette
             self.update()
 
     def boundingRect(self) -> QRectF:
@@ -89,35 +89,35 @@ class OverlayItem(QGraphicsItem):
         return self._bounds
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the marks, from the drop target at the bottom to the focus ring on top."""
-        marks, palette = self._marks, self._palette
+        """Paint the highlights, from the drop target at the bottom to the focus ring on top."""
+        highlights, palette = self._highlights, self._palette
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        if marks.target is not None:
+        if highlights.target is not None:
             # Dashed, because the layers are not there yet: a solid frame is the selection.
             painter.setPen(QPen(colour(palette.accent), 1.5, Qt.PenStyle.DashLine))
             painter.setBrush(colour(palette.accent, 0.10))
-            painter.drawRoundedRect(marks.target, 4, 4)
-        if marks.hovered is not None:
+            painter.drawRoundedRect(highlights.target, 4, 4)
+        if highlights.hovered is not None:
             painter.setPen(QPen(colour(palette.text, 0.35), 1.0))
             painter.setBrush(colour(palette.text, 0.10))
-            painter.drawRoundedRect(marks.hovered, 2, 2)
+            painter.drawRoundedRect(highlights.hovered, 2, 2)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(palette.text))
-        for rect in marks.pinned:
+        for rect in highlights.pinned:
             painter.drawRect(QRectF(rect.left(), rect.top(), rect.width(), _PIN_BAR))
             painter.drawEllipse(QPointF(rect.left() + _PIN_HEAD, rect.top() + _PIN_BAR), _PIN_HEAD, _PIN_HEAD)
         painter.setBrush(QBrush(colour(palette.bad), Qt.BrushStyle.BDiagPattern))
         painter.setPen(QPen(colour(palette.bad), 1.5))
-        for rect in marks.elsewhere:
+        for rect in highlights.elsewhere:
             painter.drawRect(rect)
         painter.setPen(QPen(colour(palette.text), 1.5))
         painter.setBrush(colour(palette.text, 0.14))
-        for rect in marks.selected:
+        for rect in highlights.selected:
             painter.drawRoundedRect(rect, 3, 3)
-        if marks.focused is not None:
+        if highlights.focused is not None:
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.setPen(QPen(colour(palette.accent), 2.0))
-            painter.drawRoundedRect(marks.focused.adjusted(-2, -2, 2, 2), 4, 4)
+            painter.drawRoundedRect(highlights.focused.adjusted(-2, -2, 2, 2), 4, 4)
 
 
 class PillItem(QGraphicsItem):
@@ -221,7 +221,7 @@ class HandleItem(QGraphicsItem):
         self._place, self._palette = place, palette
         self.update()
 
-    def set_marks(self, *, active: bool, focused: bool) -> None:
+    def set_state(self, *, active: bool, focused: bool) -> None:
         """Set whether the handle is hovered or dragged (`active`), or has the keyboard focus (`focused`)."""
         if (active, focused) != (self._active, self._focused):
             self._active, self._focused = active, focused
@@ -256,15 +256,15 @@ class HandleItem(QGraphicsItem):
         painter.drawEllipse(centre, radius, radius)
 
 
-def marks_of(
-    shown: Shown,
+def highlights_of(
+    geometry: PreviewGeometry,
     focus: Focus | None,
     drag: Drag | None,
     hover: Target | None,
     pins: Pins = NO_PINS,
     *,
     has_keyboard: bool,
-) -> Marks:
+) -> Highlights:
     """Return the rectangles to highlight for focus, drag, hover and pins.
 
     `has_keyboard`: whether the editor has the keyboard focus. Without it there is no focus ring.
@@ -272,48 +272,48 @@ def marks_of(
     ring: QRectF | None = None
     if has_keyboard and drag is None:
         if isinstance(focus, OutputFocus):
-            ring = shown.output_rect()
+            ring = geometry.output_rect()
         elif isinstance(focus, EmbeddingFocus):
-            ring = shown.embedding_rect()
-        elif isinstance(focus, DraftFocus) and shown.draft_lane is not None:
-            ring = shown.draft_rect(shown.draft_lane)
+            ring = geometry.embedding_rect()
+        elif isinstance(focus, DraftFocus) and geometry.draft_lane is not None:
+            ring = geometry.draft_rect(geometry.draft_lane)
         elif isinstance(focus, LayerFocus):
-            ring = shown.block_rect(shown.lane_of_layer(focus.layer), focus.layer, focus.layer)
-    return Marks(
-        selected=shown.span_rects(*focus.span) if isinstance(focus, LayerFocus) else (),
-        hovered=_hovered_rect(shown, hover) if drag is None else None,
+            ring = geometry.block_rect(geometry.lane_of_layer(focus.layer), focus.layer, focus.layer)
+    return Highlights(
+        selected=geometry.span_rects(*focus.span) if isinstance(focus, LayerFocus) else (),
+        hovered=_hovered_rect(geometry, hover) if drag is None else None,
         focused=ring,
-        target=shown.track_rect(drag.lane) if isinstance(drag, LaneDrag) and drag.begun else None,
-        pinned=pin_rects(shown, pins),
-        elsewhere=tuple(elsewhere_rect(shown, each) for each in shown.elsewhere),
+        target=geometry.track_rect(drag.lane) if isinstance(drag, LaneDrag) and drag.begun else None,
+        pinned=pin_rects(geometry, pins),
+        elsewhere=tuple(elsewhere_rect(geometry, each) for each in geometry.elsewhere),
     )
 
 
-def elsewhere_rect(shown: Shown, difference: PlaceDifference) -> QRectF:
+def elsewhere_rect(geometry: PreviewGeometry, difference: PlaceDifference) -> QRectF:
     """Return the rectangle of an object that the engine placed on another device than the layout asks for.
 
     The object is a layer, its KV cache or the output. The rectangle is in the lane of the requested device.
     """
     if difference.part == "output":
-        return shown.output_rect()
-    lane, layer = shown.lane_of_layer(difference.layer), difference.layer
-    rect = shown.block_rect(lane, layer, layer)
+        return geometry.output_rect()
+    lane, layer = geometry.lane_of_layer(difference.layer), difference.layer
+    rect = geometry.block_rect(lane, layer, layer)
     if difference.part == "layer":
         return rect
-    strip = shown.lanes.kv
-    return QRectF(rect.left(), shown.lanes.track_top(lane) + strip.top, rect.width(), strip.height)
+    strip = geometry.lanes.kv
+    return QRectF(rect.left(), geometry.lanes.track_top(lane) + strip.top, rect.width(), strip.height)
 
 
-def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
+def _hovered_rect(geometry: PreviewGeometry, hover: Target | None) -> QRectF | None:
     if isinstance(hover, LayerTarget):
-        return shown.block_rect(hover.lane, hover.layer, hover.layer)
+        return geometry.block_rect(hover.lane, hover.layer, hover.layer)
     if isinstance(hover, PartTarget):
-        return shown.part_rect(hover.lane, hover.part, hover.layer)
+        return geometry.part_rect(hover.lane, hover.part, hover.layer)
     if isinstance(hover, EmbeddingTarget):
-        return shown.embedding_rect()
+        return geometry.embedding_rect()
     if isinstance(hover, DraftTarget):
-        return shown.draft_rect(hover.lane)
-    return shown.output_rect() if isinstance(hover, OutputTarget) else None
+        return geometry.draft_rect(hover.lane)
+    return geometry.output_rect() if isinstance(hover, OutputTarget) else None
 
 
 def pill_text(drag: Drag | None) -> str:
@@ -352,37 +352,38 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
     return Qt.CursorShape.ArrowCursor
 
 
-def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
+def tooltip_of(geometry: PreviewGeometry, target: Target | None, pins: Pins = NO_PINS) -> str:
     """Return as plain text the tooltip of `target`, the part under the pointer: its sizes, and its pin if it has one.
 
     If the engine placed the part on another device than the layout asks for, the tooltip says so.
     """
     return "\n".join(
         filter(
-            None, (_numbers_of(shown, target), difference_words(_elsewhere_at(shown, target)), pin_text(pins, target))
+            None,
+            (_numbers_of(geometry, target), difference_words(_elsewhere_at(geometry, target)), pin_text(pins, target)),
         )
     )
 
 
-def _elsewhere_at(shown: Shown, target: Target | None) -> tuple[PlaceDifference, ...]:
+def _elsewhere_at(geometry: PreviewGeometry, target: Target | None) -> tuple[PlaceDifference, ...]:
     match target:
         case LayerTarget(layer, _) | PartTarget(layer, _, _):
-            return elsewhere_of(shown, layer)
+            return elsewhere_of(geometry, layer)
         case OutputTarget():
-            return elsewhere_of(shown, shown.preview.layout.n_layers)
+            return elsewhere_of(geometry, geometry.preview.layout.n_layers)
     return ()
 
 
-def elsewhere_of(shown: Shown, layer: int) -> tuple[PlaceDifference, ...]:
+def elsewhere_of(geometry: PreviewGeometry, layer: int) -> tuple[PlaceDifference, ...]:
     """Return the parts of a layer that the engine placed on another device than the layout asks for.
 
     `layer` is `n_layers` for the output layer.
     """
-    return tuple(each for each in shown.elsewhere if each.layer == layer)
+    return tuple(each for each in geometry.elsewhere if each.layer == layer)
 
 
-def _numbers_of(shown: Shown, target: Target | None) -> str:
-    preview = shown.preview
+def _numbers_of(geometry: PreviewGeometry, target: Target | None) -> str:
+    preview = geometry.preview
     match target:
         case HandleTarget(index):
             words = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
@@ -398,7 +399,7 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
         case DraftTarget():
             return draft_tooltip(preview)
         case BarTarget(lane):
-            values = shown.values[lane]
+            values = geometry.values[lane]
             numbers = "" if values.row is None else bar_tooltip(values.row, values.room, values.placed)
             fold = (
                 ""
@@ -410,28 +411,28 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
     return ""
 
 
-def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
+def pin_rects(geometry: PreviewGeometry, pins: Pins) -> tuple[QRectF, ...]:
     """Return the rectangles of all pinned layers, parts and output, in scene coordinates.
 
     Each rectangle is in the lane of the device that the pin names.
     """
-    lane_of = shown.lane_of
-    last = len(shown.preview.layers) - 1
+    lane_of = geometry.lane_of
+    last = len(geometry.preview.layers) - 1
     # A pin may name a device that the rig no longer has: it is kept, but there is no lane to paint it in.
     rects = [
-        shown.block_rect(lane_of[pin.device], pin.first, min(pin.last, last))
+        geometry.block_rect(lane_of[pin.device], pin.first, min(pin.last, last))
         for pin in pins.layers
         if pin.device in lane_of and pin.first <= last
     ]
     for pin in pins.parts:
         if pin.device in lane_of and pin.first <= last:
             lane = lane_of[pin.device]
-            ends = (shown.part_rect(lane, pin.part, layer) for layer in (pin.first, min(pin.last, last)))
+            ends = (geometry.part_rect(lane, pin.part, layer) for layer in (pin.first, min(pin.last, last)))
             rects.append(next(ends).united(next(ends)))
     if pins.output in lane_of:
-        left, right = shown.track.output
-        top = shown.lanes.track_top(lane_of[pins.output])
-        rects.append(QRectF(left, top + 1, right - left, shown.lanes.track_height - 2))
+        left, right = geometry.track.output
+        top = geometry.lanes.track_top(lane_of[pins.output])
+        rects.append(QRectF(left, top + 1, right - left, geometry.lanes.track_height - 2))
     return tuple(rects)
 
 

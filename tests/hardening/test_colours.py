@@ -12,7 +12,7 @@ import pytest
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import some
 from widgets.markdown import highlight
-from widgets.markdown.blocks import Run
+from widgets.markdown.blocks import TextSpan
 from widgets.markdown.highlight import LANGUAGES, MAX_COLOURED_CHARACTERS, TimeUsed
 from widgets.markdown.stream import parse_whole
 
@@ -29,7 +29,7 @@ words = ["a", " ", "(", "{", "[", '"', "'", "<", "/", "#", "$", "1", "@", "%", "
 for word in words:
     line = (word * n)[:n]
     code = [line] * lines
-    assert ["".join(run.text for run in runs) for runs in highlight(code, sys.argv[1], TimeUsed())] == code, word
+    assert ["".join(span.text for span in spans) for spans in highlight(code, sys.argv[1], TimeUsed())] == code, word
 """
 
 
@@ -43,10 +43,8 @@ def test_no_language_holds_up_the_window(language: str) -> None:
 
 @pytest.mark.parametrize("language", ["autoit", "c-objdump", "no such", "\ud800", "x" * 100_000])
 def test_a_language_that_nobody_has_tried_has_one_colour(language: str) -> None:
-    assert [run.token for runs in highlight.highlight([" " * 300, "if (x)"], language, TimeUsed()) for run in runs] == [
-        "",
-        "",
-    ]
+    lines = highlight.highlight([" " * 300, "if (x)"], language, TimeUsed())
+    assert [span.token for spans in lines for span in spans] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -59,21 +57,21 @@ def test_a_language_that_nobody_has_tried_has_one_colour(language: str) -> None:
     ],
 )
 def test_a_text_chooses_no_language_inside_another_one(language: str, lines: list[str]) -> None:
-    runs = [run for runs in highlight.highlight(lines, language, TimeUsed()) for run in runs]
-    assert "int i;" in "".join(run.text for run in runs)
-    assert [run.text for run in runs if run.text.strip() in ("int", "i")] == []
+    spans = [span for spans in highlight.highlight(lines, language, TimeUsed()) for span in spans]
+    assert "int i;" in "".join(span.text for span in spans)
+    assert [span.text for span in spans if span.text.strip() in ("int", "i")] == []
 
 
 def test_segments_are_bounded_in_lines_and_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     segments: list[str] = []
 
-    def colour(text: str, _language: str) -> tuple[tuple[Run, ...], ...]:
+    def colour(text: str, _language: str) -> tuple[tuple[TextSpan, ...], ...]:
         segments.append(text)
-        return tuple((Run(line),) for line in text.split("\n"))
+        return tuple((TextSpan(line),) for line in text.split("\n"))
 
     monkeypatch.setattr(highlight, "_highlight_segment", colour)
     lines = ["a"] * 200 + ["b" * MAX_COLOURED_CHARACTERS] * 100
-    assert ["".join(run.text for run in runs) for runs in highlight.highlight(lines, "java", TimeUsed())] == lines
+    assert ["".join(span.text for span in spans) for spans in highlight.highlight(lines, "java", TimeUsed())] == lines
     assert max(map(len, segments)) <= highlight.MAX_SEGMENT_CHARACTERS
     assert max(text.count("\n") + 1 for text in segments) == highlight.SEGMENT_LINES
 
@@ -82,7 +80,7 @@ def test_long_lines_and_slow_segments_have_one_colour(monkeypatch: pytest.Monkey
     monkeypatch.setattr(highlight, "_slow", set())
 
     def colours(line: str) -> int:
-        return len({run.token for runs in highlight.highlight([line], "py", TimeUsed()) for run in runs})
+        return len({span.token for spans in highlight.highlight([line], "py", TimeUsed()) for span in spans})
 
     assert colours("import os") > 1
     assert colours("import os" + " " * MAX_COLOURED_CHARACTERS) == 1
@@ -96,6 +94,6 @@ def test_the_code_of_a_message_has_colours_until_its_time_is_used_up(monkeypatch
     readings = count(step=highlight.MAX_SEGMENT_S / 2)
     monkeypatch.setattr(highlight, "time", SimpleNamespace(thread_time=lambda: next(readings)))
     blocks = parse_whole("\n\n".join(f"```py\nimport a{number}\n```" for number in range(100)))
-    coloured = [any(run.token for run in block.all_runs) for block in blocks]
+    coloured = [any(span.token for span in block.all_spans) for block in blocks]
     assert coloured == sorted(coloured, reverse=True)
     assert sum(coloured) * highlight.MAX_SEGMENT_S / 2 == pytest.approx(highlight.MAX_MESSAGE_S, abs=0.2)

@@ -9,7 +9,7 @@ from widgets.markdown.stream import MarkdownStream, parse_whole
 
 
 def formulas(blocks: tuple[Block, ...]) -> int:
-    return sum(bool(run.formula) for block in blocks for run in block.all_runs)
+    return sum(bool(span.formula) for block in blocks for span in block.all_spans)
 
 
 def pieces(blocks: tuple[Block, ...]) -> int:
@@ -29,7 +29,7 @@ def test_so_many_formulas_are_drawn_and_the_others_stay_words(name: str) -> None
     text = MANY_FORMULAS[name]
     whole = parse_whole(text)
     assert formulas(whole) == MAX_FORMULAS
-    assert "699" in "".join(run.text for block in whole for run in block.all_runs)
+    assert "699" in "".join(span.text for block in whole for span in block.all_spans)
     stream = MarkdownStream()
     finished: tuple[Block, ...] = ()
     for start in range(0, len(text), 1000):
@@ -52,7 +52,7 @@ def test_so_many_lines_and_cells_are_drawn(name: str) -> None:
     """Fifty thousand lines stopped the window for seconds."""
     blocks = parse_whole(MANY_LINES[name])
     assert MAX_PIECES // 2 < pieces(blocks) <= MAX_PIECES + 2
-    assert "not shown" in "".join(run.text for run in blocks[-1].all_runs)
+    assert "not shown" in "".join(span.text for span in blocks[-1].all_spans)
     if name == "code":
         code = [block for block in blocks if not isinstance(block, Table) and block.kind == "code"]
         assert code[0].begins

@@ -1,6 +1,6 @@
 """Blocks of Markdown: values that the parser returns and the document shows, with limits on their number.
 
-A block is a line or a table. It consists of runs, which are pieces of text with one format.
+A block is a line or a table. It consists of spans: pieces of text with one format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LineKind = Literal["text", "heading", "code", "rule"]
 Alignment = Literal["left", "center", "right"]
 
 
-class Run(Struct, frozen=True):
+class TextSpan(Struct, frozen=True):
     """Neighbouring characters of a line that have the same format.
 
     `struck`: whether the text is struck through. `dim`: whether it has the colour of secondary text.
@@ -49,7 +49,7 @@ class Line(Struct, frozen=True):
     """
 
     kind: LineKind
-    runs: tuple[Run, ...] = ()
+    spans: tuple[TextSpan, ...] = ()
     level: int = 0
     indent: int = 0
     quote: int = 0
@@ -61,27 +61,27 @@ class Line(Struct, frozen=True):
     centred: bool = False
 
     @property
-    def all_runs(self) -> tuple[Run, ...]:
-        return self.runs
+    def all_spans(self) -> tuple[TextSpan, ...]:
+        return self.spans
 
     @property
     def text(self) -> str:
         """The text of the line without formats."""
-        return "".join(run.text for run in self.runs)
+        return "".join(span.text for span in self.spans)
 
 
 class Table(Struct, frozen=True):
     """A table. The first row is the heading; every row has a cell for each of `alignments`."""
 
-    rows: tuple[tuple[tuple[Run, ...], ...], ...]
+    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
     alignments: tuple[Alignment, ...]
     indent: int = 0
     quote: int = 0
 
     @property
-    def all_runs(self) -> tuple[Run, ...]:
-        """The runs of all cells, row by row."""
-        return tuple(run for row in self.rows for cell in row for run in cell)
+    def all_spans(self) -> tuple[TextSpan, ...]:
+        """The spans of all cells, row by row."""
+        return tuple(span for row in self.rows for cell in row for span in cell)
 
 
 Block = Line | Table
@@ -95,7 +95,7 @@ The cache of formulas must have room for more than these, or formulas would be r
 """
 
 
-class Room(Struct):
+class RemainingLimits(Struct):
     """Limits for the rest of a message, so that Qt lays the message out fast.
 
     `pieces`: number of lines and table cells that may still follow.
@@ -118,7 +118,7 @@ class Room(Struct):
             # All later blocks are left out as well, or text in the middle would be missing.
             if pieces > self.pieces:
                 self.pieces = 0
-                self.left_out += sum(len(run.text) for run in block.all_runs)
+                self.left_out += sum(len(span.text) for span in block.all_spans)
                 continue
             self.pieces -= pieces
             taken.append(self._with_formulas(block))
@@ -128,22 +128,22 @@ class Room(Struct):
         return taken
 
     def _with_formulas(self, block: Block) -> Block:
-        count = sum(bool(run.formula) for run in block.all_runs)
+        count = sum(bool(span.formula) for span in block.all_spans)
         if count <= self.formulas:
             self.formulas -= count
             return block
         if isinstance(block, Line):
-            return replace(block, runs=self._words(block.runs))
+            return replace(block, spans=self._words(block.spans))
         return replace(block, rows=tuple(tuple(self._words(cell) for cell in row) for row in block.rows))
 
-    def _words(self, runs: Iterable[Run]) -> tuple[Run, ...]:
-        result: list[Run] = []
-        for run in runs:
-            if run.formula and not self.formulas:
-                result.append(replace(run, formula=""))
+    def _words(self, spans: Iterable[TextSpan]) -> tuple[TextSpan, ...]:
+        result: list[TextSpan] = []
+        for span in spans:
+            if span.formula and not self.formulas:
+                result.append(replace(span, formula=""))
                 continue
-            self.formulas -= bool(run.formula)
-            result.append(run)
+            self.formulas -= bool(span.formula)
+            result.append(span)
         return tuple(result)
 
 

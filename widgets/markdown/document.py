@@ -9,7 +9,7 @@ from msgspec import Struct
 from PySide6.QtCore import QObject, Qt, QUrl
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument, QTextTable
 
-from widgets.markdown.blocks import Block, Line, Run, Table
+from widgets.markdown.blocks import Block, Line, Table, TextSpan
 from widgets.markdown.formulas import FORMULA_TYPE, SOURCE, FormulaKey, FormulaObject, Formulas
 from widgets.markdown.styles import EDGE, Styles
 
@@ -228,39 +228,43 @@ class MarkdownDocument(QTextDocument):
             cursor.movePosition(QTextCursor.MoveOperation.End)
             return True
         if block.begins:
-            cursor.insertText(EDGE_TEXT, self._styles.character(_EDGE_RUN))
+            cursor.insertText(EDGE_TEXT, self._styles.character(_EDGE_SPAN))
             cursor.insertBlock(self._styles.block(block), _PLAIN)
         level = -1 if block.kind == "code" else block.level
         if block.marker:
-            cursor.insertText(f"{block.marker}\t", self._styles.character(Run("", dim=block.marker[0] not in "☐☑")))
-        self._write_runs(cursor, block.runs, level)
-        if not block.runs and block.kind != "rule":
-            cursor.setBlockCharFormat(self._styles.character(Run("", code=block.kind == "code"), level))
+            cursor.insertText(
+                f"{block.marker}\t", self._styles.character(TextSpan("", dim=block.marker[0] not in "☐☑"))
+            )
+        self._write_spans(cursor, block.spans, level)
+        if not block.spans and block.kind != "rule":
+            cursor.setBlockCharFormat(self._styles.character(TextSpan("", code=block.kind == "code"), level))
         if block.ends:
             cursor.insertBlock(self._styles.code_edge(block, is_head=False), _PLAIN)
-            cursor.insertText(EDGE_TEXT, self._styles.character(_EDGE_RUN))
+            cursor.insertText(EDGE_TEXT, self._styles.character(_EDGE_SPAN))
         return False
 
-    def _write_runs(self, cursor: QTextCursor, runs: Sequence[Run], level: int = 0, *, bold: bool = False) -> None:
-        for run in runs:
-            if run.formula:
-                cursor.insertText(OBJECT, self._styles.formula(run))
+    def _write_spans(
+        self, cursor: QTextCursor, spans: Sequence[TextSpan], level: int = 0, *, bold: bool = False
+    ) -> None:
+        for span in spans:
+            if span.formula:
+                cursor.insertText(OBJECT, self._styles.formula(span))
             else:
-                shown = Run("", bold=True, link=run.link) if bold and not run.code else run
-                cursor.insertText(run.text.replace("\n", LINE_BREAK), self._styles.character(shown, level))
+                shown = TextSpan("", bold=True, link=span.link) if bold and not span.code else span
+                cursor.insertText(span.text.replace("\n", LINE_BREAK), self._styles.character(shown, level))
 
     def _write_table(self, cursor: QTextCursor, table: Table) -> None:
         made: QTextTable = cursor.insertTable(len(table.rows), len(table.alignments), self._styles.table(table))
         for row, cells in enumerate(table.rows):
-            for column, (runs, alignment) in enumerate(zip(cells, table.alignments, strict=True)):
+            for column, (spans, alignment) in enumerate(zip(cells, table.alignments, strict=True)):
                 inside = made.cellAt(row, column).firstCursorPosition()
                 inside.setBlockFormat(_CELL_FORMATS[alignment])
-                self._write_runs(inside, runs, bold=row == 0)
+                self._write_spans(inside, spans, bold=row == 0)
 
     def _lay_out_formula(self, key: FormulaKey) -> None:
         """Lay out again the blocks with this formula, because its image has now replaced its source text."""
         for number, block in enumerate(self.blocks):
-            if any(run.formula and run.text == key.source for run in block.all_runs):
+            if any(span.formula and span.text == key.source for span in block.all_spans):
                 start = self._starts[number]
                 end = self._starts[number + 1] if number + 1 < len(self._starts) else self.characterCount() - 1
                 self.markContentsDirty(start, end - start)
@@ -280,7 +284,7 @@ def _empty_line() -> QTextBlockFormat:
     return result
 
 
-_EDGE_RUN = Run("")
+_EDGE_SPAN = TextSpan("")
 _PLAIN = QTextCharFormat()
 _EMPTY_LINE = _empty_line()
 _CELL_FORMATS = {name: _cell_format(name) for name in ("left", "center", "right")}

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.values import replace
-from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
+from widgets.markdown.blocks import Alignment, Block, Line, Table, TextSpan, visible
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, TimeUsed, highlight
 
 MAX_INDENT = 8
@@ -110,18 +110,18 @@ class Flow:
             # The task list plugin writes the check box as HTML.
             self._marker = "☑" if "checked=" in children.pop(0).content else "☐"
             children[0].content = children[0].content.lstrip()
-        runs = inline_runs(children)
+        spans = inline_spans(children)
         if self._heading:
-            self._add_line(Line("heading", runs, level=self._heading))
+            self._add_line(Line("heading", spans, level=self._heading))
             return
-        for part in _bounded(runs):
+        for part in _bounded(spans):
             self._add_line(Line("text", part))
 
     def _add_formula(self, source: str) -> None:
         if len(source) <= MAX_FORMULA_CHARACTERS:
-            self._add_line(Line("text", (Run(source, formula="display"),), centred=True))
+            self._add_line(Line("text", (TextSpan(source, formula="display"),), centred=True))
             return
-        for part in _bounded((Run(source),)):
+        for part in _bounded((TextSpan(source),)):
             self._add_line(Line("text", part))
 
     def _add_code(self, content: str, info: str) -> None:
@@ -133,15 +133,15 @@ class Flow:
             for line in text.removesuffix("\n").split("\n")
             for start in range(0, max(len(line), 1), MAX_LINE_CHARACTERS)
         ]
-        for number, (runs, (_, joins)) in enumerate(
+        for number, (spans, (_, joins)) in enumerate(
             zip(highlight([line for line, _ in cut], language, self._used), cut, strict=True)
         ):
             self._add_line(
-                Line("code", runs, language=language, begins=number == 0, ends=number == len(cut) - 1, joins=joins)
+                Line("code", spans, language=language, begins=number == 0, ends=number == len(cut) - 1, joins=joins)
             )
 
     def _add_table(self, place: int) -> int:
-        rows: list[list[tuple[Run, ...]]] = []
+        rows: list[list[tuple[TextSpan, ...]]] = []
         alignments: list[Alignment] = []
         while (token := self._tokens[place]).type != "table_close":
             if token.type == "tr_open":
@@ -150,7 +150,7 @@ class Flow:
                 style = str(token.attrs.get("style", ""))
                 alignments.append(cast(Alignment, style.removeprefix("text-align:") or "left"))
             elif token.type == "inline":
-                rows[-1].append(inline_runs(token.children or ()))
+                rows[-1].append(inline_spans(token.children or ()))
             place += 1
         self._flush_marker()
         # Rows may have fewer cells than the heading.
@@ -163,13 +163,13 @@ class Flow:
             )
         else:
             for row in rows:
-                self._add_line(Line("text", tuple(run for cell in row for run in (*cell, Run("  ")))))
+                self._add_line(Line("text", tuple(span for cell in row for span in (*cell, TextSpan("  ")))))
         return place + 1
 
 
-def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
-    """Convert the inline tokens of a paragraph to runs of text with formats, links and formulas."""
-    runs: list[Run] = []
+def inline_spans(children: Sequence[Token]) -> tuple[TextSpan, ...]:
+    """Convert the inline tokens of a paragraph to spans of text with formats, links and formulas."""
+    spans: list[TextSpan] = []
     bold = italic = struck = 0
     link, link_from = "", 0
     for child in children:
@@ -181,37 +181,37 @@ def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
             case "s_open" | "s_close":
                 struck += child.nesting
             case "link_open":
-                link, link_from = visible(str(child.attrs.get("href", ""))), len(runs)
+                link, link_from = visible(str(child.attrs.get("href", ""))), len(spans)
             case "link_close":
-                runs += _address_beside(link, "".join(run.text for run in runs[link_from:]))
+                spans += _address_beside(link, "".join(span.text for span in spans[link_from:]))
                 link = ""
             case "image":
-                runs += _picture_words(child)
+                spans += _picture_words(child)
             case "math_inline" | "math_inline_double":
                 source = visible(child.content.strip())
                 if len(source) > MAX_FORMULA_CHARACTERS:
-                    runs.append(Run(source))
+                    spans.append(TextSpan(source))
                     continue
-                runs.append(Run(source, formula="display" if child.type == "math_inline_double" else "inline"))
+                spans.append(TextSpan(source, formula="display" if child.type == "math_inline_double" else "inline"))
             case "softbreak" | "hardbreak":
-                runs.append(Run("\n"))
+                spans.append(TextSpan("\n"))
             case _:
                 text = visible(child.content)
-                look = Run(text, bold > 0, italic > 0, struck > 0, code=child.type == "code_inline", link=link)
+                look = TextSpan(text, bold > 0, italic > 0, struck > 0, code=child.type == "code_inline", link=link)
                 if text:
-                    _append(runs, look)
-    return tuple(runs)
+                    _append(spans, look)
+    return tuple(spans)
 
 
-def _append(runs: list[Run], run: Run) -> None:
-    """Append a run (text with one format). Runs with the same format are joined: fewer runs are drawn faster."""
-    # Line breaks stay runs of their own, because `_bounded` cuts there.
-    if runs and runs[-1].text != "\n" and replace(runs[-1], text=run.text) == run:
-        run = replace(run, text=runs.pop().text + run.text)
-    runs.append(run)
+def _append(spans: list[TextSpan], span: TextSpan) -> None:
+    """Append a span (text with one format). Spans with the same format are joined: fewer spans are drawn faster."""
+    # Line breaks stay spans of their own, because `_bounded` cuts there.
+    if spans and spans[-1].text != "\n" and replace(spans[-1], text=span.text) == span:
+        span = replace(span, text=spans.pop().text + span.text)
+    spans.append(span)
 
 
-def _address_beside(link: str, words: str) -> list[Run]:
+def _address_beside(link: str, words: str) -> list[TextSpan]:
     """Return what is shown in a dim colour after a link's text: the host of `link`; without a host, the whole address.
 
     The result is empty if the link's text, `words`, is itself an address with the same host. It is not enough that the
@@ -222,9 +222,9 @@ def _address_beside(link: str, words: str) -> list[Run]:
     if host:
         # Without "//" `urlsplit` would take "example.org/page" for a path without a host.
         told = "" if "@" in words or " " in words else _host(words if "://" in words else f"//{words}")
-        return [] if told == host else [Run(f" ({host})", dim=True)]
+        return [] if told == host else [TextSpan(f" ({host})", dim=True)]
     place = link.removeprefix("mailto:")
-    return [] if place.lower() == words.removeprefix("mailto:").lower() else [Run(f" ({place})", dim=True)]
+    return [] if place.lower() == words.removeprefix("mailto:").lower() else [TextSpan(f" ({place})", dim=True)]
 
 
 def _host(address: str) -> str:
@@ -235,33 +235,33 @@ def _host(address: str) -> str:
         return ""
 
 
-def _picture_words(token: Token) -> list[Run]:
+def _picture_words(token: Token) -> list[TextSpan]:
     """Return the placeholder for an image: its alternative text and its address. Images are never fetched."""
     words = visible(token.content) or "picture"
     address = visible(str(token.attrs.get("src", "")))
-    return [Run(tr("[picture: {words}]", words=words), link=address), Run(f" ({address})", dim=True)]
+    return [TextSpan(tr("[picture: {words}]", words=words), link=address), TextSpan(f" ({address})", dim=True)]
 
 
-def _bounded(runs: tuple[Run, ...]) -> list[tuple[Run, ...]]:
-    """Split `runs` into lines that are short enough for Qt's layout, which is slow for long paragraphs."""
-    if sum(len(run.text) for run in runs) <= MAX_TEXT_CHARACTERS:
-        return [runs]
-    lines: list[list[Run]] = [[]]
+def _bounded(spans: tuple[TextSpan, ...]) -> list[tuple[TextSpan, ...]]:
+    """Split `spans` into lines that are short enough for Qt's layout, which is slow for long paragraphs."""
+    if sum(len(span.text) for span in spans) <= MAX_TEXT_CHARACTERS:
+        return [spans]
+    lines: list[list[TextSpan]] = [[]]
     room = MAX_TEXT_CHARACTERS
-    for run in runs:
+    for span in spans:
         # A break in the second half of the room is taken, so that few lines are cut inside a word.
-        if run.text == "\n" and room < MAX_TEXT_CHARACTERS // 2:
+        if span.text == "\n" and room < MAX_TEXT_CHARACTERS // 2:
             lines.append([])
             room = MAX_TEXT_CHARACTERS
             continue
-        text = run.text
+        text = span.text
         # A formula is one object of the document and cannot be cut.
-        while len(text) > room and not run.formula:
-            lines[-1].append(replace(run, text=text[:room]))
+        while len(text) > room and not span.formula:
+            lines[-1].append(replace(span, text=text[:room]))
             text, room = text[room:], MAX_TEXT_CHARACTERS
             lines.append([])
         if text:
-            lines[-1].append(replace(run, text=text))
+            lines[-1].append(replace(span, text=text))
             room -= len(text)
             if room <= 0:
                 lines.append([])

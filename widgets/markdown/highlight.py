@@ -12,7 +12,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Error, Generic, Keyword, Name, Number, Operator, String, _TokenType
 from pygments.util import ClassNotFound
 
-from widgets.markdown.blocks import Run
+from widgets.markdown.blocks import TextSpan
 
 SEGMENT_LINES = 80
 """Maximum number of lines of a segment. Code is highlighted in segments, and each segment only once, so the end of long
@@ -78,11 +78,11 @@ class TimeUsed(Struct):
     seconds: float = 0.0
 
 
-def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[tuple[Run, ...]]:
-    """Yield each line of code as runs (pieces of text with one format).
+def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[tuple[TextSpan, ...]]:
+    """Yield each line of code as spans (pieces of text with one format).
 
     Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time. Each
-    run of highlighted code has a kind of token, such as "keyword".
+    span of highlighted code has a kind of token, such as "keyword".
 
     `used`: time of the message's code so far; the time of this code is added.
     """
@@ -92,14 +92,14 @@ def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[t
         if coloured and in_time and max(map(len, segment)) <= MAX_COLOURED_CHARACTERS:
             # Processor time, since other threads may hold this one up.
             begun_s = time.thread_time()
-            runs = _highlight_segment("\n".join(segment), language)
+            spans = _highlight_segment("\n".join(segment), language)
             took_s = time.thread_time() - begun_s
             used.seconds += took_s
             if took_s > MAX_SEGMENT_S:
                 _slow.add(language)
-            yield from runs
+            yield from spans
         else:
-            yield from ((Run(line, code=True),) if line else () for line in segment)
+            yield from ((TextSpan(line, code=True),) if line else () for line in segment)
 
 
 def _segments(lines: Sequence[str]) -> Iterator[list[str]]:
@@ -132,10 +132,10 @@ def _lexer(language: str) -> Lexer | None:
 
 # Cached by text: while code streams, its finished segments are parsed again with the open end.
 @lru_cache(maxsize=256)
-def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
+def _highlight_segment(text: str, language: str) -> tuple[tuple[TextSpan, ...], ...]:
     lexer = _lexer(language)
     assert lexer is not None
-    lines: list[list[Run]] = [[]]
+    lines: list[list[TextSpan]] = [[]]
     length = 0
     for token_type, value in lexer.get_tokens(text):
         length += len(value)
@@ -147,11 +147,11 @@ def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
                 _add(lines[-1], part, kind)
     if length != len(text) or len(lines) != text.count("\n") + 1:
         # The lexer has dropped or added characters. The text must stay right, so it is not highlighted.
-        return tuple((Run(line, code=True),) if line else () for line in text.split("\n"))
+        return tuple((TextSpan(line, code=True),) if line else () for line in text.split("\n"))
     return tuple(map(tuple, lines))
 
 
-def _add(line: list[Run], text: str, kind: str) -> None:
+def _add(line: list[TextSpan], text: str, kind: str) -> None:
     if line and line[-1].token == kind:
         text = line.pop().text + text
-    line.append(Run(text, code=True, token=kind))
+    line.append(TextSpan(text, code=True, token=kind))

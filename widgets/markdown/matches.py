@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from PySide6.QtGui import QTextCursor, QTextDocument
 
-from widgets.markdown.blocks import Block, Line, Run
+from widgets.markdown.blocks import Block, Line, TextSpan
 from widgets.markdown.document import LINE_BREAK, OBJECT
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
@@ -28,7 +28,7 @@ def drawn_lines(blocks: Iterable[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Line):
             marker = f"{block.marker}\t" if block.marker else ""
-            yield _line(marker + _text(block.runs))
+            yield _line(marker + _text(block.spans))
         else:
             yield from (_line(_text(cell)) for row in block.rows for cell in row)
 
@@ -48,8 +48,8 @@ def find_matches(document: QTextDocument, pattern: re.Pattern[str]) -> Iterator[
         block = block.next()
 
 
-def _text(runs: Iterable[Run]) -> str:
-    return "".join(OBJECT if run.formula else run.text for run in runs)
+def _text(spans: Iterable[TextSpan]) -> str:
+    return "".join(OBJECT if span.formula else span.text for span in spans)
 
 
 def _line(text: str) -> str:

@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mdit_py_plugins.tasklists import tasklists_plugin
 
-from widgets.markdown.blocks import Block, Line, Run
+from widgets.markdown.blocks import Block, Line, TextSpan
 
 _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
@@ -123,7 +123,7 @@ def parse_tokens(source: str) -> list[Token] | None:
 def plain_blocks(text: str) -> list[Block]:
     """Return `text` as plain lines, without parsing it."""
     return [
-        Line("text", (Run(part),) if part else ())
+        Line("text", (TextSpan(part),) if part else ())
         for line in text.split("\n")
         for part in cut_line(line, MAX_LINE_CHARACTERS)
     ]

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from engine.base.language import tr
 from engine.base.values import replace
-from widgets.markdown.blocks import Block, Line, Room, Run, visible, with_line_feeds
+from widgets.markdown.blocks import Block, Line, RemainingLimits, TextSpan, visible, with_line_feeds
 from widgets.markdown.flow import Flow
 from widgets.markdown.highlight import TimeUsed
 from widgets.markdown.parse import parse_tokens, plain_blocks
@@ -42,8 +42,8 @@ class MarkdownStream:
         self._taken = 0
         self._left_out = 0
         self._highlighting = TimeUsed()
-        self._room = Room()
-        """Room for more lines, table cells and formulas after the finished blocks."""
+        self._limits = RemainingLimits()
+        """Limits for lines, table cells and formulas after the finished blocks."""
 
     def append(self, text: str) -> None:
         """Append a piece of the text."""
@@ -71,15 +71,15 @@ class MarkdownStream:
             first = token.map[0]
             if 0 < first < len(lines) - 1 and not lines[first - 1].strip():
                 cut_token, cut_line = number, first
-        finished = self._room.take(Flow(tokens[:cut_token], self._highlighting).blocks())
+        finished = self._limits.take(Flow(tokens[:cut_token], self._highlighting).blocks())
         self._tail = "\n".join(lines[cut_line:])
         # A copy, as in `_end`: the time for a part that is parsed again and again would soon use up the limit.
         return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:], replace(self._highlighting)).blocks()))
 
     def _end(self, blocks: list[Block]) -> tuple[Block, ...]:
         # A copy: what the open end takes of the limits is free again when it is parsed anew.
-        room = replace(self._room)
-        return (*room.take(blocks), *_rest(self._left_out + room.left_out))
+        limits = replace(self._limits)
+        return (*limits.take(blocks), *_rest(self._left_out + limits.left_out))
 
 
 def _rest(left_out: int) -> tuple[Block, ...]:
@@ -89,7 +89,7 @@ def _rest(left_out: int) -> tuple[Block, ...]:
         "… {left_out:,} more characters are not shown. “Copy” copies the whole message.",
         left_out=left_out,
     )
-    return (Line("rule"), Line("text", (Run(words, dim=True),)))
+    return (Line("rule"), Line("text", (TextSpan(words, dim=True),)))
 
 
 def parse_whole(text: str) -> tuple[Block, ...]:

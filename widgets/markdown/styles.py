@@ -1,4 +1,4 @@
-"""Qt text formats for Markdown blocks and for runs (pieces of text with one format), in the colours of a palette."""
+"""Qt text formats for Markdown blocks and for spans (pieces of text with one format), in the colours of a palette."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.base.values import replace
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_tool_tip
 from widgets.common.text import ui_font, zoomed
-from widgets.markdown.blocks import Line, Run, Table
+from widgets.markdown.blocks import Line, Table, TextSpan
 from widgets.markdown.formulas import COLOUR, FORMULA_TYPE, SHOWN, SOURCE
 
 TEXT_PX = 14
@@ -72,30 +72,30 @@ class Styles:
     def __init__(self, palette: Palette) -> None:
         self.palette = palette
         self._tokens = _token_colours(palette)
-        self._characters: dict[tuple[Run, int], QTextCharFormat] = {}
+        self._characters: dict[tuple[TextSpan, int], QTextCharFormat] = {}
         self._blocks: dict[Line, QTextBlockFormat] = {}
         self._text_font = ui_font(TEXT_PX)
         code_font = QFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         code_font.setPixelSize(zoomed(CODE_PX))
         self._code_font = code_font
 
-    def character(self, run: Run, level: int = 0) -> QTextCharFormat:
-        """Return the character format of `run`. The object is shared: do not change it.
+    def character(self, span: TextSpan, level: int = 0) -> QTextCharFormat:
+        """Return the character format of `span`. The object is shared: do not change it.
 
-        `level`: level of the heading that contains the run; -1 in code, 0 elsewhere.
+        `level`: level of the heading that contains the span; -1 in code, 0 elsewhere.
         """
-        key = (_look(run), level)
+        key = (_look(span), level)
         if key not in self._characters:
-            self._characters[key] = self._make_character(run, level)
+            self._characters[key] = self._make_character(span, level)
         return self._characters[key]
 
-    def formula(self, run: Run) -> QTextCharFormat:
+    def formula(self, span: TextSpan) -> QTextCharFormat:
         """Return the format of the object replacement character (U+FFFC) that stands for a formula."""
-        result = QTextCharFormat(self.character(Run("", code=True, token="comment"), -1))
+        result = QTextCharFormat(self.character(TextSpan("", code=True, token="comment"), -1))
         result.setObjectType(FORMULA_TYPE)
         result.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
-        result.setProperty(SOURCE, run.text)
-        result.setProperty(SHOWN, run.formula)
+        result.setProperty(SOURCE, span.text)
+        result.setProperty(SHOWN, span.formula)
         result.setProperty(COLOUR, self.palette.text)
         return result
 
@@ -123,29 +123,29 @@ class Styles:
         result.setBottomMargin(BLOCK_GAP_PX)
         return result
 
-    def _make_character(self, run: Run, level: int) -> QTextCharFormat:
+    def _make_character(self, span: TextSpan, level: int) -> QTextCharFormat:
         palette = self.palette
         result = QTextCharFormat()
-        font = QFont(self._code_font if run.code else self._text_font)
-        colour = palette.dim if run.dim else palette.text
+        font = QFont(self._code_font if span.code else self._text_font)
+        colour = palette.dim if span.dim else palette.text
         if level > 0:
             font.setPixelSize(zoomed(HEADING_PX.get(level, TEXT_PX + 1)))
             font.setWeight(QFont.Weight.DemiBold)
-        if run.bold:
+        if span.bold:
             font.setWeight(QFont.Weight.DemiBold)
-        font.setItalic(run.italic)
-        font.setStrikeOut(run.struck)
-        if run.token:
-            colour = getattr(self._tokens, run.token, colour)
+        font.setItalic(span.italic)
+        font.setStrikeOut(span.struck)
+        if span.token:
+            colour = getattr(self._tokens, span.token, colour)
         # Inline code has a background of its own; in code blocks the frame has it.
-        if run.code and level >= 0:
+        if span.code and level >= 0:
             result.setBackground(QColor(palette.line))
-        if run.link:
+        if span.link:
             colour = palette.accent
             font.setUnderline(True)
             result.setAnchor(True)
-            result.setAnchorHref(run.link)
-            result.setToolTip(plain_tool_tip(run.link))
+            result.setAnchorHref(span.link)
+            result.setToolTip(plain_tool_tip(span.link))
         result.setFont(font)
         result.setForeground(QColor(colour))
         return result
@@ -187,6 +187,6 @@ class Styles:
         return result
 
 
-def _look(run: Run) -> Run:
-    """Return `run` with only those fields that determine its format, as the key in the cache of formats."""
-    return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)
+def _look(span: TextSpan) -> TextSpan:
+    """Return `span` with only those fields that determine its format, as the key in the cache of formats."""
+    return TextSpan("", span.bold, span.italic, span.struck, span.code, span.dim, span.link, "", span.token)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widgets.markdown.blocks import MAX_PIECES, Block, Line, Run, Table, visible
+from widgets.markdown.blocks import MAX_PIECES, Block, Line, Table, TextSpan, visible
 from widgets.markdown.stream import MAX_SHOWN_CHARACTERS, MarkdownStream, code_sources, parse_whole
 
 PARTS = (
@@ -76,8 +76,8 @@ def in_pieces(text: str, cuts: list[int]) -> tuple[Block, ...]:
     return (*finished, *end)
 
 
-def runs_of(blocks: tuple[Block, ...]) -> list[Run]:
-    return [run for block in blocks for run in block.all_runs]
+def spans_of(blocks: tuple[Block, ...]) -> list[TextSpan]:
+    return [span for block in blocks for span in block.all_spans]
 
 
 @given(texts, st.lists(st.integers(0, 2000), max_size=12))
@@ -92,9 +92,9 @@ def test_a_letter_at_a_time_comes_to_the_same(text: str) -> None:
 
 @given(texts)
 def test_nothing_is_hidden_and_links_are_of_a_few_kinds(text: str) -> None:
-    for run in runs_of(parse_whole(text)):
-        assert not re.search("[\x00-\x08\x0e-\x1f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffc\ufdd0\ud800]", run.text)
-        assert not run.link or re.match("(https?|mailto):", run.link, re.IGNORECASE)
+    for span in spans_of(parse_whole(text)):
+        assert not re.search("[\x00-\x08\x0e-\x1f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffc\ufdd0\ud800]", span.text)
+        assert not span.link or re.match("(https?|mailto):", span.link, re.IGNORECASE)
 
 
 def shown_code(text: str) -> list[str]:
@@ -135,7 +135,7 @@ def words(text: str) -> list[str]:
 
 
 def formulas(text: str) -> list[str]:
-    return [run.text for run in runs_of(parse_whole(text)) if run.formula]
+    return [span.text for span in spans_of(parse_whole(text)) if span.formula]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_lists_tasks_and_quotes() -> None:
 def test_a_table_has_its_cells_whatever_its_rows_lack() -> None:
     (table,) = parse_whole("| a | b |\n|---|--:|\n| 1 |\n")
     assert isinstance(table, Table)
-    assert [["".join(run.text for run in cell) for cell in row] for row in table.rows] == [["a", "b"], ["1", ""]]
+    assert [["".join(span.text for span in cell) for cell in row] for row in table.rows] == [["a", "b"], ["1", ""]]
     assert table.alignments == ("left", "right")
 
 
@@ -181,7 +181,7 @@ def test_code_keeps_its_words_and_an_open_fence_is_closed_in_time() -> None:
     assert {line.language for line in lines} == {"python"}
     assert lines[0].begins
     assert lines[-1].ends
-    assert "keyword" in {run.token for run in lines[0].runs}
+    assert "keyword" in {span.token for span in lines[0].spans}
 
 
 def test_html_and_pictures_are_words() -> None:
@@ -242,4 +242,4 @@ def test_code_that_comes_in_small_pieces_keeps_its_colours(monkeypatch: pytest.M
         parsed = stream.parse()
         finished += parsed.finished
     assert (*finished, *parsed.open_end) == parse_whole(text)
-    assert any(run.token for block in finished if isinstance(block, Line) for run in block.runs)
+    assert any(span.token for block in finished if isinstance(block, Line) for span in block.spans)

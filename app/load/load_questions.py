@@ -9,68 +9,70 @@ from engine.base.units import format_bytes
 from engine.base.values import replace
 from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.proposal import Proposal
-from engine.planning.fit.room import Room
+from engine.planning.fit.unload_plan import UnloadPlan
 from widgets.library.load_question import LoadQuestion
 
 MAX_NAME_LENGTH = 32
 """Largest length of a model's name in a question, in characters; tool tips show the whole name."""
 
 
-def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
+def load_question(unloads: UnloadPlan, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
-    `room`: the models to unload for the load, and the memory that is missing before and after their unload.
+    `unloads`: the models to unload for the load, and the memory that is missing before and after their unload.
     `now_s`: the present time in seconds, from `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
-    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
-    names = _join([victim.name for victim in room.victims])
-    whom = _short_name(names) if len(room.victims) == 1 else tr("{count} models", count=len(room.victims))
-    if room.workers:
+    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in unloads.victims])
+    names = _join([victim.name for victim in unloads.victims])
+    whom = _short_name(names) if len(unloads.victims) == 1 else tr("{count} models", count=len(unloads.victims))
+    if unloads.workers:
         text = tr_count(
             "{name} needs {workers}, which {other_models} is using. A worker serves one model at a time.",
             "{name} needs {workers}, which {other_models} are using. A worker serves one model at a time.",
-            len(room.victims),
+            len(unloads.victims),
             name=name,
-            workers=_join(room.workers),
+            workers=_join(unloads.workers),
             other_models=victims,
         )
-    elif room.still_short:
+    elif unloads.still_short:
         text = tr(
             "{name} does not fit, even without {other_models}: it would need {short}.",
             name=name,
             other_models=victims,
-            short=_short_text(room.still_short),
+            short=_short_text(unloads.still_short),
         )
     else:
         text = tr(
             "{name} does not fit together with {other_models}: it needs {short}.",
             name=name,
             other_models=victims,
-            short=_short_text(room.short),
+            short=_short_text(unloads.short),
         )
-    if room.workers and room.still_short:
-        text += tr(" Even after the unload it would need {short}.", short=_short_text(room.still_short))
-    busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
+    if unloads.workers and unloads.still_short:
+        text += tr(" Even after the unload it would need {short}.", short=_short_text(unloads.still_short))
+    busy = [_short_name(victim.name) for victim in unloads.victims if victim.is_busy]
     if busy:
         text += tr(" The answer that {names} is writing would be stopped.", names=_join(busy))
     return LoadQuestion(
         text=text,
         unload_text=tr("Unload {models} and load", models=whom),
         unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
-        beside_text="" if room.workers else tr("Load anyway"),
+        beside_text="" if unloads.workers else tr("Load anyway"),
         # An answer that is being written is never ended unasked.
         can_remember=not busy,
     )
 
 
-def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
+def fit_question(unloads: UnloadPlan, name: str, *, is_loaded: bool) -> LoadQuestion:
     """Return the question whether to load the model `name` with a layout that will not fit according to the forecast.
 
-    `room`: the missing memory. It has no models to unload.
+    `unloads`: the missing memory. It has no models to unload.
     `is_loaded`: whether the model is loaded with another layout, which stays loaded until the answer.
     """
-    text = tr("{name} will probably not fit: it needs {short}.", name=_short_name(name), short=_short_text(room.short))
+    text = tr(
+        "{name} will probably not fit: it needs {short}.", name=_short_name(name), short=_short_text(unloads.short)
+    )
     if is_loaded:
         text += tr(" The layout that is loaded now stays loaded until you decide.")
     return LoadQuestion(

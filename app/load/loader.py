@@ -27,8 +27,8 @@ from engine.base.language import tr
 from engine.base.values import replace
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.proposal import ALL_KINDS, Proposal
-from engine.planning.fit.room import Room, find_room
 from engine.planning.fit.strategies.constraints import Constraints
+from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.layout.engine_parameters import used_devices
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
@@ -38,12 +38,12 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 class _Wanted(Struct, frozen=True):
     """A load of `plan` by `model` that was requested and has not started.
 
-    `room`: the models to unload for this load, and the memory that is missing even after that.
+    `unloads`: the models to unload for this load, and the memory that is missing even after that.
     """
 
     model: OpenModel
     plan: Plan
-    room: Room
+    unloads: UnloadPlan
 
 
 class Loader(QObject):
@@ -137,12 +137,12 @@ class Loader(QObject):
         """Return the reason why `plan` cannot be loaded now, with a remedy; empty if a load can be tried."""
         return self._obstacle(plan)
 
-    def room_for(self, model: OpenModel, plan: Plan) -> Room:
+    def unloads_for(self, model: OpenModel, plan: Plan) -> UnloadPlan:
         """Return the models to unload before `plan` is loaded, and the memory that is missing even after that.
 
         `model`: the open model that loads `plan`. Its own memory counts as free.
         """
-        return self._wanted(model, plan).room
+        return self._wanted(model, plan).unloads
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:
         """Load `plan` for a client of the API server, without questions.
@@ -238,8 +238,8 @@ class Loader(QObject):
     # ------------------------------------------------------------------ deciding
 
     def _decide(self, wanted: _Wanted) -> None:
-        answer = self._settings.without_room if wanted.room.victims else LoadAnswer.BESIDE
-        if answer is None or self._would_fail(wanted) or not _may_go_unasked(wanted.room, answer):
+        answer = self._settings.without_room if wanted.unloads.victims else LoadAnswer.BESIDE
+        if answer is None or self._would_fail(wanted) or not _may_go_unasked(wanted.unloads, answer):
             self._ask(wanted)
         else:
             self._go_on(wanted, answer)
@@ -249,26 +249,26 @@ class Loader(QObject):
         # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
-        room = find_room(plan.forecast, others, lambda leaving: self._live.rig_without((*replaced, *leaving)))
-        return _Wanted(model, plan, room)
+        unloads = plan_unloads(plan.forecast, others, lambda leaving: self._live.rig_without((*replaced, *leaving)))
+        return _Wanted(model, plan, unloads)
 
     def _would_fail(self, wanted: _Wanted) -> bool:
-        """Return whether the load is forecast to fail even after the models in `wanted.room` are unloaded.
+        """Return whether the load is forecast to fail even after the models in `wanted.unloads` are unloaded.
 
         False if the settings allow other layouts to be tried: the engine then keeps the loaded model until it has found
         a plan that fits.
         """
-        return bool(wanted.room.still_short) and not self._settings.steps_back
+        return bool(wanted.unloads.still_short) and not self._settings.steps_back
 
     def _ask(self, wanted: _Wanted) -> None:
         self._asked, self._proposal = wanted, None
         name = wanted.plan.model.name
         self._proposing.cancel()
-        if wanted.room.victims:
+        if wanted.unloads.victims:
             # Its buttons stay where they are: nothing is looked for meanwhile.
-            self.question_changed.emit(load_question(wanted.room, name, self._models.now_s()))
+            self.question_changed.emit(load_question(wanted.unloads, name, self._models.now_s()))
             return
-        question = fit_question(wanted.room, name, is_loaded=wanted.model.loading.loaded is not None)
+        question = fit_question(wanted.unloads, name, is_loaded=wanted.model.loading.loaded is not None)
         # Asked at once; the proposal follows when it is found.
         self.question_changed.emit(question)
 
@@ -297,7 +297,7 @@ class Loader(QObject):
         # The load needs a layout that breaks no other rule either.
         if found is None or plan.with_edit(found.edit).violations:
             return False
-        self._asked, self._proposal = _Wanted(model, plan, Room()), found
+        self._asked, self._proposal = _Wanted(model, plan, UnloadPlan()), found
         self.question_changed.emit(override_question(plan.violations[0].message, found))
         return True
 
@@ -306,7 +306,7 @@ class Loader(QObject):
             return
         if answer is LoadAnswer.UNLOAD:
             # They go for the sake of another: their next question brings them back.
-            self._models.park(victim.key for victim in wanted.room.victims)
+            self._models.park(victim.key for victim in wanted.unloads.victims)
         # Drivers return memory some time after the process has ended.
         self.memory_return.then(wanted.model, lambda: self._begin(wanted))
 
@@ -315,7 +315,7 @@ class Loader(QObject):
         if now is not None and self._models.current is wanted.model and now.edit == plan.edit:
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
-        learns = wanted.plan.report.probe_only is None and not wanted.room.victims
+        learns = wanted.plan.report.probe_only is None and not wanted.unloads.victims
         wanted.model.loading.load(self._order(plan), forecast_is_whole=learns)
 
     def _order(self, plan: Plan) -> LoadOrder:
@@ -366,9 +366,9 @@ class Loader(QObject):
         if asked is None or asked.plan.violations:
             return
         wanted = self._wanted(asked.model, asked.plan)
-        if not wanted.room.victims and not self._would_fail(wanted):
+        if not wanted.unloads.victims and not self._would_fail(wanted):
             self._withdraw()
-        elif wanted.room != asked.room:
+        elif wanted.unloads != asked.unloads:
             self._ask(wanted)
 
     def _on_edited(self) -> None:
@@ -403,13 +403,13 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
     return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), kinds)
 
 
-def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
+def _may_go_unasked(unloads: UnloadPlan, answer: LoadAnswer) -> bool:
     """Return whether the user's stored `answer` decides this load, so that no question is shown.
 
     `answer`: UNLOAD decides it unless a model to unload is answering. BESIDE decides it unless the load needs an RPC
     worker that a loaded model uses. Without a stored answer the user is always asked.
-    `room`: the models to unload, and such RPC workers.
+    `unloads`: the models to unload, and such RPC workers.
     """
     if answer is LoadAnswer.UNLOAD:
-        return not any(victim.is_busy for victim in room.victims)
-    return answer is LoadAnswer.BESIDE and not room.workers
+        return not any(victim.is_busy for victim in unloads.victims)
+    return answer is LoadAnswer.BESIDE and not unloads.workers

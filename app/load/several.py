@@ -187,7 +187,7 @@ class SeveralModels(QObject):
             model.show_edit(edit)
         plan = Plan(ModelMemory(file), self._live.rig_without(()), edit)
         obstacle = self._loader.obstacle(plan)
-        workers = self._loader.room_for(model, plan).workers
+        workers = self._loader.unloads_for(model, plan).workers
         if workers and not obstacle:
             obstacle = tr(
                 "{name} was not loaded, because another model uses {workers} now. Unload that model, or plan again.",

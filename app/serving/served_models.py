@@ -38,7 +38,7 @@ from app.rig.live_rig import LiveRig
 from app.serving.offers import Offers
 from app.settings import KeptSideFiles, Settings
 from engine.api.server.offers import entry_of_model
-from engine.api.server.pool import no_room
+from engine.api.server.pool import does_not_fit
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry
@@ -325,7 +325,7 @@ class ServedModels(QObject):
         """Return whether the requested load will unload `model` as soon as the answers of `model` have ended."""
         if self._planned is None or model.held is None:
             return False
-        return model.held in self._loader.room_for(*self._planned).victims
+        return model.held in self._loader.unloads_for(*self._planned).victims
 
     # ------------------------------------------------------------------ loading
 
@@ -458,16 +458,16 @@ class ServedModels(QObject):
         if obstacle:
             self._finish(ApiError(503, obstacle, code="rule_violation"))
             return
-        room = self._loader.room_for(model, plan)
+        unloads = self._loader.unloads_for(model, plan)
         # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
-        if self._models.held and room.still_short:
-            self._finish(no_room(wanted.entry, room))
+        if self._models.held and unloads.still_short:
+            self._finish(does_not_fit(wanted.entry, unloads))
             return
-        if any(victim.is_busy for victim in room.victims):
+        if any(victim.is_busy for victim in unloads.victims):
             for other in self._models.all:
                 self._lend(other)  # Takes back those that are in the way.
             return
-        for victim in room.victims:
+        for victim in unloads.victims:
             self._notices.say(
                 tr("Unloaded {name}: a program asked for the model {wanted}", name=victim.name, wanted=plan.model.name)
             )

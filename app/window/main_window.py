@@ -21,7 +21,7 @@ from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar
 from widgets.library.model_panel import ModelPanel
-from widgets.library.room_offer import RoomOfferBar
+from widgets.library.unload_offer import UnloadOfferBar
 
 MENUS = {
     "File": tr("&File"),
@@ -92,7 +92,7 @@ class MainWindow(QMainWindow):
         self.editor = LayoutEditor()
         self.model_panel = ModelPanel()
         self.load_question = LoadQuestionBar()
-        self.room_offer = RoomOfferBar()
+        self.unload_offer = UnloadOfferBar()
         self.chat_view = ChatView()
         self.chats = self.chat_view.panes
         self.reports = QStackedWidget()
@@ -119,7 +119,7 @@ class MainWindow(QMainWindow):
         column = self._column = v_box(desk, spacing=8, margins=(8, 8, 8, 8))
         column.addWidget(self.device_strip)
         column.addWidget(self.load_question)
-        column.addWidget(self.room_offer)
+        column.addWidget(self.unload_offer)
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
         self.pages.addWidget(desk)

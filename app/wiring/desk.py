@@ -25,8 +25,8 @@ from app.library.planner import ForecastPlanner
 from app.load.comparer import LayoutComparer
 from app.load.loader import Loader
 from app.load.prober import Prober
-from app.load.room_offers import RoomOffers
 from app.load.several import SeveralModels
+from app.load.unload_offers import UnloadOffers
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
 from app.models.held_memory import HeldMemory
@@ -80,7 +80,7 @@ class Desk(Struct, frozen=True):
     side_files: SideFileController
     speeds: SpeedRepository
     unloader: Unloader
-    room_offers: RoomOffers
+    unload_offers: UnloadOffers
     several: SeveralModels
     other_layouts: OtherLayouts
     library: Library
@@ -120,7 +120,7 @@ class Desk(Struct, frozen=True):
         self.finder.close()
         # Before the models: memory that they give back would start a probe.
         self.prober.close()
-        self.room_offers.close()
+        self.unload_offers.close()
         self.several.cancel()
         self.loader.close()
         # Before the rig: models on lab workers may still save their KV states.
@@ -209,7 +209,7 @@ def make_desk(
         several=SeveralModels(
             models, document, opener, loader, live, auto_layouts, speeds, settings, background, notices, parent
         ),
-        room_offers=RoomOffers(document, models, live, loader, speeds, settings, background, notices, parent),
+        unload_offers=UnloadOffers(document, models, live, loader, speeds, settings, background, notices, parent),
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         library=library,
         examiner=examiner,

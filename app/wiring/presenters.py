@@ -289,7 +289,7 @@ def present_loads(main: MainWindow, desk: Desk, actions: Actions) -> None:
         desk.rig.live,
         opener=desk.opener,
         unloader=desk.unloader,
-        room_offers=desk.room_offers,
+        unload_offers=desk.unload_offers,
         actions=actions,
         main=main,
     )

@@ -46,7 +46,7 @@ static int refuse(int error) {
 }
 
 /* How much of a write may be done now; 0 with errno where nothing may. */
-static size_t room_for(size_t size) {
+static size_t unloads_for(size_t size) {
     if (has("gone")) return refuse(EIO), 0;
     if (has("nth")) {
         static long begun_for, seen;
@@ -70,7 +70,7 @@ ssize_t write(int file, const void * data, size_t size) {
     static ssize_t (*next)(int, const void *, size_t);
     if (next == NULL) next = (ssize_t (*)(int, const void *, size_t)) dlsym(RTLD_NEXT, "write");
     if (size == 0 || !is_our_file(file)) return next(file, data, size);
-    size = room_for(size);
+    size = unloads_for(size);
     ssize_t done = size == 0 ? -1 : next(file, data, size);
     if (done > 0) written += (size_t) done;
     return done;
@@ -80,7 +80,7 @@ static ssize_t write_at(const char * name, int file, const void * data, size_t s
     ssize_t (*next)(int, const void *, size_t, off_t) =
         (ssize_t (*)(int, const void *, size_t, off_t)) dlsym(RTLD_NEXT, name);
     if (size == 0 || !is_our_file(file)) return next(file, data, size, at);
-    size = room_for(size);
+    size = unloads_for(size);
     ssize_t done = size == 0 ? -1 : next(file, data, size, at);
     if (done > 0) written += (size_t) done;
     return done;

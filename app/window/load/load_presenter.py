@@ -6,7 +6,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from app.load.load_questions import idle_text
 from app.load.loader import Loader
-from app.load.room_offers import RoomOffers
+from app.load.unload_offers import UnloadOffers
 from app.models.layouts import Layouts
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
@@ -43,7 +43,7 @@ class LoadPresenter(QObject):
         *,
         opener: ModelOpener,
         unloader: Unloader,
-        room_offers: RoomOffers,
+        unload_offers: UnloadOffers,
         actions: Actions,
         main: MainWindow,
     ) -> None:
@@ -56,9 +56,9 @@ class LoadPresenter(QObject):
         bar.unload_requested.connect(unloader.unload_current)
         loader.question_changed.connect(main.show_question)
         main.load_question.answered.connect(loader.answer)
-        room_offers.offer_changed.connect(main.room_offer.set_offer)
-        main.room_offer.unload_requested.connect(room_offers.accept)
-        main.room_offer.load_requested.connect(room_offers.accept_and_load)
+        unload_offers.offer_changed.connect(main.unload_offer.set_offer)
+        main.unload_offer.unload_requested.connect(unload_offers.accept)
+        main.unload_offer.load_requested.connect(unload_offers.accept_and_load)
         models.current_changed.connect(self._show_current)
         models.added.connect(self._follow)
         for model in models.all:

@@ -19,7 +19,7 @@ from engine.api.wire.names import ModelEntry
 from engine.base.errors import EngineError
 from engine.devices.device import Rig
 from engine.planning.fit.loaded_models import rig_beside
-from engine.planning.fit.room import find_room
+from engine.planning.fit.unload_plan import plan_unloads
 from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.report import DeviceRow
 
@@ -89,12 +89,12 @@ class Forecasts:
         if planned.fault:
             return {"fits": "no", "reason": planned.fault}
         holdings = self._pool.holdings()
-        room = find_room(planned.rows, holdings.own, lambda leaving: rig_beside(rig, holdings.all, leaving))
-        fits = "no" if room.still_short else "after_unloading" if room.victims else "yes"
+        unloads = plan_unloads(planned.rows, holdings.own, lambda leaving: rig_beside(rig, holdings.all, leaving))
+        fits = "no" if unloads.still_short else "after_unloading" if unloads.victims else "yes"
         return {
             "fits": fits,
-            "unloads": [held.name for held in room.victims] if fits == "after_unloading" else [],
-            "missing": [{"device": device, "missing_bytes": missing} for device, missing in room.still_short],
+            "unloads": [held.name for held in unloads.victims] if fits == "after_unloading" else [],
+            "missing": [{"device": device, "missing_bytes": missing} for device, missing in unloads.still_short],
             "forecast": [row for row in planned.rows if row.need_bytes],
             "layout": msgspec.Raw(planned.layout),
         }

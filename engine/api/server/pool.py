@@ -36,7 +36,7 @@ from engine.planning.fit.loaded_models import (
     next_expiry_s,
     rig_beside,
 )
-from engine.planning.fit.room import Room, find_room
+from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.probing.probe import ProbeCache
@@ -480,13 +480,13 @@ class ModelPool:
             # Asked anew in each round: answers that were waited for may have taken minutes.
             rig = await asyncio.to_thread(self._parts.rig)
             beside = self.holdings(slot)
-            order, room = await asyncio.to_thread(self._planned, slot.entry, rig, beside)
+            order, unloads = await asyncio.to_thread(self._planned, slot.entry, rig, beside)
             if not slot.waiting:
                 return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
-            if beside.own and room.still_short:
-                raise no_room(slot.entry, room)
-            victims = {held.key for held in room.victims}
+            if beside.own and unloads.still_short:
+                raise does_not_fit(slot.entry, unloads)
+            victims = {held.key for held in unloads.victims}
             leaving = [each for each in self._slots.values() if each.held is not None and each.held.key in victims]
             busy = [each for each in leaving if each.users]
             # All of them, before the first wait: a request must not enter a model that is about to be unloaded.
@@ -499,7 +499,7 @@ class ModelPool:
             while any(each.users for each in busy) and slot.waiting:
                 await self._wait(None)
 
-    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
+    def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, UnloadPlan]:
         """Plan the load of a model. Return its `LoadOrder`, and the models of the pool that must be unloaded first.
 
         `beside`: memory of all other loaded models, including those that the pool has not loaded.
@@ -509,7 +509,7 @@ class ModelPool:
         plan = order.plan
         if plan.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
-        return order, find_room(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
+        return order, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
         """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).
@@ -605,13 +605,13 @@ def _refusal(error: EngineError) -> ApiError:
     return ApiError(503, error.summary(), code=error.kind, fields=fields)
 
 
-def no_room(entry: ModelEntry, room: Room) -> ApiError:
+def does_not_fit(entry: ModelEntry, unloads: UnloadPlan) -> ApiError:
     """Return the error for a model that does not fit, even if all others are unloaded.
 
-    `room`: the models that would have to be unloaded, and the memory that is still missing after that.
+    `unloads`: the models that would have to be unloaded, and the memory that is still missing after that.
     """
-    device, missing_bytes = room.still_short[0]
-    names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in room.still_short)
+    device, missing_bytes = unloads.still_short[0]
+    names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in unloads.still_short)
     return ApiError(
         503,
         f"{entry.id} does not fit: {names} missing.",
@@ -620,6 +620,6 @@ def no_room(entry: ModelEntry, room: Room) -> ApiError:
         fields={
             "device": device,
             "missing_bytes": missing_bytes,
-            "devices": [{"device": name, "missing_bytes": size_bytes} for name, size_bytes in room.still_short],
+            "devices": [{"device": name, "missing_bytes": size_bytes} for name, size_bytes in unloads.still_short],
         },
     )

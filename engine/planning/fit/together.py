@@ -16,9 +16,9 @@ from engine.base.language import tr, tr_count
 from engine.base.values import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.room import is_whole
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.planning.fit.unload_plan import is_whole
 from engine.planning.layout.layout import single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles

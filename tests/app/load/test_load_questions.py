@@ -9,7 +9,7 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel, rig_beside
-from engine.planning.fit.room import Room, find_room
+from engine.planning.fit.unload_plan import UnloadPlan, plan_unloads
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.plan.report import DeviceRow, make_row
 from tests.support.orders import worker_device
@@ -41,11 +41,11 @@ def beside(*models: HeldModel) -> Callable[[Sequence[HeldModel]], Rig]:
 
 
 def test_what_fits_asks_nothing() -> None:
-    assert find_room(rows(CUDA0=2 * GIB), [ADA, BOB], beside(ADA, BOB)) == Room()
+    assert plan_unloads(rows(CUDA0=2 * GIB), [ADA, BOB], beside(ADA, BOB)) == UnloadPlan()
 
 
 def test_the_fewest_make_room() -> None:
-    plan = find_room(rows(CUDA0=12 * GIB), [ADA, BOB], beside(ADA, BOB))
+    plan = plan_unloads(rows(CUDA0=12 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert plan.victims == (ADA,)
     question = load_question(plan, "new", NOW_S)
     assert question.text == "new does not fit together with ada (idle for 16 min): it needs 10.00 GiB more on CUDA0."
@@ -55,13 +55,13 @@ def test_the_fewest_make_room() -> None:
 
 
 def test_several_are_named_together() -> None:
-    plan = find_room(rows(CUDA0=22 * GIB), [ADA, BOB], beside(ADA, BOB))
+    plan = plan_unloads(rows(CUDA0=22 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert {victim.name for victim in plan.victims} == {"ada", "bob"}
     assert "together with ada (idle for 16 min) and bob (idle for 2 min)" in load_question(plan, "new", NOW_S).text
 
 
 def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> None:
-    plan = find_room(rows(RPC0=GIB), [ADA, FAR], beside(ADA, FAR))
+    plan = plan_unloads(rows(RPC0=GIB), [ADA, FAR], beside(ADA, FAR))
     assert plan.victims == (FAR,)
     question = load_question(plan, "new", NOW_S)
     assert question.text == (
@@ -73,7 +73,7 @@ def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> N
 
 
 def test_what_would_still_be_missing_on_a_worker_in_use_is_said() -> None:
-    plan = find_room(rows(RPC0=9 * GIB), [ADA, FAR], beside(ADA, FAR))
+    plan = plan_unloads(rows(RPC0=9 * GIB), [ADA, FAR], beside(ADA, FAR))
     assert plan.victims == (FAR,)
     assert load_question(plan, "new", NOW_S).text == (
         "new needs RPC0, which far (answering) is using. A worker serves one model at a time. "
@@ -82,7 +82,7 @@ def test_what_would_still_be_missing_on_a_worker_in_use_is_said() -> None:
 
 
 def test_what_never_fits_names_who_holds_the_short_device_and_can_be_tried() -> None:
-    plan = find_room(rows(CUDA0=30 * GIB), [ADA, BOB, FAR], beside(ADA, BOB, FAR))
+    plan = plan_unloads(rows(CUDA0=30 * GIB), [ADA, BOB, FAR], beside(ADA, BOB, FAR))
     assert {victim.name for victim in plan.victims} == {"ada", "bob"}
     text = load_question(plan, "new", NOW_S).text
     assert text.startswith("new does not fit, even without ada")
@@ -90,7 +90,7 @@ def test_what_never_fits_names_who_holds_the_short_device_and_can_be_tried() -> 
 
 
 def test_where_nobody_is_in_the_way_the_load_is_tried() -> None:
-    host = find_room(rows(CPU=100 * GIB), [ADA, FAR], beside(ADA, FAR))
+    host = plan_unloads(rows(CPU=100 * GIB), [ADA, FAR], beside(ADA, FAR))
     assert host.victims == ()
 
 
@@ -104,7 +104,7 @@ def test_idle_times_are_told_in_whole_minutes_and_hours() -> None:
 
 def test_long_names_are_shortened_in_the_question_and_whole_in_its_tool_tip() -> None:
     long = "Some-Family-30B-A3B-Instruct-2507-Q4_K_M-00001-of-00003"
-    plan = Room((model(long),), short=(("CUDA0", GIB),))
+    plan = UnloadPlan((model(long),), short=(("CUDA0", GIB),))
     question = load_question(plan, long, NOW_S)
     assert long not in question.text
     assert "Some-Family-30B-A3B-Ins…of-00003 does not fit" in question.text
@@ -113,7 +113,7 @@ def test_long_names_are_shortened_in_the_question_and_whole_in_its_tool_tip() ->
 
 
 def test_several_models_are_counted_on_the_button() -> None:
-    plan = Room((ADA, BOB), short=(("CUDA0", GIB),))
+    plan = UnloadPlan((ADA, BOB), short=(("CUDA0", GIB),))
     question = load_question(plan, "new", NOW_S)
     assert question.unload_text == "Unload 2 models and load"
     assert question.unload_tool_tip == "Unload ada and bob and load new"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pytestqt.qtbot import QtBot
 
-from widgets.library.room_offer import RoomOffer, RoomOfferBar
 from widgets.library.together_dialog import ModelToChoose, TogetherDialog
+from widgets.library.unload_offer import UnloadOffer, UnloadOfferBar
 
 CHAT, EMBED = Path("chat.gguf"), Path("embed.gguf")
 
@@ -42,11 +42,11 @@ def test_all_are_loaded_only_if_all_fit(qtbot: QtBot) -> None:
 
 
 def test_the_bar_shows_an_offer_and_hides_without_one(qtbot: QtBot) -> None:
-    bar = RoomOfferBar()
+    bar = UnloadOfferBar()
     qtbot.addWidget(bar)
     assert bar.isHidden()
     bar.set_offer(
-        RoomOffer("This model fits wholly on CUDA0 if ada is unloaded.", "Unload ada", "Unload and Load", "Kept.")
+        UnloadOffer("This model fits wholly on CUDA0 if ada is unloaded.", "Unload ada", "Unload and Load", "Kept.")
     )
     assert not bar.isHidden()
     assert bar.accessibleName() == "This model fits wholly on CUDA0 if ada is unloaded."
@@ -59,10 +59,10 @@ def test_the_bar_shows_an_offer_and_hides_without_one(qtbot: QtBot) -> None:
 
 
 def test_a_name_in_the_bar_has_no_mnemonics(qtbot: QtBot) -> None:
-    bar = RoomOfferBar()
+    bar = UnloadOfferBar()
     qtbot.addWidget(bar)
     bar.set_offer(
-        RoomOffer("This model fits wholly on CUDA0 if R&D is unloaded.", "Unload R&D", "Unload and Load", "Kept.")
+        UnloadOffer("This model fits wholly on CUDA0 if R&D is unloaded.", "Unload R&D", "Unload and Load", "Kept.")
     )
     assert bar.unload_button.text() == "Unload R&&D"
     assert bar.unload_button.accessibleName() == "Unload R&D"

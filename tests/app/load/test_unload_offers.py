@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.load import room_offers
+from app.load import unload_offers
 from app.load.several import SeveralPlanned
 from app.models.open_model import OpenModel
 from app.models.replanner import Replanner, has_moved
@@ -22,14 +22,14 @@ from app.wiring import Desk, make_desk
 from engine.base.units import GIB, MIB
 from engine.base.values import replace
 from engine.devices.device import CPU_ID
-from engine.planning.fit.room import find_whole
+from engine.planning.fit.unload_plan import find_whole
 from engine.planning.layout.layout import single_device
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 from widgets.library.load_question import LoadAnswer
-from widgets.library.room_offer import RoomOffer
+from widgets.library.unload_offer import UnloadOffer
 
 N_LAYERS = 4
 NEVER_MS = 1 << 30
@@ -40,13 +40,13 @@ class Bench:
 
     def __init__(self, qtbot: QtBot, desk: Desk, folder: Path) -> None:
         self.desk, self._qtbot = desk, qtbot
-        self.offers: list[RoomOffer | None] = []
+        self.offers: list[UnloadOffer | None] = []
         self.paths = {
             name: write_tiny_llama(folder / f"{name}.gguf", n_layers=N_LAYERS, seed=seed)
             for seed, name in enumerate(("ada", "bob"))
         }
         self.notices: list[str] = []
-        desk.room_offers.offer_changed.connect(self.offers.append)
+        desk.unload_offers.offer_changed.connect(self.offers.append)
         desk.notices.given.connect(lambda notice: self.notices.append(notice.text))
         desk.rig.lab.start([256 * MIB])
         qtbot.waitUntil(lambda: len(desk.rig.live.rig.devices) == 1)
@@ -82,7 +82,7 @@ class Bench:
 
         self._qtbot.waitUntil(is_there)
 
-    def wait_for_offer(self) -> RoomOffer:
+    def wait_for_offer(self) -> UnloadOffer:
         self._qtbot.waitUntil(lambda: bool(self.offers) and self.offers[-1] is not None)
         offer = self.offers[-1]
         assert offer is not None
@@ -105,7 +105,7 @@ def test_one_click_parks_the_idle_model_and_loads_the_other_in_its_place(bench: 
     offer = bench.wait_for_offer()
     assert offer.text == "This model fits wholly on RPC0 if ada is unloaded."
     assert offer.unload_text == "Unload ada"
-    bench.desk.room_offers.accept_and_load()
+    bench.desk.unload_offers.accept_and_load()
     qtbot.waitUntil(lambda: bob.loading.phase is Phase.READY)
     assert ada.is_parked
     assert bob.held is not None
@@ -120,10 +120,10 @@ def test_the_preference_decides(bench: Bench, qtbot: QtBot) -> None:
     ada = bench.load("ada")
     bob = bench.open("bob")
     bench.wait_for_layout(CPU_ID)
-    bench.desk.room_offers._search()
+    bench.desk.unload_offers._search()
     assert not any(bench.offers), "models are planned around idle ones"
     settings.without_room = LoadAnswer.UNLOAD
-    bench.desk.room_offers._search()
+    bench.desk.unload_offers._search()
     bench.wait_for_offer()
     bench.desk.loader.load()
     qtbot.waitUntil(lambda: bob.loading.phase is Phase.READY)
@@ -215,7 +215,7 @@ def test_a_parked_model_keeps_the_layout_for_which_it_has_to_ask(bench: Bench) -
     ada = bench.load("ada")
     bench.open("bob")
     bench.wait_for_offer()
-    bench.desk.room_offers.accept_and_load()
+    bench.desk.unload_offers.accept_and_load()
     bench.wait(lambda: bench.desk.models.current.loading.phase is Phase.READY)
     bench.desk.opener.show(ada)
     assert ada.is_parked
@@ -238,7 +238,7 @@ def test_an_offer_for_other_devices_does_nothing(bench: Bench) -> None:
     bench.wait_for_offer()
     live = bench.desk.rig.live
     live.set_devices(replace(live.devices, rig=replace(live.rig, devices=(*live.rig.devices, make_gpu("CUDA9", 1)))))
-    bench.desk.room_offers.accept_and_load()
+    bench.desk.unload_offers.accept_and_load()
     assert ada.loading.phase is Phase.READY
     assert bench.offers[-1] is None
 
@@ -247,7 +247,7 @@ def test_an_offer_that_was_found_for_one_model_is_not_made_to_another_one(
     bench: Bench, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both models have the same edit, and the search ends after the other model is shown."""
-    offers, found, may_end = bench.desk.room_offers, list[object](), threading.Event()
+    offers, found, may_end = bench.desk.unload_offers, list[object](), threading.Event()
 
     def find_slowly(*arguments: Any) -> object:
         found.append(find_whole(*arguments))
@@ -264,7 +264,7 @@ def test_an_offer_that_was_found_for_one_model_is_not_made_to_another_one(
     bob = bench.desk.models.current
     bench.wait_for_layout(CPU_ID)
     bench.wait(lambda: not bench.desk.document.is_behind)
-    monkeypatch.setattr(room_offers, "find_whole", find_slowly)
+    monkeypatch.setattr(unload_offers, "find_whole", find_slowly)
     offers._search()
     bench.wait(lambda: bool(found))
     edit = bench.desk.document.edit

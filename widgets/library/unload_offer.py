@@ -13,7 +13,7 @@ MAX_BUTTON_PX = 320
 """Maximum width of a button in pixels. Its label has the name of a model, which can be very long."""
 
 
-class RoomOffer(Struct, frozen=True):
+class UnloadOffer(Struct, frozen=True):
     """The texts of the offer to unload idle models: a sentence, two buttons, and a tool tip."""
 
     text: str
@@ -22,7 +22,7 @@ class RoomOffer(Struct, frozen=True):
     tool_tip: str
 
 
-class RoomOfferBar(QFrame):
+class UnloadOfferBar(QFrame):
     """The bar with the offer to unload idle models; hidden while there is no offer."""
 
     unload_requested = Signal()
@@ -45,7 +45,7 @@ class RoomOfferBar(QFrame):
         self.load_button.clicked.connect(self.load_requested)
         self.hide()
 
-    def set_offer(self, offer: RoomOffer | None) -> None:
+    def set_offer(self, offer: UnloadOffer | None) -> None:
         """Show `offer`, which offers to unload idle models; None hides the bar."""
         if offer is not None:
             self.text_label.setText(offer.text)

@@ -18,20 +18,20 @@ from engine.base.values import replace
 from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
-from engine.planning.fit.room import WholeWithout, choices_to_unload, find_whole, is_whole
+from engine.planning.fit.unload_plan import WholeWithout, choices_to_unload, find_whole, is_whole
 from engine.planning.layout.layout import Layout
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.status import Phase
 from widgets.common.delayed_call import DelayedCall
 from widgets.library.load_question import LoadAnswer
-from widgets.library.room_offer import RoomOffer
+from widgets.library.unload_offer import UnloadOffer
 
 SETTLE_MS = 400
 """Milliseconds without a change of layout, devices or loaded models before the search for an offer begins."""
 
 
-class RoomOffers(QObject):
+class UnloadOffers(QObject):
     """Offers to unload idle models if the current model then fits without layers on the CPU; unloads them on request.
 
     The preference for idle models (`Settings.without_room`) decides. With "ask" the offer is shown. With "unload" the
@@ -39,7 +39,7 @@ class RoomOffers(QObject):
     their next question loads them again, with their saved KV state.
     """
 
-    offer_changed = Signal(object)  # RoomOffer | None
+    offer_changed = Signal(object)  # UnloadOffer | None
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ def _known(others: list[HeldModel]) -> tuple[tuple[FileIdentity, bool], ...]:
     return tuple((held.key, held.is_busy) for held in others)
 
 
-def offer_of(found: WholeWithout) -> RoomOffer:
+def offer_of(found: WholeWithout) -> UnloadOffer:
     """Return the offer to unload models as texts for people.
 
     `found`: the models to unload, and the layout that fits after that without layers on the CPU.
@@ -217,7 +217,7 @@ def offer_of(found: WholeWithout) -> RoomOffer:
         devices=devices,
         names=tr(" and ").join(filter(None, (", ".join(names[:-1]), names[-1]))),
     )
-    return RoomOffer(
+    return UnloadOffer(
         text=text,
         unload_text=tr("Unload {models}", models=whom),
         load_text=tr("Unload and Load"),

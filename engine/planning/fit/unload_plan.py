@@ -20,7 +20,7 @@ from engine.planning.plan.report import DeviceRow, missing_bytes
 _Leaving = Sequence[HeldModel]
 
 
-class Room(Struct, frozen=True):
+class UnloadPlan(Struct, frozen=True):
     """Whether another load fits beside the loaded models, and which of these to unload if it does not.
 
     `victims`: models to unload first; empty if the load can begin.
@@ -35,7 +35,9 @@ class Room(Struct, frozen=True):
     workers: tuple[str, ...] = ()
 
 
-def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
+def plan_unloads(
+    rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]
+) -> UnloadPlan:
     """Return which models have to be unloaded before a load that needs the memory of `rows`.
 
     If unloading all of `others` is not enough, the result names all models that use a device without enough memory.
@@ -47,7 +49,7 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
     """
     beside = rig_without(())
     if rows_fit(rows, beside):
-        return Room()
+        return UnloadPlan()
     victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
     short = tuple(missing_bytes(rows, beside).items())
     # A forecast may be wrong, so people may still load: they see what would have to go.
@@ -58,7 +60,7 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
     still_short = tuple(missing_bytes(rows, rig_without(victims)).items())
     used = {row.id for row in rows if row.need_bytes}
     workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
-    return Room(victims, short, still_short, workers)
+    return UnloadPlan(victims, short, still_short, workers)
 
 
 MAX_CHOICES = 16

@@ -59,7 +59,7 @@ _REDUCED_BYTES = 32 * MIB
 """Bytes of the buffer in which two cards add partial results (`GGML_CUDA_AR_COPY_MAX_BYTES`)."""
 
 
-class Answering(Struct, frozen=True):
+class PoolBytes(Struct, frozen=True):
     """Bytes that one device allocates during generation, in addition to llama.cpp's buffers.
 
     `late_bytes`: part of `total_bytes` that is allocated only while the context fills.
@@ -96,7 +96,7 @@ class CudaPools:
 
     def of(
         self, placement: Placement, members: MemberTables | None = None, *, flash: bool, n_outputs: int = 0
-    ) -> dict[str, Answering]:
+    ) -> dict[str, PoolBytes]:
         """Return the bytes that devices allocate during generation, by device id.
 
         Devices whose pools cannot be computed are left out.
@@ -106,7 +106,7 @@ class CudaPools:
         `n_outputs`: largest number of output rows of a batch; raised to the number of sequences if it is smaller.
         """
         n_outputs = max(n_outputs, self._shape.n_sequences)
-        found: dict[str, Answering] = {}
+        found: dict[str, PoolBytes] = {}
         for device in dict.fromkeys(placement.entries):
             traits = placement.traits.get(device)
             if device == CPU_ID or traits is None or not traits.has_pools:
@@ -131,7 +131,7 @@ class CudaPools:
             multiplies = any(self._uses_cublas[layer] for layer in layers) or (full_bytes > 0 and not flash)
             if multiplies or (is_last and self._output is not None and not _has_mmq(self._output)):
                 besides_bytes += n_pools * _CUBLAS_BYTES
-            found[device] = Answering(pool_bytes + besides_bytes, late_bytes)
+            found[device] = PoolBytes(pool_bytes + besides_bytes, late_bytes)
         return found
 
     def _layers_of(self, device: str, placement: Placement) -> list[int]:

@@ -22,7 +22,7 @@ from engine.planning.layout.layout import Layout
 from engine.planning.layout.row_mode import ROW_BACKENDS
 from engine.planning.memory.backends import SizeRule
 from engine.planning.memory.context_memory import ContextMemory
-from engine.planning.memory.cuda_pools import Answering
+from engine.planning.memory.cuda_pools import PoolBytes
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.planning.memory.hyper_parameters import (
     HyperParameters,
@@ -273,10 +273,10 @@ class ModelMemory:
         rows_bytes = tables.output_bytes(n_outputs) if tables else 0
         if tables and mtp:
             rows_bytes += hidden_bytes(tables.hyper, tables.shape.n_batch)
-        answering = (
+        pool_bytes = (
             {}
             if tables is None
-            else self._answering(tables, placement, members, with_compute=bool(compute), n_outputs=n_outputs)
+            else self._pool_bytes(tables, placement, members, with_compute=bool(compute), n_outputs=n_outputs)
         )
         return MemoryEstimate(
             devices={
@@ -290,8 +290,8 @@ class ModelMemory:
                     output_bytes=rows_bytes if device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
                     pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
-                    answering_bytes=answering[device_id].total_bytes if device_id in answering else 0,
-                    late_bytes=answering[device_id].late_bytes if device_id in answering else 0,
+                    answering_bytes=pool_bytes[device_id].total_bytes if device_id in pool_bytes else 0,
+                    late_bytes=pool_bytes[device_id].late_bytes if device_id in pool_bytes else 0,
                 )
                 for device_id in rig.ids
             },
@@ -300,7 +300,7 @@ class ModelMemory:
             unknown=self.unknown,
         )
 
-    def _answering(
+    def _pool_bytes(
         self,
         tables: ContextMemory,
         placement: Placement,
@@ -308,7 +308,7 @@ class ModelMemory:
         *,
         with_compute: bool,
         n_outputs: int,
-    ) -> dict[str, Answering]:
+    ) -> dict[str, PoolBytes]:
         """Return the bytes that devices allocate during generation, by device id; empty if they cannot be computed."""
         # The graph has just been computed, so whether flash attention suits is known.
         flash: bool | None = tables.flash_attention != "off"
@@ -323,8 +323,8 @@ class ModelMemory:
         if with_compute and tables.compute is not None:
             grown = self._forecast(lambda forecast: forecast.grown_bytes(placement), tables.compute) or {}
         for device, size_bytes in grown.items():
-            before = found.get(device, Answering())
-            found[device] = Answering(before.total_bytes + size_bytes, before.late_bytes + size_bytes)
+            before = found.get(device, PoolBytes())
+            found[device] = PoolBytes(before.total_bytes + size_bytes, before.late_bytes + size_bytes)
         return found
 
     def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:

@@ -16,7 +16,7 @@ from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.context_memory import ContextMemory
-from engine.planning.memory.cuda_pools import Answering
+from engine.planning.memory.cuda_pools import PoolBytes
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks
 from engine.planning.memory.placement import Placement, place
@@ -138,14 +138,14 @@ class MtpMemory:
         rows_bytes = tables.output_bytes(n_outputs) + hidden_bytes(self._hyper, n_outputs)
         devices = {}
         for device_id in rig.ids:
-            buffer, answering = compute.get(device_id), pools.get(device_id, Answering())
+            buffer, pool = compute.get(device_id), pools.get(device_id, PoolBytes())
             devices[device_id] = DeviceMemory(
                 kv_cache_bytes=kv.get(device_id, 0),
                 compute_bytes=0 if buffer is None else buffer.size_bytes,
                 pipeline_bytes=0 if buffer is None else buffer.pipeline_bytes,
                 output_bytes=rows_bytes if device_id == CPU_ID else 0,
-                answering_bytes=answering.total_bytes,
-                late_bytes=answering.late_bytes,
+                answering_bytes=pool.total_bytes,
+                late_bytes=pool.late_bytes,
             )
         return MemoryEstimate(devices, Grade.ESTIMATED)
 

@@ -36,48 +36,48 @@ DECLINED_STEPS = 8
 
 In these steps nothing was drafted, because drafts would have lost time.
 """
-RESTED_TOKENS, MOST_RESTED = 200, 3200
+FIRST_PAUSE_TOKENS, LONGEST_PAUSE_TOKENS = 200, 3200
 """Numbers of answer tokens for which drafts pause after they lost time: the first pause, and the longest.
 
 Each loss of time doubles the length of the next pause.
 """
 
 
-class Rest:
+class DraftingPause:
     """The pause of drafts that begins after drafts have made answers slower; all answers of a loaded model share it.
 
-    The pause ends when a number of tokens has been generated (`RESTED_TOKENS`).
+    The pause ends when a number of tokens has been generated (`FIRST_PAUSE_TOKENS`).
     """
 
     def __init__(self) -> None:
         self._left = 0
-        self._tokens = RESTED_TOKENS
+        self._tokens = FIRST_PAUSE_TOKENS
 
     @property
-    def is_on(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether drafting is paused. An answer that begins during the pause gets no drafts."""
         return self._left > 0
 
     def begin(self) -> None:
         """Begin the pause, because drafts make an answer slower. A pause that has already begun is not prolonged."""
-        if not self.is_on:
-            self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
+        if not self.is_paused:
+            self._left, self._tokens = self._tokens, min(2 * self._tokens, LONGEST_PAUSE_TOKENS)
 
     def count(self, tokens: int) -> bool:
         """Count newly generated tokens, and return whether the pause of drafting is over now.
 
         The pause lasts for a number of tokens, not for a time.
         """
-        was_on, self._left = self.is_on, max(0, self._left - tokens)
-        return was_on and not self.is_on
+        was_paused, self._left = self.is_paused, max(0, self._left - tokens)
+        return was_paused and not self.is_paused
 
     def forget(self) -> None:
         """End the pause, because drafts made the last `TESTED_TOKENS` tokens faster.
 
-        The next pause has the initial length `RESTED_TOKENS` again. Otherwise each pause is twice as long as the one
-        before, up to a limit.
+        The next pause has the initial length `FIRST_PAUSE_TOKENS` again. Otherwise each pause is twice as long as the
+        one before, up to a limit.
         """
-        self._left, self._tokens = 0, RESTED_TOKENS
+        self._left, self._tokens = 0, FIRST_PAUSE_TOKENS
 
 
 class PlainSteps:
@@ -118,13 +118,13 @@ class AnswerDraft:
     `paused`: why drafts are paused; empty: they are not.
     `ngrams`: n-gram drafts of the sequence.
     `step_tokens`: number of tokens that the current step has added to the answer so far.
-    `rest`: the pause that all answers of the loaded model share.
+    `shared_pause`: the pause that all answers of the loaded model share.
     """
 
     def __init__(self, kind: DraftKind, *, pauses: bool = True) -> None:
         self._pauses = pauses
         self.paused: DraftPause = ""
-        self.rest = Rest()
+        self.shared_pause = DraftingPause()
         self.ngrams = NgramDrafts()
         self.step_tokens = 0
         self._kind: DraftKind = kind
@@ -174,14 +174,14 @@ class AnswerDraft:
             if self._lost_seconds > 0:
                 self.pause()
             else:
-                self.rest.forget()
+                self.shared_pause.forget()
             self._tested_tokens, self._lost_seconds = 0, 0.0
 
     def pause(self) -> None:
         """Pause the drafts of this answer and of the next ones, because they lose time."""
         if self._pauses and not self.paused:
             self.paused = "slower" if self._was_drafted else "earlier"
-            self.rest.begin()
+            self.shared_pause.begin()
 
     @property
     def statistics(self) -> DraftStatistics:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.runtime.child.generate.draft_gain import AnswerDraft, PlainSteps, Rest
+from engine.runtime.child.generate.draft_gain import AnswerDraft, DraftingPause, PlainSteps
 from engine.runtime.child.generate.draft_length import MODEL_RATES, DraftLengths, Possible
 from engine.runtime.child.generate.drafter import Drafter, Wanted
 from engine.runtime.child.generate.model_drafter import ModelDrafter
@@ -56,7 +56,7 @@ class Drafting:
         self._slots = slots
         self._stop = stop
         self._plain = PlainSteps()
-        self._rest = Rest()
+        self._pause = DraftingPause()
         self._skips = False
         self._lengths = DraftLengths(RATES if source.kind == "ngram" else MODEL_RATES)
         # Numbers of tokens that were to be drafted for the present batch, by request. A draft model may have drafted
@@ -121,8 +121,8 @@ class Drafting:
         The request gets no drafts if drafts are paused, because they made an earlier answer slower.
         """
         if task.draft is not None:
-            task.draft.rest = self._rest
-            if self._rest.is_on and not task.is_answering:
+            task.draft.shared_pause = self._pause
+            if self._pause.is_paused and not task.is_answering:
                 task.draft.paused = "earlier"
 
     def read(self, parts: Sequence[tuple[SequenceTask, Computed]]) -> None:
@@ -163,7 +163,7 @@ class Drafting:
             if asked and self._drafter is not None and not is_reading:
                 accepted = max(0, draft.step_tokens - 1)
                 self._lengths.acceptance.note(0, accepted, min(accepted + 1, asked))
-            if self._rest.count(draft.step_tokens):
+            if self._pause.count(draft.step_tokens):
                 self._lengths.acceptance.forget()
             draft.note_seconds(seconds, plain_seconds, has_drafts=asked > 0 or step.drafted > 0 or step.computed > 1)
 

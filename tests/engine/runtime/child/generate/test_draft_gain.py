@@ -11,14 +11,14 @@ import pytest
 
 from engine.runtime.child.generate.draft_gain import (
     DECLINED_STEPS,
+    FIRST_PAUSE_TOKENS,
     KEPT_PLAIN,
     LEAST_PLAIN,
-    RESTED_TOKENS,
     STEPS_BETWEEN,
     TESTED_TOKENS,
     AnswerDraft,
+    DraftingPause,
     PlainSteps,
-    Rest,
 )
 from engine.runtime.child.generate.draft_length import Acceptance
 from engine.runtime.child.generate.drafter import Wanted
@@ -79,24 +79,24 @@ def test_drafts_that_lose_for_200_tokens_are_paused() -> None:
 
 
 def test_each_loss_doubles_the_pause() -> None:
-    rest = Rest()
-    for tokens in (RESTED_TOKENS, 2 * RESTED_TOKENS, 4 * RESTED_TOKENS):
-        assert not rest.is_on
+    shared_pause = DraftingPause()
+    for tokens in (FIRST_PAUSE_TOKENS, 2 * FIRST_PAUSE_TOKENS, 4 * FIRST_PAUSE_TOKENS):
+        assert not shared_pause.is_paused
         draft = AnswerDraft("ngram")
-        draft.rest = rest
+        draft.shared_pause = shared_pause
         while not draft.paused:
             stepped(draft, 4, 0, 1.5)
-        rest.begin()
-        assert not rest.count(tokens - 1)
-        assert rest.is_on, "an answer at the same time that loses too makes the rest no longer"
-        assert rest.count(1)
-        assert not rest.count(1)
+        shared_pause.begin()
+        assert not shared_pause.count(tokens - 1)
+        assert shared_pause.is_paused, "an answer at the same time that loses too makes the pause no longer"
+        assert shared_pause.count(1)
+        assert not shared_pause.count(1)
     draft = AnswerDraft("ngram")
-    draft.rest = rest
+    draft.shared_pause = shared_pause
     for _ in range(TESTED_TOKENS):
         stepped(draft, 4, 3, 2.0)
-    rest.begin()
-    assert rest.count(RESTED_TOKENS)
+    shared_pause.begin()
+    assert shared_pause.count(FIRST_PAUSE_TOKENS)
 
 
 def test_an_answer_whose_drafts_would_be_slower_says_so() -> None:
@@ -319,7 +319,7 @@ def test_an_answer_that_begins_while_drafts_rest_has_none() -> None:
     assert second.draft is not None
     assert second.draft.statistics.paused == "earlier"
     assert drafting.drafts([second], [1], 60) == [[]]
-    for _ in range(RESTED_TOKENS):
+    for _ in range(FIRST_PAUSE_TOKENS):
         second.draft.begin_step(0)
         drafting.note([Step(second, is_answer=True, computed=1, drafted=0)], 1.0)
     drafting.begin(third)

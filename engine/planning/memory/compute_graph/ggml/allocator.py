@@ -125,7 +125,7 @@ class GallocrState(Struct, frozen=True):
     held: tuple[TensorAlloc, ...] = ()
 
 
-class Growth(Struct, frozen=True):
+class BufferSizes(Struct, frozen=True):
     """Sizes that the compute buffers need for one section of a graph (consecutive nodes, mostly one layer's).
 
     Each field has pairs (buffer type, bytes). The size of a buffer is the largest of its `ends` in all sections, plus
@@ -210,7 +210,7 @@ Leaf = tuple[Key | None, bool, str, int]
 """A leaf tensor that the allocator places: (name, whether it is an input, buffer type, size in bytes)."""
 
 
-def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
+def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, BufferSizes]:
     """Allocate the leaf tensors of the whole graph in new buffers; return the buffers and their sizes.
 
     `n_copies`: copies of each input for pipeline parallelism; 1 without it.
@@ -218,7 +218,7 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
     buffers: dict[str, DynTallocr] = {}
     kept: Counter[str] = Counter()
     held = start_in(leafs, n_copies, buffers, kept)
-    return _state_of(buffers, held), _growth(buffers, kept)
+    return _state_of(buffers, held), _sizes_of(buffers, kept)
 
 
 def start_in(
@@ -248,15 +248,15 @@ def _state_of(buffers: dict[str, DynTallocr], held: Sequence[TensorAlloc]) -> Ga
     )
 
 
-def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
-    """Return the sizes of these buffers as a `Growth`: the highest offset at which a block ends, and the bytes `kept`.
+def _sizes_of(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> BufferSizes:
+    """Return the highest offset at which a block ends, for each of these buffers, and the bytes `kept`.
 
     `kept`: bytes that stay allocated for the whole graph, by buffer type.
     """
-    return Growth(tuple([(buft, found.size_bytes) for buft, found in buffers.items()]), tuple(kept.items()))
+    return BufferSizes(tuple([(buft, found.size_bytes) for buft, found in buffers.items()]), tuple(kept.items()))
 
 
-def joined(growths: Sequence[Growth]) -> Growth:
+def joined(all_sizes: Sequence[BufferSizes]) -> BufferSizes:
     """Return the buffer sizes that several sections of the graph need together.
 
     For each buffer these are the highest end of a block in any section (`ends`), and the bytes that stay allocated for
@@ -264,12 +264,12 @@ def joined(growths: Sequence[Growth]) -> Growth:
     """
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
-    for growth in growths:
-        for buft, end in growth.ends:
+    for sizes in all_sizes:
+        for buft, end in sizes.ends:
             ends[buft] = max(ends.get(buft, 0), end)
-        for buft, size in growth.kept:
+        for buft, size in sizes.kept:
             kept[buft] += size
-    return Growth(tuple(ends.items()), tuple(kept.items()))
+    return BufferSizes(tuple(ends.items()), tuple(kept.items()))
 
 
 class Gallocr:
@@ -284,7 +284,9 @@ class Gallocr:
         self._backends = backends
         self._n_copies = n_copies
 
-    def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
+    def fill(
+        self, split_section: SplitSection, live_out: LiveOut, before: GallocrState
+    ) -> tuple[GallocrState, BufferSizes]:
         """Allocate the tensors of a section of the graph; return the buffers after it, and the sizes that it needs.
 
         `live_out`: tensors that must stay allocated after the section.
@@ -406,7 +408,7 @@ class _SectionAlloc:
                     blocks[source] = None
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
-    def finish(self) -> tuple[GallocrState, Growth]:
+    def finish(self) -> tuple[GallocrState, BufferSizes]:
         """Return the state of the buffers after this section of the graph, and the buffer sizes that it needs."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
@@ -417,7 +419,7 @@ class _SectionAlloc:
             if block is not None and self._use_counts[index] > 0 and block[0] in bufts:
                 held.append((name, *block))
         left = {buft: found for buft, found in self._buffers.items() if buft in bufts}
-        return _state_of(left, held), _growth(self._buffers, self._kept)
+        return _state_of(left, held), _sizes_of(self._buffers, self._kept)
 
     def _buffer(self, buft: str) -> DynTallocr:
         """Return the buffer with the buffer type `buft`; an empty one is made on first use."""

@@ -7,7 +7,7 @@ The sections of one device are a `SectionGroup`. It has a short list of backends
 result for one device is also valid for other devices with the same properties. Results for whole groups are cached too.
 
 The cached state of the buffers consists of their free blocks and the tensors in them. The highest offset at which a
-block of a buffer ends is stored separately (`Growth`). It determines the size of the buffer, but no later result.
+block of a buffer ends is stored separately (`BufferSizes`). It determines the size of the buffer, but no later result.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from itertools import count
 from msgspec import Struct, field
 
 from engine.planning.memory.compute_graph.ggml.allocator import (
+    BufferSizes,
     DynTallocr,
     Gallocr,
-    Growth,
     Leaf,
     TensorAlloc,
     joined,
@@ -133,8 +133,8 @@ class PassCache:
         self._ordered: dict[_Order, tuple[SplitSection, frozenset[NodePlace]]] = {}
         self._ordered_groups: dict[_OrderOfMany, tuple[tuple[SplitSection, ...], frozenset[NodePlace]]] = {}
         self._live_outs_before: dict[tuple[SplitSection, int], int] = {}
-        self._fills: dict[tuple[SplitSection, int, int], tuple[int, Growth]] = {}
-        self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
+        self._fills: dict[tuple[SplitSection, int, int], tuple[int, BufferSizes]] = {}
+        self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, BufferSizes]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
         self._translated: dict[tuple[int, BackendMap, int], int] = {}
         self._assigned_groups: dict[tuple[int, int], tuple[tuple[Assigned, ...], int]] = {}
@@ -142,7 +142,7 @@ class PassCache:
             tuple[tuple[Assigned, ...], SplitState], tuple[tuple[SplitSection, ...], SplitState]
         ] = {}
         self._live_out_groups: dict[tuple[tuple[SplitSection, ...], int], tuple[tuple[int, ...], int]] = {}
-        self._filled_groups: dict[tuple[tuple[SplitSection, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
+        self._filled_groups: dict[tuple[tuple[SplitSection, ...], tuple[int, ...], int], tuple[BufferSizes, int]] = {}
         self._numbers: dict[State, int] = {}
         self._states: list[State] = []
         self.names: tuple[str, ...] = tuple(backend.buft for backend in scheduler.backends)
@@ -359,7 +359,7 @@ class PassCache:
 
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
-    ) -> tuple[Growth, int]:
+    ) -> tuple[BufferSizes, int]:
         """Allocate the tensors of consecutive sections.
 
         Return the buffer sizes that these sections need, and the buffers' state after the last section. States are
@@ -377,8 +377,8 @@ class PassCache:
 
     def _fill_all(
         self, split_sections: Sequence[SplitSection], live_outs: Sequence[int], state: int
-    ) -> tuple[Growth, int]:
-        growths: list[Growth] = []
+    ) -> tuple[BufferSizes, int]:
+        all_sizes: list[BufferSizes] = []
         known = self._fills
         last: tuple[SplitSection, int] | None = None
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
@@ -386,14 +386,14 @@ class PassCache:
                 step = known.get((split_section, ahead, state))
                 if step is None:
                     check_limits()
-                    filled, growth = self._gallocr.fill(split_section, self._states[ahead], self._states[state])  # type: ignore[arg-type]
-                    step = known[split_section, ahead, state] = self.number(filled), growth
+                    filled, sizes = self._gallocr.fill(split_section, self._states[ahead], self._states[state])  # type: ignore[arg-type]
+                    step = known[split_section, ahead, state] = self.number(filled), sizes
                 last = (split_section, ahead) if step[0] == state else None
-                state, growth = step
-            growths.append(growth)
-        return joined(growths), state
+                state, sizes = step
+            all_sizes.append(sizes)
+        return joined(all_sizes), state
 
-    def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
+    def start(self, assigned: Sequence[Assigned]) -> tuple[int, BufferSizes]:
         """Allocate the tensors that gallocr allocates before all nodes: inputs and empty leaf tensors.
 
         Return the state of the buffers after that, represented by its number in this cache (`number`), and the sizes of
@@ -405,8 +405,8 @@ class PassCache:
         )
         found = self._starts.get(sections)
         if found is None:
-            filled, growth = start(self.placed_leafs(assigned), self.scheduler.n_copies)
-            found = self._starts[sections] = self.number(filled), growth
+            filled, sizes = start(self.placed_leafs(assigned), self.scheduler.n_copies)
+            found = self._starts[sections] = self.number(filled), sizes
         return found
 
     def placed_leafs(self, assigned: Sequence[Assigned]) -> Iterable[Leaf]:

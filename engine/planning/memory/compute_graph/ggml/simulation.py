@@ -65,13 +65,13 @@ class Simulation:
         state, asked = self._groups[0].cache.start([each for of_group in assigned for each in of_group])
         for place, group in enumerate(self._groups):
             state = self._translated(place, state) if place else state
-            growth, state = group.cache.fill(split_sections[place], live_outs[place], state)
+            sizes, state = group.cache.fill(split_sections[place], live_outs[place], state)
             # Inputs and empty leafs are allocated before the first node, so they count with the first group.
-            growth = growth if place else joined((asked, growth))
+            sizes = sizes if place else joined((asked, sizes))
             names = dict(zip(group.cache.names, group.bufts, strict=True))
-            for buft, end in growth.ends:
+            for buft, end in sizes.ends:
                 ends[names[buft]] = max(ends[names[buft]], end)
-            for buft, size in growth.kept:
+            for buft, size in sizes.kept:
                 kept[names[buft]] += size
         n_copies = self._groups[0].cache.scheduler.n_copies
         # One of the `n_copies` copies would be there without a pipeline too.

@@ -24,11 +24,11 @@ from engine.machines.tunnel.offers import (
     MAX_REFUSED_S,
     STRANGER,
     Admission,
-    Ask,
+    ClientRequest,
     Entrance,
     Offer,
     OfferedDevice,
-    OfferHead,
+    OfferHeader,
     TunnelError,
     bounded,
 )
@@ -53,7 +53,7 @@ _HOST = "127.0.0.1"
 _LINGER_S = 1.0
 _PAUSE_S = 0.2
 _log = logging.getLogger("layerdeck.engine")
-_Answer = TypeVar("_Answer", Entrance, OfferHead)
+_Answer = TypeVar("_Answer", Entrance, OfferHeader)
 CHANGED = (
     "shows another certificate than when it was paired: it was set up again, or another computer answers in its place. "
     "If it was set up again, forget it and pair with it again"
@@ -90,7 +90,7 @@ async def open_session(
         async with _calling(endpoint, timeout_s):
             if device:
                 stream = await _call(endpoint, Purpose.ASK, identity, certificate)
-                entrance = await _ask(endpoint, stream, Ask(device), Entrance)
+                entrance = await _request(endpoint, stream, ClientRequest(device), Entrance)
             else:
                 stream = await _call(endpoint, Purpose.SESSION, identity, certificate)
                 entrance = Entrance(await _read_admission(endpoint, stream))
@@ -122,20 +122,20 @@ async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, time
     try:
         async with _calling(endpoint, timeout_s):
             stream = await _call(endpoint, Purpose.ASK, identity, certificate)
-            head = await _ask(endpoint, stream, Ask(), OfferHead)
-            if not 0 <= head.count <= MAX_OFFERED:
-                raise BrokenTalkError(f"it lends {head.count} devices")
-            offered = [await stream.receive_message(OfferedDevice) for _ in range(head.count)]
+            header = await _request(endpoint, stream, ClientRequest(), OfferHeader)
+            if not 0 <= header.count <= MAX_OFFERED:
+                raise BrokenTalkError(f"it lends {header.count} devices")
+            offered = [await stream.receive_message(OfferedDevice) for _ in range(header.count)]
     finally:
         if stream is not None:
             stream.abort()  # Everything was read.
     devices = {each.name: each for each in map(bounded, offered) if each is not None}
-    return Offer(show(" ".join(head.name.split()), MAX_NAME) or "unnamed", tuple(devices.values()))
+    return Offer(show(" ".join(header.name.split()), MAX_NAME) or "unnamed", tuple(devices.values()))
 
 
-async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]) -> _Answer:
+async def _request(endpoint: str, stream: Stream, request: ClientRequest, kind: type[_Answer]) -> _Answer:
     with _first_answer(endpoint):
-        await stream.send_message(question)
+        await stream.send_message(request)
         return await stream.receive_message(kind)
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from engine.base.errors import EngineError
 from engine.base.values import replace
 from engine.machines.tunnel.identity import Identity, fingerprint_of
-from engine.machines.tunnel.offers import Admission, Ask, Entrance, OfferedDevice, OfferHead
+from engine.machines.tunnel.offers import Admission, ClientRequest, Entrance, OfferedDevice, OfferHeader
 from engine.machines.tunnel.pairing import OpenCode, answer_pairing
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.refusals import Refusals
@@ -310,11 +310,11 @@ class Listener:
             await self._serve_session(stream, client, first, lambda each: stream.send(each.admission.value.encode()))
             return
         async with asyncio.timeout_at(begin_s + HELLO_S):
-            ask = await stream.receive_message(Ask)
-        if ask.device is None:
+            request = await stream.receive_message(ClientRequest)
+        if request.device is None:
             await self._tell_offer(stream, client)
             return
-        place = self._places.get(ask.device)
+        place = self._places.get(request.device)
         if place is None:
             await stream.send_message(Entrance(Admission.UNKNOWN))
         else:
@@ -323,7 +323,7 @@ class Listener:
     async def _tell_offer(self, stream: Stream, client: Pairing) -> None:
         described = [(place, await asyncio.to_thread(place.device.describe)) for place in self._places.values()]
         lent = [(place, offered) for place, offered in described if offered is not None]
-        await stream.send_message(OfferHead(self._name, len(lent)))
+        await stream.send_message(OfferHeader(self._name, len(lent)))
         for place, offered in lent:
             user = "" if place.use is None else place.use.client
             is_yours = place.use is not None and place.use.fingerprint == client.fingerprint

@@ -69,7 +69,7 @@ class Admission(StrEnum):
     UNKNOWN = "N"
 
 
-class Ask(Struct, frozen=True):
+class ClientRequest(Struct, frozen=True):
     """A client's request to the listener: a session with a device, or the list of lent devices (the offer).
 
     `device`: id of the device for the session, None to request the offer.
@@ -142,7 +142,7 @@ class OfferedDevice(Struct, frozen=True, kw_only=True):
     refused_s: int = 0
 
 
-class OfferHead(Struct, frozen=True):
+class OfferHeader(Struct, frozen=True):
     """First message of an offer.
 
     `name`: name of the lender. `count`: number of `OfferedDevice` messages that follow, one for each device.

@@ -55,7 +55,7 @@ class Purpose(StrEnum):
     Version 1 used codes of 8 letters and another exchange of messages.
     """
     ASK = "LDTP3 A\n"
-    """Preface of a connection whose client first sends a request (`Ask`), which can name a device.
+    """Preface of a connection whose client first sends a request (`ClientRequest`), which can name a device.
 
     With `SESSION` the client names no device, because older releases lend a single one.
     """

@@ -68,7 +68,7 @@ class _StoredModel(Struct, frozen=True):
     detail: str
 
 
-class KeptSideFiles(Struct, frozen=True):
+class StoredSideFiles(Struct, frozen=True):
     """The projector, the LoRA adapters and the draft of a model, as they are stored in the settings.
 
     `projector`: path of the projector's file; empty if there is none.
@@ -329,25 +329,25 @@ class Settings:
         if wanted != list(self.parked_models):
             self._write("parked_models", [str(path) for path in wanted])
 
-    def side_files(self, model: Path) -> KeptSideFiles:
+    def side_files(self, model: Path) -> StoredSideFiles:
         """Return the projector, LoRA adapters and draft (speculative decoding) last chosen for the model file `model`.
 
         Reads the settings only, not these files.
         """
-        return self._all_side_files().get(str(model), KeptSideFiles())
+        return self._all_side_files().get(str(model), StoredSideFiles())
 
-    def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
+    def store_side_files(self, model: Path, files: StoredSideFiles) -> None:
         """Store the projector, LoRA adapters and draft (speculative decoding) chosen for the model file `model`."""
         self.sync()
-        kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
+        stored = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
-        if files != KeptSideFiles():
-            kept[str(model)] = files
-        self._write("side_files", kept)
+        if files != StoredSideFiles():
+            stored[str(model)] = files
+        self._write("side_files", stored)
 
-    def _all_side_files(self) -> dict[str, KeptSideFiles]:
+    def _all_side_files(self) -> dict[str, StoredSideFiles]:
         try:
-            return msgspec.json.decode(str(self.store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
+            return msgspec.json.decode(str(self.store.value("side_files", "{}")), type=dict[str, StoredSideFiles])
         except UNREADABLE:
             return {}
 

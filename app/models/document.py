@@ -56,7 +56,7 @@ class EditState:
         self.edit = edit
         self.begun = edit
         """Layout and settings (the edit) when the model was opened."""
-        self.kept_side_files = edit.side_files
+        self.stored_side_files = edit.side_files
         """The side files when the model was opened, or those that were stored since then."""
         self.undo_stack = undo_stack
         self.pace = pace

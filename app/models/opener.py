@@ -25,7 +25,7 @@ from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings, StoredSideFiles
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -158,14 +158,14 @@ class ModelOpener(QObject):
         `leaving`: models whose memory counts as free in that search.
         `opened`, `failed`: called in the GUI thread, with the open model or with the error.
         """
-        kept, rig, speeds_of = (
+        stored, rig, speeds_of = (
             self._settings.side_files(path),
             self._live.rig_without(leaving),
             self._speeds.known_speeds,
         )
 
         def read() -> tuple[OpenedFile, _FirstPlan]:
-            found = open_file(path, kept)
+            found = open_file(path, stored)
             edit = aside_edit(found, rig, layout, find)
             first = _first_plan(found, rig, speeds_of(rig), edit)
             return found, first if layout else replace(first, rig=rig)
@@ -317,12 +317,12 @@ class ModelOpener(QObject):
             self._models.make_current(model)
 
 
-def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
+def _open_copy(path: Path, stored: StoredSideFiles, copy: int) -> OpenedFile:
     """Read a model file, and name the model so that copies differ: a second copy of "Qwen" is "(2) Qwen".
 
-    `kept`: the model's stored side files. `copy`: how many times the file is open already.
+    `stored`: the model's stored side files. `copy`: how many times the file is open already.
     """
-    opened = open_file(path, kept)
+    opened = open_file(path, stored)
     if not copy:
         return opened
     model = replace(opened.model, name=f"({copy + 1}) {opened.model.name}")

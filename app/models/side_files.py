@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.models.document import LayoutDocument
 from app.notices import Notices
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings, StoredSideFiles
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.values import replace
@@ -158,10 +158,10 @@ class SideFileController(QObject):
         Otherwise the stored paths are kept. This includes paths of missing files, because their disk may be unmounted.
         """
         state = self._document.state
-        if state is not None and state.edit.side_files != state.kept_side_files:
+        if state is not None and state.edit.side_files != state.stored_side_files:
             # Undo changes side files as well, and is stored like any other edit.
-            state.kept_side_files = state.edit.side_files
-            self._settings.keep_side_files(state.model.paths[0], _kept(state.edit.side_files))
+            state.stored_side_files = state.edit.side_files
+            self._settings.store_side_files(state.model.paths[0], _stored(state.edit.side_files))
 
 
 class OpenedFile(Struct, frozen=True):
@@ -176,37 +176,37 @@ class OpenedFile(Struct, frozen=True):
     problems: tuple[EngineError, ...]
 
 
-def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
-    """Read the model file `path` and its stored side files (`kept`). Reads the disk: not for the GUI thread.
+def open_file(path: Path, stored: StoredSideFiles) -> OpenedFile:
+    """Read the model file `path` and its stored side files (`stored`). Reads the disk: not for the GUI thread.
 
     Raises:
         ModelFileError: the model cannot be read.
     """
     model = read_model(path)
-    side_files, problems = read_kept(kept, model)
+    side_files, problems = read_stored(stored, model)
     return OpenedFile(model, identify(model.paths), side_files, problems)
 
 
-def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Read `kept`, the stored side files of `model`. Return the readable files, and an error for each other file."""
+def read_stored(stored: StoredSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
+    """Read `stored`, the stored side files of `model`. Return the readable files, and an error for each other file."""
     problems: list[EngineError] = []
     files = SideFiles()
-    if kept.projector:
+    if stored.projector:
         try:
-            files = replace(files, projector=read_projector(Path(kept.projector), kept.device))
+            files = replace(files, projector=read_projector(Path(stored.projector), stored.device))
         except EngineError as error:
             problems.append(error)
     # One unreadable adapter must not hide the others.
-    for each in kept.adapters:
+    for each in stored.adapters:
         try:
             found = read_adapter(Path(each.path), model, each.scale)
         except EngineError as error:
             problems.append(error)
         else:
             files = replace(files, adapters=(*files.adapters, found))
-    if kept.draft:
+    if stored.draft:
         try:
-            files = replace(files, draft=draft_of_file(decode_draft(kept.draft), model, model.paths[0].parent))
+            files = replace(files, draft=draft_of_file(decode_draft(stored.draft), model, model.paths[0].parent))
         except EngineError as error:
             problems.append(error)
     return files, tuple(problems)
@@ -216,9 +216,9 @@ def _with_draft(files: SideFiles, draft: Draft) -> SideFiles:
     return replace(files, draft=draft)
 
 
-def _kept(files: SideFiles) -> KeptSideFiles:
+def _stored(files: SideFiles) -> StoredSideFiles:
     projector, draft = files.projector, draft_file(files.draft)
-    return KeptSideFiles(
+    return StoredSideFiles(
         projector="" if projector is None else str(projector.path),
         device=None if projector is None else projector.device,
         adapters=tuple(AdapterName(str(each.path), each.scale) for each in files.adapters),

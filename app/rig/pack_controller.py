@@ -42,7 +42,7 @@ class Packs(Struct, frozen=True):
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 
-class Unvouched(Struct, frozen=True):
+class UntrustedPack(Struct, frozen=True):
     """An engine pack whose publisher the user does not trust.
 
     `path`: file of the pack. `words`: a sentence about the publisher.
@@ -59,7 +59,7 @@ class PackController(QObject):
     """
 
     changed = Signal(Packs)
-    asked = Signal(Unvouched)
+    asked = Signal(UntrustedPack)
 
     def __init__(
         self, search: DeviceSearch, background: Background, notices: Notices, parent: QObject | None = None
@@ -94,7 +94,7 @@ class PackController(QObject):
             if maker.is_trusted:
                 self.install(path)
             else:
-                self.asked.emit(Unvouched(path, maker.words))
+                self.asked.emit(UntrustedPack(path, maker.words))
 
         what = tr("Checking the signature of {name}", name=path.name)
         self._background.run(

@@ -36,7 +36,7 @@ from app.models.side_files import open_file
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.serving.offers import Offers
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings, StoredSideFiles
 from engine.api.server.offers import entry_of_model
 from engine.api.server.pool import does_not_fit
 from engine.api.server.server import ApiServer
@@ -93,12 +93,12 @@ class _Reading(Struct, frozen=True):
 class _Basis(Struct, frozen=True):
     """What the server needs from the window to load a model.
 
-    `kept`: projector, LoRA adapters and draft (speculative decoding) that the settings store for the model.
+    `stored`: projector, LoRA adapters and draft (speculative decoding) that the settings store for the model.
     `find`: function that finds a layout.
     `file`, `edit`: if the model is open in the window, its file and its edit (layout and settings); else None.
     """
 
-    kept: KeptSideFiles
+    stored: StoredSideFiles
     find: Find
     file: ModelFile | None
     edit: Edit | None
@@ -224,7 +224,7 @@ class ServedModels(QObject):
         basis = self._read(partial(self._basis, entry))
         file, edit = basis.file, basis.edit
         if file is None or edit is None:
-            opened = open_file(entry.path, basis.kept)
+            opened = open_file(entry.path, basis.stored)
             file, edit = opened.model, aside_edit(opened, rig, entry.layout, basis.find)
         return LoadOrder(Plan(ModelMemory(file), rig, edit))
 

@@ -174,7 +174,7 @@ def devices_menu(
     unloader: Unloader,
     speeds: SpeedRepository,
     calibrator: Calibrator,
-    show_kept_weights: Callable[[], None],
+    show_cached_weights: Callable[[], None],
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
     show_lending: Callable[[], None],
@@ -211,7 +211,7 @@ def devices_menu(
         Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
         Command("reset_calibration", tr("Reset &Calibration of Forecasts"), calibrator.reset),
         SEPARATOR,
-        Command("kept_weights", tr("&Weights Cached by Workers…"), show_kept_weights),
+        Command("kept_weights", tr("&Weights Cached by Workers…"), show_cached_weights),
         Command(
             "packs",
             tr("&Engine Packs…"),

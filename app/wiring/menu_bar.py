@@ -17,7 +17,7 @@ from app.window.devices.lend_dialog import LendPresenter
 from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.other_cards_presenter import OtherCardsPresenter
 from app.window.devices.packs_dialog import PacksPresenter
-from app.window.devices.rig_presenter import KeptWeightsPresenter
+from app.window.devices.rig_presenter import CachedWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.layout.compare_presenter import ComparePresenter
 from app.window.layout.comparison_presenter import ComparisonPresenter
@@ -149,7 +149,7 @@ def make_actions(
                 unloader=desk.unloader,
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
-                show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
+                show_cached_weights=CachedWeightsPresenter(desk.background, notices, main).show,
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
                 show_lending=LendPresenter(desk.rig.lender, desk.rig.live, main).show,

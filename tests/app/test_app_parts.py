@@ -16,7 +16,7 @@ from app.background import Background, Task, Worker
 from app.bug_report import BugDialog, BugReporter, describe_bug, scrub
 from app.library.hub_access import HubAccess, SavedHub
 from app.notices import Notice, Notices
-from app.settings import MAX_RECENT, KeptSideFiles, Settings, _IniStore
+from app.settings import MAX_RECENT, Settings, StoredSideFiles, _IniStore
 from app.window.devices.rig_dialogs import LineDialog, parse_caps
 from app.window.status_line import StatusLine
 from engine.base.errors import ArgumentError, EngineError
@@ -64,11 +64,11 @@ def test_a_spoilt_settings_file_is_as_none(tmp_path: Path, content: bytes) -> No
 _OTHER_WINDOW = """
 import sys
 from pathlib import Path
-from app.settings import KeptSideFiles, Settings
+from app.settings import StoredSideFiles, Settings
 from widgets.library.recent_models import RecentModel
 settings, model = Settings(Path(sys.argv[1])), Path("/models/other.gguf")
 settings.add_recent_model(RecentModel(model, "other", ""))
-settings.keep_side_files(model, KeptSideFiles(projector="/models/mmproj.gguf"))
+settings.store_side_files(model, StoredSideFiles(projector="/models/mmproj.gguf"))
 settings.keep_parked(model, parked=True)
 settings.sync()
 """
@@ -82,7 +82,7 @@ def test_two_open_windows_keep_each_others_lists(tmp_path: Path) -> None:
     # In a process of its own: within one, all objects for a file share their values.
     subprocess.run([sys.executable, "-c", _OTHER_WINDOW, str(path)], cwd=ROOT, timeout=DEADLINE_S, check=True)
     settings.keep_parked(ours, parked=True)
-    settings.keep_side_files(ours, KeptSideFiles(projector="/models/b.gguf"))
+    settings.store_side_files(ours, StoredSideFiles(projector="/models/b.gguf"))
     settings.add_recent_model(RecentModel(ours, "ours", ""))
     assert [each.path for each in settings.recent_models] == [ours, other]
     assert settings.parked_models == (ours, other)

@@ -16,7 +16,7 @@ import pytest
 
 from app.cli.load import prompts_of
 from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings, StoredSideFiles
 from engine.base.errors import EngineError
 from engine.base.kept_weights import _read_list
 from engine.base.texts import MAX_SENTENCE
@@ -159,7 +159,7 @@ def test_settings_that_were_changed_are_read_or_forgotten(tmp_path: Path) -> Non
         for model in settings.recent_models:
             assert isinstance(model.title, str)
         settings.side_files(Path("/m.gguf"))
-        settings.kept("own", KeptSideFiles)
+        settings.kept("own", StoredSideFiles)
 
 
 def test_prompts_are_read_or_refused(tmp_path: Path) -> None:

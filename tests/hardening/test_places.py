@@ -10,7 +10,7 @@ import pytest
 
 from app.language import find_language
 from app.logs import start_logging
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings, StoredSideFiles
 from app.window.chat.code_saver import code_bytes
 from app.window.dialogs import write_chosen
 from engine.base.errors import ArgumentError, PackError
@@ -63,7 +63,7 @@ def test_a_path_that_is_no_text_is_not_kept_and_hurts_nothing(tmp_path: Path) ->
     assert settings.fault == ""
     settings.add_recent_model(RecentModel(Path("/m.gguf"), "M", ""))
     settings.add_recent_model(RecentModel(Path("/\udcff.gguf"), "N", ""))
-    settings.keep_side_files(Path("/\udcff.gguf"), KeptSideFiles("/p"))
+    settings.store_side_files(Path("/\udcff.gguf"), StoredSideFiles("/p"))
     assert [model.title for model in settings.recent_models] == ["M"]
 
 

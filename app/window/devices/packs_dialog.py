@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QMessageBox, QWidget
 
-from app.rig.pack_controller import PackController, Packs, Unvouched
+from app.rig.pack_controller import PackController, Packs, UntrustedPack
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
@@ -100,7 +100,7 @@ class PacksDialog(StatusDialog):
         if path is not None:
             self._controller.inspect(path)
 
-    def _on_asked(self, pack: Unvouched) -> None:
+    def _on_asked(self, pack: UntrustedPack) -> None:
         """Show the question whether to install an engine pack whose publisher is not trusted."""
         box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
         box.setTextFormat(Qt.TextFormat.PlainText)

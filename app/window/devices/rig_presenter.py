@@ -83,7 +83,7 @@ class RigPresenter(QObject):
         self._notices.say(sentence, bad=True)
 
 
-class KeptWeightsPresenter(QObject):
+class CachedWeightsPresenter(QObject):
     """Shows the disk space of weights that RPC workers of this computer have cached, and removes them on request."""
 
     def __init__(self, background: Background, notices: Notices, window: QWidget) -> None:

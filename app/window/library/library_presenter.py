@@ -176,8 +176,8 @@ class LibraryPresenter(QObject):
                 self._layouts.use(document.name, document.text)
 
         if request.projector is not None:
-            kept = self._settings.side_files(request.path)
-            self._settings.keep_side_files(request.path, replace(kept, projector=str(request.projector)))
+            stored = self._settings.side_files(request.path)
+            self._settings.store_side_files(request.path, replace(stored, projector=str(request.projector)))
         self.page.hide()
         self._opener.open(request.path, opened=apply)
 

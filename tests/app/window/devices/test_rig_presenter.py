@@ -11,11 +11,11 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.notices import Notices
 from app.paths import kept_weights_path
-from app.window.devices.rig_presenter import KeptWeightsPresenter
+from app.window.devices.rig_presenter import CachedWeightsPresenter
 from tests.support.windows import WindowOpener
 
 
-def open_box(presenter: KeptWeightsPresenter, window: QWidget, qtbot: QtBot) -> QMessageBox:
+def open_box(presenter: CachedWeightsPresenter, window: QWidget, qtbot: QtBot) -> QMessageBox:
     before = window.findChildren(QMessageBox)
     presenter.show()
     qtbot.waitUntil(lambda: len(window.findChildren(QMessageBox)) > len(before))
@@ -31,7 +31,7 @@ def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
     window = QWidget()
     qtbot.addWidget(window)
     notices = Notices(window)
-    presenter = KeptWeightsPresenter(Background(window), notices, window)
+    presenter = CachedWeightsPresenter(Background(window), notices, window)
     box = open_box(presenter, window, qtbot)
     assert "3.0 MiB" in box.text()
     remove = next(button for button in box.buttons() if "Clear Cache" in button.text())

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings, StoredSideFiles
 from app.window import dialogs
 from app.window.layout.settings_presenter import loaded_text
 from app.wiring import WindowParts
@@ -131,7 +131,7 @@ def test_files_are_chosen_counted_undone_and_kept(
     after = [row.need_bytes for row in document.preview.report.rows]
     assert [more > less for more, less in zip(after, before, strict=True)][1]
     assert dialog.side_files.projector_line.text().startswith("Set explicitly")
-    assert window.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles(
+    assert window.desk.settings.side_files(folder / "m.gguf") == StoredSideFiles(
         str(folder / "mmproj.gguf"), "CUDA1", (AdapterName(str(folder / "lora.gguf"), 0.5),)
     )
     window.main.close()
@@ -142,7 +142,7 @@ def test_files_are_chosen_counted_undone_and_kept(
     dialog_of(again).side_files.projector_removed.emit()
     again.desk.side_files.remove_adapter(0)
     assert names(again) == []
-    assert again.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles()
+    assert again.desk.settings.side_files(folder / "m.gguf") == StoredSideFiles()
     again.actions["undo"].trigger()
     assert names(again) == ["lora.gguf"]
 
@@ -159,14 +159,14 @@ def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
 def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(
     open_window: WindowOpener, qtbot: QtBot, folder: Path
 ) -> None:
-    kept = KeptSideFiles(str(folder / "away.gguf"), None, (AdapterName(str(folder / "lora.gguf"), 1.0),))
+    stored = StoredSideFiles(str(folder / "away.gguf"), None, (AdapterName(str(folder / "lora.gguf"), 1.0),))
     settings = Settings(folder / "settings.ini")
-    settings.keep_side_files(folder / "m.gguf", kept)
+    settings.store_side_files(folder / "m.gguf", stored)
     settings.sync()
     window = open_with_model(open_window, qtbot, folder)
     assert names(window) == ["lora.gguf"]
     assert "away.gguf: there is no such file" in window.main.status_line.text()
-    assert window.desk.settings.side_files(folder / "m.gguf") == kept
+    assert window.desk.settings.side_files(folder / "m.gguf") == stored
 
 
 def test_a_file_that_is_away_when_the_model_is_opened_again_is_not_forgotten(
@@ -174,15 +174,15 @@ def test_a_file_that_is_away_when_the_model_is_opened_again_is_not_forgotten(
 ) -> None:
     with qtbot.waitSignal(window.desk.document.edit_settled):
         window.desk.side_files.choose_projector(folder / "mmproj.gguf")
-    kept = window.desk.settings.side_files(folder / "m.gguf")
-    assert kept.projector == str(folder / "mmproj.gguf")
+    stored = window.desk.settings.side_files(folder / "m.gguf")
+    assert stored.projector == str(folder / "mmproj.gguf")
     write_tiny_llama(folder / "other.gguf", n_layers=4)
     (folder / "mmproj.gguf").rename(folder / "away.gguf")
     for name in ("other.gguf", "m.gguf"):
         with qtbot.waitSignal(window.desk.opener.model_changed):
             window.desk.opener.open(folder / name)
     assert names(window) == []
-    assert window.desk.settings.side_files(folder / "m.gguf") == kept
+    assert window.desk.settings.side_files(folder / "m.gguf") == stored
 
 
 def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(

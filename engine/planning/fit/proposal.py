@@ -30,7 +30,7 @@ ProposalKind = Literal[
 ]
 ALL_KINDS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 """All kinds of proposals. The last one is only offered if there is no other proposal."""
-_GIVEN_UP: Mapping[ProposalKind, int] = {
+_COST_RANKS: Mapping[ProposalKind, int] = {
     "layout": 0,
     "layers": 1,
     "shares": 1,
@@ -80,23 +80,23 @@ class Proposal(Struct, frozen=True):
         return " · ".join(filter(None, (self.detail, _speed_words(self.speed), grade_words(self.grade))))
 
 
-def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
+def best_first(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
     """Return the proposals without duplicates, the best first.
 
     A proposal is better if the user loses less (a model that is unloaded, exact answers, context length). Among equal
     ones, the one with the higher predicted speed is better.
     """
-    ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
+    ordered = sorted(proposals, key=lambda each: (_COST_RANKS[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 
 
-def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
+def kinds_by_cost() -> tuple[tuple[ProposalKind, ...], ...]:
     """Return all kinds of proposals in groups, sorted by what they cost the user, the least cost first.
 
     Kinds in one group cost equally much, such as an unloaded model or a shorter context.
     """
-    ranks = sorted(set(_GIVEN_UP.values()))
-    return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
+    ranks = sorted(set(_COST_RANKS.values()))
+    return tuple(tuple(kind for kind in ALL_KINDS if _COST_RANKS[kind] == rank) for rank in ranks)
 
 
 def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:

@@ -15,9 +15,9 @@ from engine.planning.fit.proposal import (
     ALL_KINDS,
     Proposal,
     ProposalKind,
-    by_what_they_keep,
+    best_first,
     changes_in_words,
-    kinds_by_what_they_keep,
+    kinds_by_cost,
     less_words,
 )
 from engine.planning.fit.relief import Move, Relief
@@ -76,7 +76,7 @@ def propose(
     # This change gives up most, so it is only looked for if there is no other.
     if not found and "cache_and_context" in kinds:
         found = [proposal for proposal in [search.smaller_cache_and_context()] if proposal is not None]
-    return by_what_they_keep(found)[:MAX_PROPOSALS]
+    return best_first(found)[:MAX_PROPOSALS]
 
 
 def propose_by_forecast(
@@ -100,7 +100,7 @@ def best_by_forecast(
     Raises:
         CancelledError: the search was cancelled by `constraints.watch`.
     """
-    for together in kinds_by_what_they_keep():
+    for together in kinds_by_cost():
         if constraints.watch is not None:
             constraints.watch.step()
         found = propose_by_forecast(plan, constraints, [kind for kind in together if kind in kinds])

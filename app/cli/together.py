@@ -22,7 +22,7 @@ from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import Constraints, Watch, check_constraints
 from engine.planning.fit.together import (
-    GiveWay,
+    LeaveOut,
     Placed,
     Together,
     Wanted,
@@ -96,7 +96,7 @@ def _document(found: Together, names: Sequence[str]) -> dict[str, object]:
         "fits": found.fits,
         "whole": found.is_whole,
         "sentence": together_sentence(found),
-        "give_way": None if found.give_way is None else _give_way_document(found.give_way),
+        "give_way": None if found.leave_out is None else _leave_out_document(found.leave_out),
     }
 
 
@@ -113,9 +113,9 @@ def _model_document(placed: Placed) -> dict[str, object]:
     }
 
 
-def _give_way_document(give_way: GiveWay) -> dict[str, object]:
+def _leave_out_document(leave_out: LeaveOut) -> dict[str, object]:
     return {
-        "name": give_way.name,
+        "name": leave_out.name,
         "gains": [
             {
                 "name": gain.name,
@@ -125,7 +125,7 @@ def _give_way_document(give_way: GiveWay) -> dict[str, object]:
                     None if each.speed is None else each.speed.tokens_per_second for each in (gain.before, gain.after)
                 ],
             }
-            for gain in give_way.gains
+            for gain in leave_out.gains
         ],
     }
 

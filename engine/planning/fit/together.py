@@ -95,7 +95,7 @@ class Gain(Struct, frozen=True):
     after: Figures
 
 
-class GiveWay(Struct, frozen=True):
+class LeaveOut(Struct, frozen=True):
     """The model that should be left out of the plan, and what each of the other models gains if it is left out."""
 
     name: str
@@ -106,12 +106,12 @@ class Together(Struct, frozen=True):
     """Layouts for several models.
 
     `placed`: the models in the order of loading; each is planned for the memory that the ones before it leave free.
-    `give_way`: the model to leave out; None if all models fit without the CPU, or if leaving one out helps no other.
+    `leave_out`: the model to leave out; None if all models fit without the CPU, or if leaving one out helps no other.
     """
 
     rig: Rig
     placed: tuple[Placed, ...]
-    give_way: GiveWay | None = None
+    leave_out: LeaveOut | None = None
 
     @property
     def fits(self) -> bool:
@@ -159,7 +159,7 @@ def plan_together(
         raise ArgumentError(tr("{name} is chosen twice; models of one plan need different names.", name=twice))
     planner = _Planner(rig, speeds, strategy, constraints)
     best = planner.best(wanted)
-    return best if best.is_whole or len(wanted) == 1 else replace(best, give_way=planner.give_way(wanted, best))
+    return best if best.is_whole or len(wanted) == 1 else replace(best, leave_out=planner.leave_out(wanted, best))
 
 
 def distinct_names(models: Sequence[ModelFile]) -> list[str]:
@@ -202,13 +202,13 @@ def together_sentence(found: Together) -> str:
             if each.n_host_layers and (total := each.plan.model.n_layers)
         ]
         text = tr("All models fit; {parts}.", parts=", ".join(parts))
-    return f"{text} {give_way_sentence(found.give_way)}" if found.give_way is not None else text
+    return f"{text} {leave_out_sentence(found.leave_out)}" if found.leave_out is not None else text
 
 
-def give_way_sentence(give_way: GiveWay) -> str:
+def leave_out_sentence(leave_out: LeaveOut) -> str:
     """Return a sentence for the user on the model that should be left out, and on the gains of the other models."""
-    gains = "; ".join(map(_gain_words, give_way.gains))
-    return tr("Leave out {name}: without this model, {gains}.", name=give_way.name, gains=gains)
+    gains = "; ".join(map(_gain_words, leave_out.gains))
+    return tr("Leave out {name}: without this model, {gains}.", name=leave_out.name, gains=gains)
 
 
 def _gain_words(gain: Gain) -> str:
@@ -249,7 +249,7 @@ class _Planner:
                 return found[-1]
         return max(found, key=lambda each: _score(each, wanted, small))
 
-    def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
+    def leave_out(self, wanted: Sequence[Wanted], found: Together) -> LeaveOut | None:
         """Return the model that should be left out, with what the other models gain; None if no other model gains.
 
         Each model is left out in turn, the least important one first, and the others are planned again. The first model
@@ -257,7 +257,7 @@ class _Planner:
         models: they fit without the CPU, or they fit and did not fit before. Of equal choices, the one with the fewest
         layers on the CPU is best.
         """
-        best: tuple[tuple[int, int], GiveWay] | None = None
+        best: tuple[tuple[int, int], LeaveOut] | None = None
         small = small_models(wanted)
         # One order only: the searches without each of the models would take several times as long.
         order = next(_orders(wanted, small, self._rig))
@@ -267,15 +267,15 @@ class _Planner:
             gains = tuple(self._gains(rest, found, without))
             if not gains:
                 continue
-            give_way = GiveWay(left_out.name, gains)
+            leave_out = LeaveOut(left_out.name, gains)
             if without.is_whole:
-                return give_way
+                return leave_out
             worth = (
                 sum(each.is_whole or each.fits > found.find(each.name).fits for each in without.placed),
                 -sum(each.n_host_layers for each in without.placed),
             )
             if best is None or worth > best[0]:
-                best = worth, give_way
+                best = worth, leave_out
         return None if best is None else best[1]
 
     def _gains(self, rest: Sequence[Wanted], found: Together, without: Together) -> Iterator[Gain]:

@@ -50,7 +50,7 @@ def planned(rig: Rig, *names: str) -> Together:
 def test_what_the_models_need_together_is_free_on_each_device() -> None:
     found = planned(make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 24)), "middle", "chat", "tiny")
     assert found.is_whole
-    assert found.give_way is None
+    assert found.leave_out is None
     assert together_sentence(found) == "All 3 models fit without the CPU."
     for device in found.rig.devices:
         assert found.need_bytes(device.id) + device.margin_bytes <= device.available_bytes
@@ -87,9 +87,9 @@ def test_a_model_that_is_too_large_anyway_does_not_cost_the_others_their_devices
 def test_the_sentence_names_who_gives_way_and_the_gain() -> None:
     found = planned(make_rig(make_gpu("CUDA0", 10)), "middle", "chat")
     assert not found.is_whole
-    assert found.give_way is not None
+    assert found.leave_out is not None
     sentence = together_sentence(found)
-    # The less important one gives way, if the other is then wholly on devices; here that one has it already.
+    # The less important one is left out, if the other is then wholly on devices; here that one has it already.
     assert found.find("middle").is_whole
     assert "Leave out middle: without this model, chat fits without the CPU" in sentence
     assert "tokens/s instead of" in sentence

@@ -17,7 +17,7 @@ _NO_DAMAGE = (
     sqlite3.DataError,
 )
 """Exceptions that do not mean a damaged file; for damage, `sqlite3` raises a plain `DatabaseError`."""
-_PASSING = frozenset({
+_TEMPORARY = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
 })  # fmt: skip
@@ -30,13 +30,13 @@ def is_damage(error: Exception) -> bool:
     return not isinstance(error, _NO_DAMAGE) or any(words in str(error) for words in _DAMAGE)
 
 
-def passes(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether an error is temporary, so that the statement may succeed later.
 
     Such errors are caused by the disk or by another program.
     """
     code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
+    return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _TEMPORARY
 
 
 def is_lock(error: Exception) -> bool:
@@ -47,7 +47,7 @@ def is_lock(error: Exception) -> bool:
 
 def cannot_write(error: Exception) -> bool:
     """Return whether an error means that the file cannot be written. False if another program only locks the file."""
-    return isinstance(error, OSError) or (passes(error) and not is_lock(error))
+    return isinstance(error, OSError) or (is_temporary(error) and not is_lock(error))
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from engine.base.errors import ChatError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, is_lock, passes
+from engine.base.sqlite_file import FAULTS, is_lock, is_temporary
 from engine.chat import database
 from engine.chat.database import lock_error
 from engine.chat.recovery import damage_met
@@ -218,7 +218,7 @@ class Writer:
             self._behind = []
             for queued in jobs:
                 _end(queued)
-        elif passes(fault):
+        elif is_temporary(fault):
             self._put_off([], jobs, fault)
         else:
             self._write_singly(jobs)
@@ -227,7 +227,7 @@ class Writer:
         """Run each job in a transaction of its own, so that a faulty job does not prevent the other jobs."""
         for number, queued in enumerate(jobs):
             fault = self._attempt([queued])
-            if fault is not None and passes(fault):
+            if fault is not None and is_temporary(fault):
                 self._put_off([], jobs[number:], fault)
                 return
             _end(queued, None if fault is None else self._sentence(fault))

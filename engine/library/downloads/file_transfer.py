@@ -265,7 +265,7 @@ class FileTransfer:
             faults, self._faults = self._faults, []
         for number, fault in faults:
             # A signed link of the storage may have expired (403): each try asks the hub for a new one.
-            if not isinstance(fault, HubError) or not (fault.passes or fault.fault == "refused"):
+            if not isinstance(fault, HubError) or not (fault.is_temporary or fault.fault == "refused"):
                 raise fault
             wait_s = fault.retry_after_s or 0.0
             if number == self._try:

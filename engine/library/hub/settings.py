@@ -33,7 +33,7 @@ HubFault = Literal[
 
 _OURS_TO_CHANGE: frozenset[HubFault] = frozenset({"gated", "token", "not_found", "refused", "offline"})
 # Reasons that may be temporary, so that a retry makes sense.
-PASSING: frozenset[HubFault] = frozenset({"unreachable", "timeout", "rate_limited", "server", "answer", "proxy"})
+TEMPORARY: frozenset[HubFault] = frozenset({"unreachable", "timeout", "rate_limited", "server", "answer", "proxy"})
 PUBLIC_ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -60,9 +60,9 @@ class HubError(EngineError):
         return "argument" if self.fault in _OURS_TO_CHANGE else "unreachable"
 
     @property
-    def passes(self) -> bool:
+    def is_temporary(self) -> bool:
         """Whether the reason is temporary, so that a retry makes sense."""
-        return self.fault in PASSING
+        return self.fault in TEMPORARY
 
 
 class HubSettings(Struct, frozen=True):

@@ -62,7 +62,7 @@ class EditState:
         self.pace = pace
         self.forecast: Forecast | None = None
         """The last forecast that was drawn; None before the first one."""
-        self.left: tuple[Layout | None, Layout | None] = None, None
+        self.layouts_for_mode_layer: tuple[Layout | None, Layout | None] = None, None
         """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
 
         Each may be None. If the second one is not edited, choosing mode `layer` again restores the first.
@@ -122,18 +122,18 @@ class LayoutDocument(QObject):
         return self._rig
 
     @property
-    def left(self) -> tuple[Layout | None, Layout | None]:
+    def layouts_for_mode_layer(self) -> tuple[Layout | None, Layout | None]:
         """(Last layout in split mode `layer`, layout made by the last change to another mode).
 
         If the user chooses mode `layer` again, the first one is restored, unless the second one was edited since. Both
         are None before the user has chosen another mode.
         """
-        return (None, None) if self._state is None else self._state.left
+        return (None, None) if self._state is None else self._state.layouts_for_mode_layer
 
-    @left.setter
-    def left(self, layouts: tuple[Layout | None, Layout | None]) -> None:
+    @layouts_for_mode_layer.setter
+    def layouts_for_mode_layer(self, layouts: tuple[Layout | None, Layout | None]) -> None:
         if self._state is not None:
-            self._state.left = layouts
+            self._state.layouts_for_mode_layer = layouts
 
     @property
     def is_untouched(self) -> bool:

@@ -158,7 +158,7 @@ class LayoutPresenter(QObject):
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode
 
-        now, (left, shown) = plan.edit.layout, self._document.left
+        now, (left, shown) = plan.edit.layout, self._document.layouts_for_mode_layer
         # Overrides that a mode does not allow are dropped there; mode layer can have them again.
         is_kept = shown is not None and replace(now, overrides=shown.overrides) == shown
         if mode == "layer" and left is not None and shown is not None and is_kept:
@@ -171,5 +171,5 @@ class LayoutPresenter(QObject):
             left = now
         elif not is_kept:
             left = None
-        self._document.left = left, layout
+        self._document.layouts_for_mode_layer = left, layout
         return layout

@@ -43,7 +43,7 @@ _SOUND_S = 30
 """Length in seconds of the longest sound that mtmd encodes in one pass (Whisper's window)."""
 
 
-class NodeWatch:
+class ProjectorLimits:
     """The callback that ggml calls before and after graph nodes of a projector, and the projector's limits of time.
 
     `is_stopped`: called after each `NODES_AT_ONCE` nodes; True ends the graph.
@@ -137,7 +137,7 @@ def reserve_largest(
     library: Any,
     handle: int,
     marker: str,
-    watch: NodeWatch,
+    limits: ProjectorLimits,
     log: EngineLog,
     end: Callable[[FailedAllocation], None],
 ) -> None:
@@ -148,24 +148,24 @@ def reserve_largest(
     `library`: the binding of mtmd.
     `handle`: a projector that was loaded without its warm-up.
     `marker`: text that marks an image or sound in a prompt.
-    `watch`: callback of that projector.
+    `limits`: callback and limits of that projector.
     `end`: sends the last message of the process, about the refused allocation.
     """
     before, log.on_failed = log.on_failed, partial(_end_refused, end)
-    watch.ends_at_once = True
+    limits.ends_at_once = True
     try:
         if library.mtmd_support_vision(handle):
-            largest = max(_image_sizes(), key=lambda size: _image_tokens(library, handle, marker, watch, *size))
+            largest = max(_image_sizes(), key=lambda size: _image_tokens(library, handle, marker, limits, *size))
             with ExitStack() as stack:
                 pixels = (ctypes.c_uint8 * (CHANNELS * largest[0] * largest[1]))()
-                _encode(library, handle, marker, watch, stack, library.mtmd_bitmap_init(*largest, pixels))
+                _encode(library, handle, marker, limits, stack, library.mtmd_bitmap_init(*largest, pixels))
         if library.mtmd_support_audio(handle):
             count = _SOUND_S * int(library.mtmd_get_audio_sample_rate(handle))
             with ExitStack() as stack:
                 samples = (ctypes.c_float * count)()
-                _encode(library, handle, marker, watch, stack, library.mtmd_bitmap_init_from_audio(count, samples))
+                _encode(library, handle, marker, limits, stack, library.mtmd_bitmap_init_from_audio(count, samples))
     finally:
-        watch.ends_at_once = False
+        limits.ends_at_once = False
         log.on_failed = before
 
 
@@ -181,39 +181,43 @@ def _image_sizes() -> list[tuple[int, int]]:
             for width, height in _SHAPES]  # fmt: skip
 
 
-def _image_tokens(library: Any, handle: int, marker: str, watch: NodeWatch, width_px: int, height_px: int) -> int:
+def _image_tokens(
+    library: Any, handle: int, marker: str, limits: ProjectorLimits, width_px: int, height_px: int
+) -> int:
     """Return the number of tokens of the longest part (tile) of an image of this size. mtmd needs no pixels for that.
 
     `handle`: the loaded projector.
     `marker`: text that marks an image in a prompt.
     """
     with ExitStack() as stack:
-        chunks = _chunks(library, handle, marker, watch, stack, library.mtmd_bitmap_init(width_px, height_px, None))
+        chunks = _chunks(library, handle, marker, limits, stack, library.mtmd_bitmap_init(width_px, height_px, None))
         return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
 
 
-def _encode(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> None:
+def _encode(library: Any, handle: int, marker: str, limits: ProjectorLimits, stack: ExitStack, bitmap: Any) -> None:
     """Encode the longest chunk of an image or a sound, so that mtmd allocates the buffers for it.
 
     `handle`: the loaded projector.
     `marker`: text that marks an image or sound in a prompt.
-    `watch`: ends the computation at its first graph node, after the allocation (`NodeWatch.ends_at_once`).
+    `limits`: ends the computation at its first graph node, after the allocation (`ProjectorLimits.ends_at_once`).
     `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
-    chunks = _chunks(library, handle, marker, watch, stack, bitmap)
+    chunks = _chunks(library, handle, marker, limits, stack, bitmap)
     if chunks:
         longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
-        with watch.computing:
+        with limits.computing:
             library.mtmd_encode_chunk(handle, longest)
 
 
-def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: ExitStack, bitmap: Any) -> list[Any]:
+def _chunks(
+    library: Any, handle: int, marker: str, limits: ProjectorLimits, stack: ExitStack, bitmap: Any
+) -> list[Any]:
     """Return the image or sound chunks that mtmd makes of an image or a sound; empty if the projector refuses it.
 
     `handle`: the loaded projector.
     `marker`: text that marks an image or sound in a prompt.
-    `watch`: limits the time and memory of mtmd's preparation.
+    `limits`: limits of the projector, here of the time and memory of mtmd's preparation.
     `stack`: frees `bitmap` and the chunks.
     `bitmap`: the image or sound in mtmd's form.
     """
@@ -223,7 +227,7 @@ def _chunks(library: Any, handle: int, marker: str, watch: NodeWatch, stack: Exi
     encoded = marker.encode()
     text = library.mtmd_input_text(encoded, len(encoded), False, True)
     pointers = (ctypes.c_void_p * 1)(bitmap)
-    with watch.preparing(_LARGEST_BYTES):
+    with limits.preparing(_LARGEST_BYTES):
         status = library.mtmd_tokenize(handle, chunks, ctypes.byref(text), pointers, 1)
     if status != 0:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from engine.base.values import replace
-from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
+from engine.runtime.child.load.largest_media import ProjectorLimits, reserve_largest
 from engine.runtime.child.load.loaded_context import FLOAT_BYTES, LoadedContext
 from engine.runtime.child.load.model_loader import ModelParameters, check_file, context_struct, wanted_devices
 from engine.runtime.child.load.side_files import (
@@ -107,11 +107,11 @@ def dry_projector(
         return ()
     engine.free_buffer(buffer)
     library, marker = projector_library(), new_marker()
-    watch = NodeWatch(engine, lambda: False, Path(file.path).name)
+    limits = ProjectorLimits(engine, lambda: False, Path(file.path).name)
     library.mtmd_log_set(engine.projector_log_callback, ctypes.c_void_p(0))
     parameters = projector_parameters(library, devices, file, request.context.threads or 1, request.context)
     parameters.media_marker = marker.encode()
-    parameters.cb_eval = watch.callback
+    parameters.cb_eval = limits.callback
     handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
     if not handle:
         check_image_limit(log, request.context)
@@ -126,7 +126,7 @@ def dry_projector(
         )
 
     try:
-        reserve_largest(library, int(handle), marker, watch, log, end)
+        reserve_largest(library, int(handle), marker, limits, log, end)
         parts = exact_parts(devices, file, loaded_bytes(library, int(handle))) or ()
     finally:
         library.mtmd_free(handle)

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from engine.base.processor import default_threads
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.child.load.largest_media import NodeWatch, reserve_largest
+from engine.runtime.child.load.largest_media import ProjectorLimits, reserve_largest
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import read_map
 from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
@@ -120,8 +120,8 @@ class Projector(Struct, frozen=True):
 
     `library`: the binding of mtmd.
     `marker`: text that marks an image or sound in a prompt.
-    `watch`: the callback that ggml calls for the projector's graph nodes, with limits of time and memory. It must live
-    as long as the projector. None in tests.
+    `resource_limits`: the callback that ggml calls for the projector's graph nodes, with limits of time and memory. It
+    must live as long as the projector. None in tests.
     `limits`: limits for images from the settings, as text (`limits_of`).
     """
 
@@ -129,21 +129,21 @@ class Projector(Struct, frozen=True):
     handle: int
     path: Path
     marker: str
-    watch: NodeWatch | None
+    resource_limits: ProjectorLimits | None
     limits: str = ""
 
     def preparing(self, file: MediaFile) -> AbstractContextManager[None]:
         """Return a context manager that limits time and memory while mtmd prepares a file for the projector."""
-        if self.watch is None:
+        if self.resource_limits is None:
             return nullcontext()
         if isinstance(file, SoundFile):
             rate = int(self.library.mtmd_get_audio_sample_rate(self.handle))
-            return self.watch.preparing(ctypes.sizeof(ctypes.c_float) * sample_count(file.length_ms, rate))
-        return self.watch.preparing(CHANNELS * file.width_px * file.height_px)
+            return self.resource_limits.preparing(ctypes.sizeof(ctypes.c_float) * sample_count(file.length_ms, rate))
+        return self.resource_limits.preparing(CHANNELS * file.width_px * file.height_px)
 
     def computing(self) -> AbstractContextManager[None]:
         """Return a context manager that limits the time in which mtmd computes embeddings."""
-        return nullcontext() if self.watch is None else self.watch.computing
+        return nullcontext() if self.resource_limits is None else self.resource_limits.computing
 
     def free(self) -> None:
         self.library.mtmd_free(self.handle)
@@ -213,17 +213,17 @@ class SideFileLoader:
         self._make_sure_of_room(file, placed)
         library = projector_library()
         library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
-        watch = NodeWatch(self._engine, lambda: self._stop.requested, Path(file.path).name)
+        resource_limits = ProjectorLimits(self._engine, lambda: self._stop.requested, Path(file.path).name)
         parameters = projector_parameters(library, self._devices, file, n_threads, context)
         marker = new_marker()
         parameters.media_marker = marker.encode()
-        parameters.cb_eval = watch.callback
+        parameters.cb_eval = resource_limits.callback
         buffers = self._log.facts.buffers
         logged_before = len(buffers)
         handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
         if handle:
             end = partial(self._end_refused, placed)
-            reserve_largest(library, int(handle), marker, watch, self._log, end)
+            reserve_largest(library, int(handle), marker, resource_limits, self._log, end)
         # mtmd logs compute buffers with the same words as the model's context; they must not be counted for that.
         logged = buffers[logged_before:]
         del buffers[logged_before:]
@@ -231,7 +231,7 @@ class SideFileLoader:
             check_image_limit(self._log, context)
             raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
         exact = exact_parts(self._devices, file, loaded_bytes(library, int(handle)))
-        projector = Projector(library, int(handle), Path(file.path), marker, watch, limits_of(context))
+        projector = Projector(library, int(handle), Path(file.path), marker, resource_limits, limits_of(context))
         if exact is not None:
             return projector, exact
         weights = Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from engine.runtime.child.generate.media_reader import MediaReader
-from engine.runtime.child.load.largest_media import NodeWatch
+from engine.runtime.child.load.largest_media import ProjectorLimits
 from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.load.side_files import Projector
@@ -118,13 +118,13 @@ def test_mtmd_divides_each_file_within_the_limits_of_a_step(file: MediaFile, tmp
             limits.append("" if (step := failures._watch._running) is None else step._what)
             return 0
 
-    class Watch:
+    class Limits:
         def preparing(self, size_bytes: int) -> StepLimit:
             return StepLimit(print, f"{size_bytes} bytes")
 
     library = Bounded()
     (tmp_path / "projector").write_bytes(b"GGUF")
-    projector = Projector(library, 1, tmp_path / "projector", "<mark>", cast(NodeWatch, Watch()))
+    projector = Projector(library, 1, tmp_path / "projector", "<mark>", cast(ProjectorLimits, Limits()))
     media = Media(projector, 1)
     media.count(file)
     size_bytes = (

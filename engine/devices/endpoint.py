@@ -179,22 +179,22 @@ def _talk_to(
         if cancel is not None:
             stack.enter_context(cancel.waking(wake))
         addresses = _Addresses({host for host, _ in targets.values()}, wake)
-        talks = [
-            stack.enter_context(_Talk(endpoint, *target, timeout_s, tunnelled=endpoint in routes))
+        handshakes = [
+            stack.enter_context(_Handshake(endpoint, *target, timeout_s, tunnelled=endpoint in routes))
             for endpoint, target in targets.items()
         ]
-        # One deadline for all talks: a server that answers slowly cannot take more time than the others.
-        while pending := [talk for talk in talks if talk.result is None]:
-            for talk in pending:
-                talk.begin(addresses, selector)
+        # One deadline for all handshakes: a server that answers slowly cannot take more time than the others.
+        while pending := [handshake for handshake in handshakes if handshake.result is None]:
+            for handshake in pending:
+                handshake.begin(addresses, selector)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or (cancel is not None and cancel.cancelled):
                 break
-            # `begin` may have ended a talk (unknown host, no descriptor); then the list is made again without waiting.
-            if all(talk.result is None for talk in pending):
+            # `begin` may have ended a handshake (unknown host, no descriptor); then the list is made again without waiting.
+            if all(handshake.result is None for handshake in pending):
                 for key, _ in selector.select(left_s):
                     key.data(selector)
-        return {talk.endpoint: talk.result or talk.give_up() for talk in talks}
+        return {handshake.endpoint: handshake.result or handshake.give_up() for handshake in handshakes}
 
 
 class _Wake:
@@ -262,7 +262,7 @@ generator returns the status, and a text about the server.
 """
 
 
-class _Talk:
+class _Handshake:
     """One handshake in progress: resolves the host name, connects, sends the requests, and checks the answers."""
 
     def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
@@ -280,7 +280,7 @@ class _Talk:
         self._request, self._answer_bytes = next(self._questions)
         self._received = b""
 
-    def __enter__(self) -> _Talk:
+    def __enter__(self) -> _Handshake:
         return self
 
     def __exit__(self, *_: object) -> None:

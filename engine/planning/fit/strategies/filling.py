@@ -150,7 +150,12 @@ class _Pass(Struct, frozen=True):
             while start < end and waiting:
                 device_id = waiting.pop()
                 count = self._most(places, device_id, range(start, end), output, from_end=True)
-                if not count and output is None and end == bench.n_layers and self._goes(places, device_id, device_id):
+                if (
+                    not count
+                    and output is None
+                    and end == bench.n_layers
+                    and self._layers_fit(places, device_id, device_id)
+                ):
                     output = device_id
                 end -= count
             below = pinned.get(start - 1)
@@ -174,15 +179,15 @@ class _Pass(Struct, frozen=True):
                 found[span.start - 1] = str(front)
             return found
 
-        def goes(count: int) -> bool:
-            return self._goes(tried(count, self.front), output, device_id)
+        def fits(count: int) -> bool:
+            return self._layers_fit(tried(count, self.front), output, device_id)
 
         guess = self._guess(device_id, layers[::-1] if from_end else layers)
-        count = largest_number(len(layers), goes, guess)
+        count = largest_number(len(layers), fits, guess)
         places[:] = tried(count)
         return count
 
-    def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
+    def _layers_fit(self, places: Sequence[str], output: str | None, filled: str) -> bool:
         """Return whether these layers fit: no device exceeds its memory.
 
         Two kinds of devices are skipped unless they are `filled`: the device `front` of the class, and devices that are

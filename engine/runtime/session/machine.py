@@ -201,7 +201,7 @@ def _take_child_end(transition: Transition, event: inputs.ChildEnded) -> None:
         if loaded is not None and not child.ending:
             transition.change(lost=_crash(transition, outcome, child.plan))
         loads.take_child_end(transition, outcome, partial(_diagnose, transition, outcome, stage, child.plan))
-    elif loaded is not None and not child.ending and _has_exhausted(transition, outcome, loaded):
+    elif loaded is not None and not child.ending and _handle_out_of_memory(transition, outcome, loaded):
         pass
     # We killed it because its requests did not stop. Other outcomes are losses, whose cause is looked for.
     elif transition.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
@@ -271,7 +271,7 @@ def _crash(transition: Transition, outcome: ProcessOutcome, plan: Plan) -> Faile
     return crash_event(outcome, self_test_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
 
 
-def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
+def _handle_out_of_memory(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
     If other layouts may be tried, the requests end, and the next load of the same `LoadOrder` tries another layout

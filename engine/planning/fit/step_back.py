@@ -61,24 +61,24 @@ class Tried(Struct, frozen=True):
 
     `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
-    `tenths`: tenths of the capacity that had to stay unused on devices with a failed allocation (back-off).
+    `backoff_tenths`: tenths of the capacity that had to stay unused on devices with a failed allocation.
     """
 
     layout: Layout
     rows: tuple[DeviceRow, ...]
     refusal: Refusal | None = None
-    tenths: int = 0
+    backoff_tenths: int = 0
 
 
 class NextLayout(Struct, frozen=True):
     """The next layout to try.
 
-    `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
+    `backoff_tenths`: tenths of the capacity that stay unused on devices with a failed allocation.
     `change`: the moved layers, as a phrase for the user.
     """
 
     layout: Layout
-    tenths: int
+    backoff_tenths: int
     change: str
 
 
@@ -96,28 +96,28 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
     last = history[-1]
     needs = Needs(plan, usable_bytes(plan.rig))
     past = {each.layout for each in history}
-    tenths = min(MAX_TENTHS, max(each.tenths for each in history) + (last.refusal is not None))
+    backoff_tenths = min(MAX_TENTHS, max(each.backoff_tenths for each in history) + (last.refusal is not None))
     while True:
-        relief = Relief(plan, needs.within(_limits(needs, plan.rig, history, tenths)), constraints)
+        relief = Relief(plan, needs.within(_limits(needs, plan.rig, history, backoff_tenths)), constraints)
         found = relief.nearest(last.layout)
         if found is not None and found not in past:
-            return NextLayout(found, tenths, change_words(last.layout, found))
+            return NextLayout(found, backoff_tenths, change_words(last.layout, found))
         # The back-off is for devices that refused memory. Without a refusal a larger one changes no limit.
-        if tenths == MAX_TENTHS or all(each.refusal is None for each in history):
+        if backoff_tenths == MAX_TENTHS or all(each.refusal is None for each in history):
             break
-        tenths += 1
+        backoff_tenths += 1
     on_cpu = relief.on_cpu(last.layout)
     if on_cpu in past or CPU_ID in relief.needs.short(on_cpu) or not relief.is_allowed(on_cpu):
         return None
-    return NextLayout(on_cpu, tenths, change_words(last.layout, on_cpu))
+    return NextLayout(on_cpu, backoff_tenths, change_words(last.layout, on_cpu))
 
 
-def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
+def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], backoff_tenths: int) -> dict[str, int]:
     """Return the most bytes that the estimate of the next layout may have on each device, by device id.
 
     Bytes that earlier layouts needed beyond their estimate are subtracted, because the next one may need them too.
 
-    `tenths`: tenths of the capacity that stay unused on devices with a failed allocation (back-off).
+    `backoff_tenths`: tenths of the capacity that stay unused on devices with a failed allocation.
     """
     limits = dict(needs.limits)
     for tried in history:
@@ -130,7 +130,7 @@ def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> di
         if tried.refusal is not None and tried.refusal.device in limits:
             device = tried.refusal.device
             overhead_bytes = next((row.overhead_bytes for row in tried.rows if row.id == device), 0)
-            given_bytes = tried.refusal.capacity_bytes * (MAX_TENTHS - tenths) // MAX_TENTHS + overhead_bytes
+            given_bytes = tried.refusal.capacity_bytes * (MAX_TENTHS - backoff_tenths) // MAX_TENTHS + overhead_bytes
             # At least one byte less than what was refused, or the search could return the same layout.
             below_bytes = needs.of(tried.layout)[device].need_bytes - 1
             limits[device] = min(limits[device], given_bytes, below_bytes)

@@ -105,7 +105,7 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
     elif not isinstance(ending, OutOfMemory):
         _finish(transition, ending)
     else:
-        tried = Tried(load.plan.edit.layout, load.plan.forecast, refusal_of(ending), load.tenths)
+        tried = Tried(load.plan.edit.layout, load.plan.forecast, refusal_of(ending), load.backoff_tenths)
         if ending.stage == "warm_up":
             learn(transition, load.plan, tried)
         transition.change_load(ending=ending)
@@ -195,14 +195,16 @@ def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
         _try(transition, answer.plan, FIRST_REASON)
 
 
-def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> None:
+def _try(transition: Transition, plan: Plan, reason: str, backoff_tenths: int = 0) -> None:
     """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible.
 
     `reason`: why this layout is tried, as a sentence.
-    `tenths`: back-off: tenths of their capacity that the layout leaves unused on devices with a failed allocation.
+    `backoff_tenths`: tenths of their capacity that the layout leaves unused on devices with a failed allocation.
     """
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
-    transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
+    transition.change_load(
+        plan=plan, backoff_tenths=backoff_tenths, is_real=False, attempts=(*transition.load.attempts, attempt)
+    )
     transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
     # An RPC server serves one client at a time, and the model that is still loaded holds the connection: a probe would
     # wait for it without end. The arithmetic has to do then.
@@ -221,7 +223,10 @@ def _take_forecast(transition: Transition, answer: inputs.Forecasted) -> None:
     if answer.fits:
         _load_really(transition)
     else:
-        _choose_after(transition, Tried(answer.plan.edit.layout, answer.plan.forecast, tenths=transition.load.tenths))
+        _choose_after(
+            transition,
+            Tried(answer.plan.edit.layout, answer.plan.forecast, backoff_tenths=transition.load.backoff_tenths),
+        )
 
 
 def _choose_after(transition: Transition, tried: Tried) -> None:
@@ -266,7 +271,7 @@ def _take_choice(transition: Transition, found: NextLayout | None) -> None:
         transition,
         _base(transition).with_layout(found.layout),
         tr("{outcome} Change for the next attempt: {change}.", outcome=outcome, change=found.change),
-        found.tenths,
+        found.backoff_tenths,
     )
 
 

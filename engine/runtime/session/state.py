@@ -158,7 +158,7 @@ class LoadRun(Struct, frozen=True):
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
     `unchecked`: endpoints in use by the previous child. Whether they answer is checked after that child has ended.
-    `tenths`: back-off: how many tenths of its capacity stay unused on each device with a failed allocation
+    `backoff_tenths`: how many tenths of its capacity stay unused on each device with a failed allocation
     (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
@@ -177,7 +177,7 @@ class LoadRun(Struct, frozen=True):
     request: Load | None = None
     is_real: bool = False
     unchecked: tuple[str, ...] = ()
-    tenths: int = 0
+    backoff_tenths: int = 0
     latest: Tried | None = None
     tried: tuple[Tried, ...] = ()
     attempts: tuple[LoadAttempt, ...] = ()

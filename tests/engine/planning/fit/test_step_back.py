@@ -80,17 +80,17 @@ class World:
 
     def run(self, layout: Layout, constraints: Constraints = NO_CONSTRAINTS) -> Layout | None:
         """Step back until a layout loads; None: nothing was left to try."""
-        tenths = 0
+        backoff_tenths = 0
         for _ in range(MOST_STEPS):
             rows = rows_of(self.memory, self.rig, layout)
             refusal = self.load(layout)
             if refusal is None:
                 return layout
-            self.history.append(Tried(layout, rows, refusal, tenths))
+            self.history.append(Tried(layout, rows, refusal, backoff_tenths))
             step = step_back(plan_of(self.memory, self.rig, layout, CONTEXT), self.history, constraints)
             if step is None:
                 return None
-            layout, tenths = step.layout, step.tenths
+            layout, backoff_tenths = step.layout, step.backoff_tenths
         raise AssertionError(f"still going after {[each.layout.runs for each in self.history]}")
 
 
@@ -116,7 +116,7 @@ def test_layers_go_to_the_neighbour_that_has_room() -> None:
     assert [run.device for run in step.layout.runs] == ["CUDA0", "CUDA1"]
     assert 1 <= moved <= 3
     assert step.change == (f"layers 8-{7 + moved} from CUDA1 to CUDA0" if moved > 1 else "layer 8 from CUDA1 to CUDA0")
-    assert step.tenths == 1
+    assert step.backoff_tenths == 1
 
 
 def test_several_devices_with_a_little_room_come_before_the_cpu() -> None:
@@ -153,7 +153,7 @@ def test_what_a_probe_finds_beyond_the_estimate_is_kept_free() -> None:
     )
     step = step_of(tight, Tried(layout, rows))
     assert step is not None
-    assert step.tenths == 0
+    assert step.backoff_tenths == 0
     assert needs_of(memory_of(), tight, step.layout)["CUDA0"] + 300 * MIB <= need
     one_more = step.layout.move_boundary(0, step.layout.runs[1].first - 1)
     assert needs_of(memory_of(), tight, one_more)["CUDA0"] + 300 * MIB > need
@@ -328,8 +328,8 @@ def test_it_ends_never_repeats_and_asks_less_of_who_refused(drawn: tuple[World, 
     tried_layouts = [each.layout for each in world.history] + ([found] if found is not None else [])
     assert len(set(tried_layouts)) == len(tried_layouts)
     assert sum(each.refusal is not None for each in world.history) <= MAX_TENTHS * len(world.rig.ids)
-    assert [each.tenths for each in world.history] == sorted(each.tenths for each in world.history)
-    assert max(each.tenths for each in world.history) <= MAX_TENTHS if world.history else True
+    assert [each.backoff_tenths for each in world.history] == sorted(each.backoff_tenths for each in world.history)
+    assert max(each.backoff_tenths for each in world.history) <= MAX_TENTHS if world.history else True
     refused: dict[str, int] = {}
     for index, each in enumerate(tried_layouts):
         needs = needs_of(world.memory, world.rig, each)

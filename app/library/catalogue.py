@@ -295,17 +295,17 @@ class LibraryCatalogue:
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()
-        return found if found or not mark else self._left_behind(path, mark)
+        return found if found or not mark else self._layouts_of_earlier_file(path, mark)
 
-    def is_left_behind(self, path: Path) -> bool:
+    def has_layouts_of_earlier_file(self, path: Path) -> bool:
         """Return whether the layouts of the model file `path` were saved for an earlier file with the same path.
 
         `documents_of` returns such layouts if nothing is saved for the present file.
         """
         mark = fingerprint(path)
-        return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
+        return bool(mark) and not self.documents((mark,)) and bool(self._layouts_of_earlier_file(path, mark))
 
-    def _left_behind(self, path: Path, mark: str) -> tuple[SavedDocument, ...]:
+    def _layouts_of_earlier_file(self, path: Path, mark: str) -> tuple[SavedDocument, ...]:
         kept = self.documents((_mark_of_path(path),))
         # With the same fingerprint the file is the same, and its layouts were deleted.
         if any(each.kind == "file" and each.text == mark for each in kept):
@@ -332,7 +332,7 @@ class LibraryCatalogue:
         if document.kind != "preset":
             # A second time by its path: a file that is downloaded again has another fingerprint.
             by_path = _mark_of_path(path)
-            if self._left_behind(path, mark):
+            if self._layouts_of_earlier_file(path, mark):
                 for old in self.index.documents(by_path):
                     self.index.forget_document(by_path, old.kind, old.name)
             self.index.save_document(by_path, SavedDocument("file", "", mark))

@@ -102,7 +102,7 @@ class LastLayouts(QObject):
 
         def find() -> tuple[tuple[SavedDocument, ...], bool]:
             catalogue = self._library.catalogue
-            return catalogue.documents_of(path), catalogue.is_left_behind(path)
+            return catalogue.documents_of(path), catalogue.has_layouts_of_earlier_file(path)
 
         def offer(found: tuple[tuple[SavedDocument, ...], bool]) -> None:
             documents, is_other_file = found

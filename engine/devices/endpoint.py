@@ -190,7 +190,8 @@ def _talk_to(
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or (cancel is not None and cancel.cancelled):
                 break
-            # `begin` may have ended a handshake (unknown host, no descriptor); then the list is made again without waiting.
+            # `begin` may have ended a handshake (unknown host, no descriptor). Then the list is made again without
+            # waiting.
             if all(handshake.result is None for handshake in pending):
                 for key, _ in selector.select(left_s):
                     key.data(selector)

@@ -239,7 +239,7 @@ class Loader(QObject):
 
     def _decide(self, wanted: _Wanted) -> None:
         answer = self._settings.without_room if wanted.unloads.victims else LoadAnswer.BESIDE
-        if answer is None or self._would_fail(wanted) or not _may_go_unasked(wanted.unloads, answer):
+        if answer is None or self._would_fail(wanted) or not _is_decided_by(wanted.unloads, answer):
             self._ask(wanted)
         else:
             self._go_on(wanted, answer)
@@ -403,7 +403,7 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
     return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), kinds)
 
 
-def _may_go_unasked(unloads: UnloadPlan, answer: LoadAnswer) -> bool:
+def _is_decided_by(unloads: UnloadPlan, answer: LoadAnswer) -> bool:
     """Return whether the user's stored `answer` decides this load, so that no question is shown.
 
     `answer`: UNLOAD decides it unless a model to unload is answering. BESIDE decides it unless the load needs an RPC

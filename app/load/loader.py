@@ -35,7 +35,7 @@ from engine.runtime.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryP
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 
-class _Wanted(Struct, frozen=True):
+class _LoadRequest(Struct, frozen=True):
     """A load of `plan` by `model` that was requested and has not started.
 
     `unloads`: the models to unload for this load, and the memory that is missing even after that.
@@ -80,7 +80,7 @@ class Loader(QObject):
         """Runs the search for a proposal (a layout that fits) while the question before a load is shown."""
         self._reloaded: set[OpenModel] = set()
         """Models that were loaded again automatically after a crash of their child, and have not answered since."""
-        self._asked: _Wanted | None = None
+        self._asked: _LoadRequest | None = None
         self._proposal: Proposal | None = None
         """A layout or setting that fits, for the question that is shown; None if none is known."""
         self.memory_return = MemoryReturn(models, live, self)
@@ -131,7 +131,7 @@ class Loader(QObject):
         if obstacle:
             self._say(obstacle)
             return
-        self._decide(self._wanted(current, plan))
+        self._decide(self._request_of(current, plan))
 
     def obstacle(self, plan: Plan) -> str:
         """Return the reason why `plan` cannot be loaded now, with a remedy; empty if a load can be tried."""
@@ -142,7 +142,7 @@ class Loader(QObject):
 
         `model`: the open model that loads `plan`. Its own memory counts as free.
         """
-        return self._wanted(model, plan).unloads
+        return self._request_of(model, plan).unloads
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:
         """Load `plan` for a client of the API server, without questions.
@@ -150,7 +150,7 @@ class Loader(QObject):
         Other models are unloaded first if the load needs their memory. The caller must make sure that no load runs or
         waits, and that no model to unload is answering.
         """
-        self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
+        self._go_on(self._request_of(model, plan), LoadAnswer.UNLOAD)
 
     def load_beside(self, model: OpenModel, plan: Plan) -> None:
         """Load `plan` without questions, and keep all loaded models loaded.
@@ -158,7 +158,7 @@ class Loader(QObject):
         The caller must make sure that no load runs or waits. If memory runs out although the forecast fits, the load
         tries other layouts or fails.
         """
-        self._go_on(self._wanted(model, plan), LoadAnswer.BESIDE)
+        self._go_on(self._request_of(model, plan), LoadAnswer.BESIDE)
 
     def reload(self, model: OpenModel) -> None:
         """Load `model` again with the layout and settings of its last load.
@@ -184,14 +184,14 @@ class Loader(QObject):
 
     def answer(self, choice: LoadChoice) -> None:
         """Carry out the user's answer to the question that is shown before a load."""
-        wanted, proposal = self._asked, self._proposal
+        request, proposal = self._asked, self._proposal
         self._withdraw()
         if choice.remember:
             self._settings.without_room = choice.answer
-        if wanted is None:
+        if request is None:
             return
         if choice.answer is not LoadAnswer.PROPOSAL:
-            self._go_on(wanted, choice.answer)
+            self._go_on(request, choice.answer)
         elif proposal is not None:
             self._document.replace(proposal.edit, proposal.text)
             self.load()
@@ -237,38 +237,38 @@ class Loader(QObject):
 
     # ------------------------------------------------------------------ deciding
 
-    def _decide(self, wanted: _Wanted) -> None:
-        answer = self._settings.without_room if wanted.unloads.victims else LoadAnswer.BESIDE
-        if answer is None or self._would_fail(wanted) or not _is_decided_by(wanted.unloads, answer):
-            self._ask(wanted)
+    def _decide(self, request: _LoadRequest) -> None:
+        answer = self._settings.without_room if request.unloads.victims else LoadAnswer.BESIDE
+        if answer is None or self._would_fail(request) or not _is_decided_by(request.unloads, answer):
+            self._ask(request)
         else:
-            self._go_on(wanted, answer)
+            self._go_on(request, answer)
 
-    def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
+    def _request_of(self, model: OpenModel, plan: Plan) -> _LoadRequest:
         """Return a request to load `plan`, with the models to unload and the memory that is missing even after that."""
         # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
         unloads = plan_unloads(plan.forecast, others, lambda leaving: self._live.rig_without((*replaced, *leaving)))
-        return _Wanted(model, plan, unloads)
+        return _LoadRequest(model, plan, unloads)
 
-    def _would_fail(self, wanted: _Wanted) -> bool:
-        """Return whether the load is forecast to fail even after the models in `wanted.unloads` are unloaded.
+    def _would_fail(self, request: _LoadRequest) -> bool:
+        """Return whether the load is forecast to fail even after the models in `request.unloads` are unloaded.
 
         False if the settings allow other layouts to be tried: the engine then keeps the loaded model until it has found
         a plan that fits.
         """
-        return bool(wanted.unloads.still_short) and not self._settings.steps_back
+        return bool(request.unloads.still_short) and not self._settings.steps_back
 
-    def _ask(self, wanted: _Wanted) -> None:
-        self._asked, self._proposal = wanted, None
-        name = wanted.plan.model.name
+    def _ask(self, request: _LoadRequest) -> None:
+        self._asked, self._proposal = request, None
+        name = request.plan.model.name
         self._proposing.cancel()
-        if wanted.unloads.victims:
+        if request.unloads.victims:
             # Its buttons stay where they are: nothing is looked for meanwhile.
-            self.question_changed.emit(load_question(wanted.unloads, name, self._models.now_s()))
+            self.question_changed.emit(load_question(request.unloads, name, self._models.now_s()))
             return
-        question = fit_question(wanted.unloads, name, is_loaded=wanted.model.loading.loaded is not None)
+        question = fit_question(request.unloads, name, is_loaded=request.model.loading.loaded is not None)
         # Asked at once; the proposal follows when it is found.
         self.question_changed.emit(question)
 
@@ -276,11 +276,11 @@ class Loader(QObject):
             self._proposal = found
             self.question_changed.emit(with_proposal(question, found))
 
-        constraints = self._constraints_of(wanted.plan.model).kept_by(wanted.plan.edit.layout)
+        constraints = self._constraints_of(request.plan.model).kept_by(request.plan.edit.layout)
 
         def search(task: Task[None]) -> Proposal | None:
             # A token of this request: another question cancels the search.
-            return _best_proposal(wanted.plan, constraints, task.token)
+            return _best_proposal(request.plan, constraints, task.token)
 
         self._proposing.run("Finding what fits", search, propose, lambda _error: propose(None), quiet=True)
 
@@ -297,26 +297,26 @@ class Loader(QObject):
         # The load needs a layout that breaks no other rule either.
         if found is None or plan.with_edit(found.edit).violations:
             return False
-        self._asked, self._proposal = _Wanted(model, plan, UnloadPlan()), found
+        self._asked, self._proposal = _LoadRequest(model, plan, UnloadPlan()), found
         self.question_changed.emit(override_question(plan.violations[0].message, found))
         return True
 
-    def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
+    def _go_on(self, request: _LoadRequest, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
             return
         if answer is LoadAnswer.UNLOAD:
             # They go for the sake of another: their next question brings them back.
-            self._models.park(victim.key for victim in wanted.unloads.victims)
+            self._models.park(victim.key for victim in request.unloads.victims)
         # Drivers return memory some time after the process has ended.
-        self.memory_return.then(wanted.model, lambda: self._begin(wanted))
+        self.memory_return.then(request.model, lambda: self._begin(request))
 
-    def _begin(self, wanted: _Wanted) -> None:
-        plan, now = wanted.plan, self._document.plan
-        if now is not None and self._models.current is wanted.model and now.edit == plan.edit:
+    def _begin(self, request: _LoadRequest) -> None:
+        plan, now = request.plan, self._document.plan
+        if now is not None and self._models.current is request.model and now.edit == plan.edit:
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
-        learns = wanted.plan.report.probe_only is None and not wanted.unloads.victims
-        wanted.model.loading.load(self._order(plan), forecast_is_whole=learns)
+        learns = request.plan.report.probe_only is None and not request.unloads.victims
+        request.model.loading.load(self._order(plan), forecast_is_whole=learns)
 
     def _order(self, plan: Plan) -> LoadOrder:
         return LoadOrder(plan, self._retry(plan), self._settings.stall_limit_s)
@@ -365,11 +365,11 @@ class Loader(QObject):
         # A question about overrides does not depend on memory.
         if asked is None or asked.plan.violations:
             return
-        wanted = self._wanted(asked.model, asked.plan)
-        if not wanted.unloads.victims and not self._would_fail(wanted):
+        request = self._request_of(asked.model, asked.plan)
+        if not request.unloads.victims and not self._would_fail(request):
             self._withdraw()
-        elif wanted.unloads != asked.unloads:
-            self._ask(wanted)
+        elif request.unloads != asked.unloads:
+            self._ask(request)
 
     def _on_edited(self) -> None:
         """Remove the question to the user about a load if model, layout or settings have changed since it was shown."""

@@ -58,7 +58,7 @@ _LOADED = (Phase.READY, Phase.ANSWERING)
 _T = TypeVar("_T")
 
 
-class _Wanted(Struct, frozen=True):
+class _LoadRequest(Struct, frozen=True):
     """The server's request to load the model of `entry`.
 
     `deliver`: callback for the end of the load, called once, in any thread. Its argument is the error, or None if the
@@ -69,10 +69,10 @@ class _Wanted(Struct, frozen=True):
     deliver: Callable[[ApiError | None], None]
 
 
-class _GivenUp(Struct, frozen=True):
-    """Message from the server: no client waits for the load of `wanted` any more."""
+class _LoadWithdrawal(Struct, frozen=True):
+    """Message from the server: no client waits for the load of `request` any more."""
 
-    wanted: _Wanted
+    request: _LoadRequest
 
 
 class _KeepAlive(Struct, frozen=True):
@@ -114,7 +114,7 @@ class ServedModels(QObject):
     lent_changed = Signal()
     """Emitted when the lent models or their context sizes (`contexts`) have changed."""
 
-    _asked = Signal(object)  # _Wanted | _GivenUp | _KeepAlive | _Reading
+    _asked = Signal(object)  # _LoadRequest | _LoadWithdrawal | _KeepAlive | _Reading
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class ServedModels(QObject):
         self._entries: dict[OpenModel, ModelEntry] = {}
         """The server's entry for each open model. An entry keeps its name as long as the model has the same file."""
         self._lent: set[OpenModel] = set()
-        self._wanted: _Wanted | None = None
-        self._preparing: _Wanted | None = None
+        self._request: _LoadRequest | None = None
+        self._preparing: _LoadRequest | None = None
         """The request for which a background thread reads the file or plans the load; None if no thread does.
 
         It stays here until the thread has ended, even if a newer request has replaced it.
@@ -160,7 +160,7 @@ class ServedModels(QObject):
         models.added.connect(self._follow)
         for model in models.all:
             self._follow(model)
-        models.changed.connect(self._go_on)
+        models.changed.connect(self._start_next_step)
 
     # ------------------------------------------------------------------ in the server's loop
 
@@ -187,12 +187,12 @@ class ServedModels(QObject):
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, error)
 
-        wanted = _Wanted(entry, deliver)
-        self._asked.emit(wanted)
+        request = _LoadRequest(entry, deliver)
+        self._asked.emit(request)
         try:
             await loaded
         except asyncio.CancelledError:
-            self._asked.emit(_GivenUp(wanted))
+            self._asked.emit(_LoadWithdrawal(request))
             raise
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
@@ -283,10 +283,10 @@ class ServedModels(QObject):
             return
         self._name(model)
         self._lend(model)
-        if self._wanted is not None:
+        if self._request is not None:
             # In the next turn: a load that has waited for memory is not shown as waiting any more when it begins.
-            QTimer.singleShot(0, self, self._look_at_begun)
-            QTimer.singleShot(0, self, self._go_on)
+            QTimer.singleShot(0, self, self._finish_if_ended)
+            QTimer.singleShot(0, self, self._start_next_step)
 
     def _name(self, model: OpenModel) -> None:
         file = model.file
@@ -329,12 +329,12 @@ class ServedModels(QObject):
 
     # ------------------------------------------------------------------ loading
 
-    def _on_asked(self, asked: _Wanted | _GivenUp | _KeepAlive | _Reading) -> None:
+    def _on_asked(self, asked: _LoadRequest | _LoadWithdrawal | _KeepAlive | _Reading) -> None:
         if isinstance(asked, _Reading):
             self._answer(asked)
             return
-        if isinstance(asked, _GivenUp):
-            if asked.wanted is self._wanted and self._begun is None:
+        if isinstance(asked, _LoadWithdrawal):
+            if asked.request is self._request and self._begun is None:
                 # Lends the models again that were taken back for this load.
                 self._finish(None)
             return
@@ -351,10 +351,10 @@ class ServedModels(QObject):
         # goes on for the new request.
         begun = self._begun
         self._forget()
-        self._wanted = asked
+        self._request = asked
         if begun is not None and begun is self._find(asked.entry):
             self._begun = begun
-        self._go_on()
+        self._start_next_step()
 
     def _answer(self, reading: _Reading) -> None:
         with self._lock:
@@ -376,19 +376,19 @@ class ServedModels(QObject):
         found = sorted(by_id or by_path, key=lambda model: model.loading.phase not in _LOADED)
         return found[0] if found else None
 
-    def _go_on(self) -> None:
+    def _start_next_step(self) -> None:
         """Start the next step of the requested load: open the file, plan, or load.
 
         Do nothing while a step is running, or while it must wait for another load or for answers to end.
 
         Called whenever a model has changed.
         """
-        wanted = self._wanted
-        if wanted is None or wanted is self._preparing or self._begun is not None:
+        request = self._request
+        if request is None or request is self._preparing or self._begun is not None:
             return
         if self._planned is not None and self._planned[0].file is not self._planned[1].model:
             self._planned = None  # A person has opened another file in its place.
-        model = self._find(wanted.entry)
+        model = self._find(request.entry)
         if model is not None and model.loading.phase in _LOADED:
             self._finish(None)
         elif self._models.loading is not None or self._loader.is_waiting:
@@ -396,26 +396,26 @@ class ServedModels(QObject):
         elif self._planned is not None:
             self._begin(*self._planned)
         elif model is None:
-            self._open(wanted)
+            self._open(request)
         else:
-            self._plan(wanted, model)
+            self._plan(request, model)
 
-    def _open(self, wanted: _Wanted) -> None:
-        entry = wanted.entry
+    def _open(self, request: _LoadRequest) -> None:
+        entry = request.entry
         idle = [held for held in self._models.held if not held.is_busy]
 
         def opened(model: OpenModel) -> None:
             # Known under the name of the request from now on.
             self._entries.setdefault(model, entry)
             self._offers.set_open(tuple(self._entries.values()))
-            self._end_preparing(wanted)
+            self._end_preparing(request)
 
-        self._preparing = wanted
+        self._preparing = request
         self._opener.open_aside(
-            entry.path, entry.layout, self._auto_layouts.finder(), idle, opened, partial(self._refuse, wanted)
+            entry.path, entry.layout, self._auto_layouts.finder(), idle, opened, partial(self._refuse, request)
         )
 
-    def _plan(self, wanted: _Wanted, model: OpenModel) -> None:
+    def _plan(self, request: _LoadRequest, model: OpenModel) -> None:
         file, edit = model.file, self._edit_of(model)
         if file is None or edit is None:
             return  # Another file takes its place just now.
@@ -428,13 +428,13 @@ class ServedModels(QObject):
             return found
 
         def planned(plan: Plan) -> None:
-            if wanted is self._wanted:
+            if request is self._request:
                 self._planned = (model, plan)
-            self._end_preparing(wanted)
+            self._end_preparing(request)
 
-        self._preparing = wanted
+        self._preparing = request
         self._background.run(
-            tr("Planning {name}", name=file.name), plan, planned, partial(self._refuse, wanted), quiet=True
+            tr("Planning {name}", name=file.name), plan, planned, partial(self._refuse, request), quiet=True
         )
 
     def _edit_of(self, model: OpenModel) -> Edit | None:
@@ -446,14 +446,14 @@ class ServedModels(QObject):
             return self._document.edit
         return None if model.edit_state is None else model.edit_state.edit
 
-    def _end_preparing(self, wanted: _Wanted) -> None:
-        if wanted is self._preparing:
+    def _end_preparing(self, request: _LoadRequest) -> None:
+        if request is self._preparing:
             self._preparing = None
-        self._go_on()
+        self._start_next_step()
 
     def _begin(self, model: OpenModel, plan: Plan) -> None:
-        wanted = self._wanted
-        assert wanted is not None
+        request = self._request
+        assert request is not None
         obstacle = self._loader.obstacle(plan)
         if obstacle:
             self._finish(ApiError(503, obstacle, code="rule_violation"))
@@ -461,7 +461,7 @@ class ServedModels(QObject):
         unloads = self._loader.unloads_for(model, plan)
         # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
         if self._models.held and unloads.still_short:
-            self._finish(does_not_fit(wanted.entry, unloads))
+            self._finish(does_not_fit(request.entry, unloads))
             return
         if any(victim.is_busy for victim in unloads.victims):
             for other in self._models.all:
@@ -474,11 +474,11 @@ class ServedModels(QObject):
         self._planned, self._begun, self._ending_before = None, model, model.loading.snapshot.ending
         self._begun_s = time.monotonic()
         if model.is_of_program:
-            model.keep_alive(self._offers.keep_alive_s(wanted.entry))
+            model.keep_alive(self._offers.keep_alive_s(request.entry))
         self._loader.load_unasked(model, plan)
-        self._look_at_begun()
+        self._finish_if_ended()
 
-    def _look_at_begun(self) -> None:
+    def _finish_if_ended(self) -> None:
         """Finish the requested load if it has ended: the model is loaded, the load failed, or a person cancelled it."""
         model = self._begun
         if model is None:
@@ -495,26 +495,26 @@ class ServedModels(QObject):
 
     def _keep_for_load_time(self, model: OpenModel) -> None:
         """Make the idle time of `model` at least as long as its load took, unless somebody has chosen an idle time."""
-        assert self._wanted is not None
-        entry = self._wanted.entry
+        assert self._request is not None
+        entry = self._request.entry
         # During the load a person may have chosen one in the window.
         if model.is_of_program and model.keep_alive_s == self._offers.keep_alive_s(entry):
             model.keep_alive(self._offers.keep_alive_s(entry, time.monotonic() - self._begun_s))
 
-    def _refuse(self, wanted: _Wanted, error: EngineError) -> None:
-        if wanted is self._preparing:
+    def _refuse(self, request: _LoadRequest, error: EngineError) -> None:
+        if request is self._preparing:
             self._preparing = None
-        # The server may have been stopped meanwhile, and another model be wanted since.
-        if wanted is self._wanted:
+        # The server may have been stopped meanwhile, and another model be requested since.
+        if request is self._request:
             self._finish(ApiError(503, error.summary(), code=error.kind))
 
     def _finish(self, error: ApiError | None) -> None:
-        wanted = self._wanted
+        request = self._request
         self._forget()
         for model in self._models.all:
             self._lend(model)
-        if wanted is not None:
-            wanted.deliver(error)
+        if request is not None:
+            request.deliver(error)
 
     def _forget(self) -> None:
-        self._wanted = self._begun = self._planned = None
+        self._request = self._begun = self._planned = None

@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pytestqt.qtbot import QtBot
 
-from app.serving.served_models import _Wanted
+from app.serving.served_models import _LoadRequest
 from engine.api.wire.errors import ApiError
 from engine.runtime.session.status import Phase
 from tests.support.served_window import HELLO, Bench, served_window
@@ -94,15 +94,15 @@ def test_a_load_that_has_begun_is_that_of_the_next_request_for_its_model(bench: 
     parts = bench.desk.server._parts
     assert parts is not None
     served = parts.served
-    first = served._wanted
+    first = served._request
     assert first is not None
     errors: list[ApiError | None] = []
-    served._on_asked(_Wanted(first.entry, errors.append))
+    served._on_asked(_LoadRequest(first.entry, errors.append))
     ada.loading.cancel()
     gone.leave()
     bench.wait(lambda: bool(errors))
     assert [error and error.code for error in errors] == ["cancelled"]
-    assert served._wanted is None
+    assert served._request is None
 
 
 def test_a_load_that_waits_is_for_its_file_even_if_a_person_opens_another_in_its_place(bench: Bench) -> None:

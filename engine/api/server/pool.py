@@ -64,7 +64,7 @@ def default_keep_alive_s(load_s: float) -> float:
     return max(_DEFAULT_KEEP_ALIVE_S, load_s)
 
 
-class _Slot:
+class _PooledModel:
     """The pool's state of one model that is loaded or requested.
 
     `session`: the model's session; None: not loaded.
@@ -132,12 +132,12 @@ class ModelPool:
         self._parts, self._keep_alive_s = parts, keep_alive_s
         self._probes = ProbeCache()
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
-        self._slots: dict[str, _Slot] = {}
-        self._wanted: list[_Slot] = []
+        self._models: dict[str, _PooledModel] = {}
+        self._wanted: list[_PooledModel] = []
         """Models that wait for their load, in the order of the requests."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._loading: _Slot | None = None
+        self._loading: _PooledModel | None = None
         self._last_used = ""
         self._offered_ids: set[str] | None = None
         """Ids of all offered models at the last call of `entries`; None before the first call."""
@@ -160,9 +160,11 @@ class ModelPool:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        for slot in self._slots.values():
-            self._refuse(slot, _ending())
-        sessions = [slot.session for slot in self._slots.values() if slot.session is not None and slot.lent is None]
+        for model in self._models.values():
+            self._refuse(model, _ending())
+        sessions = [
+            model.session for model in self._models.values() if model.session is not None and model.lent is None
+        ]
         await asyncio.gather(*self._closing, *(asyncio.to_thread(session.close) for session in sessions))
 
     async def preload(self, entry: ModelEntry) -> None:
@@ -184,12 +186,12 @@ class ModelPool:
 
         `held`: the memory that the model holds.
         """
-        slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
-        if slot.session is not None and slot.lent is None:
+        model = self._models.setdefault(entry.id, _PooledModel(entry, UNTIL_UNLOADED_S))
+        if model.session is not None and model.lent is None:
             return
-        slot.entry, slot.session, slot.lent = entry, session, held
-        if slot.is_ready:
-            self._admit(slot)
+        model.entry, model.session, model.lent = entry, session, held
+        if model.is_ready:
+            self._admit(model)
         self._changed.set()
 
     def take_back(self, id: str) -> None:
@@ -197,12 +199,12 @@ class ModelPool:
 
         If requests wait for the model, the pool then loads it itself.
         """
-        slot = self._slots.get(id)
-        if slot is None or slot.lent is None:
+        model = self._models.get(id)
+        if model is None or model.lent is None:
             return
-        slot.session = slot.lent = None
-        if slot.waiting and slot not in self._wanted:
-            self._wanted.append(slot)
+        model.session = model.lent = None
+        if model.waiting and model not in self._wanted:
+            self._wanted.append(model)
         self._changed.set()
 
     # ------------------------------------------------------------------ what requests ask for
@@ -225,7 +227,7 @@ class ModelPool:
         """Return the models that requests may name: those that the server offers, and those passed to `lend`."""
         offered = tuple(await asyncio.to_thread(self._parts.entries))
         ids = self._offered_ids = {entry.id for entry in offered}
-        lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
+        lent = (model.entry for model in self._models.values() if model.lent is not None and model.entry.id not in ids)
         return (*offered, *lent)
 
     async def entry(self, name: str) -> ModelEntry:
@@ -237,9 +239,9 @@ class ModelPool:
             ApiError: no model, or more than one, has this name; or the name is empty and there is not exactly one
                 model.
         """
-        known = [slot.entry for slot in self._slots.values() if slot.session is not None]
+        known = [model.entry for model in self._models.values() if model.session is not None]
         if not name:
-            last = self._slots.get(self._last_used)
+            last = self._models.get(self._last_used)
             if last is not None:
                 return last.entry
             entries = known or await self.entries()
@@ -262,80 +264,80 @@ class ModelPool:
     async def _lease(
         self, entry: ModelEntry, keep_alive_s: float | None, *, answers: bool = True
     ) -> AsyncIterator[LoadedModel]:
-        slot = self._slots.get(entry.id)
-        if slot is None:
+        model = self._models.get(entry.id)
+        if model is None:
             default_s = self._pinned_s if entry.id in self._pinned else self._keep_alive_s
             default_s = default_s if entry.keep_alive_s is None else entry.keep_alive_s
-            slot = self._slots[entry.id] = _Slot(entry, default_s)
-        elif slot.session is None:
+            model = self._models[entry.id] = _PooledModel(entry, default_s)
+        elif model.session is None:
             # The library may have changed since it was unloaded.
-            slot.entry = entry
-        await self._enter(slot)
+            model.entry = entry
+        await self._enter(model)
         if keep_alive_s is not None:
-            slot.keep_alive_s = keep_alive_s
-            if slot.lent is not None:
-                self._parts.keep_alive(slot.entry, keep_alive_s)
+            model.keep_alive_s = keep_alive_s
+            if model.lent is not None:
+                self._parts.keep_alive(model.entry, keep_alive_s)
         try:
-            loaded = slot.snapshot.loaded
+            loaded = model.snapshot.loaded
             # The model may be taken back or lost between the turn that let the request in and this one.
-            if slot.session is None or loaded is None:
+            if model.session is None or loaded is None:
                 raise _lost(entry)
             self._last_used = entry.id
-            yield LoadedModel(entry, slot.session, Profile(loaded.order.plan.model), loaded.n_ctx_seq)
+            yield LoadedModel(entry, model.session, Profile(loaded.order.plan.model), loaded.n_ctx_seq)
         finally:
-            self._leave(slot, answered=answers)
+            self._leave(model, answered=answers)
 
-    async def _enter(self, slot: _Slot) -> None:
+    async def _enter(self, model: _PooledModel) -> None:
         """Wait until the model is loaded, and count the caller's request as one that the model is answering."""
         if self._is_closed:
             raise _ending()
-        if slot.is_ready:
-            self._hold(slot)
+        if model.is_ready:
+            self._hold(model)
             return
-        if sum(len(each.waiting) for each in self._slots.values()) >= MAX_WAITING:
+        if sum(len(each.waiting) for each in self._models.values()) >= MAX_WAITING:
             raise ApiError(503, "Too many requests wait for models to be loaded.", code="queue_full", headers=RETRY)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        slot.waiting.append(future)
-        if slot not in self._wanted and slot is not self._loading:
-            self._wanted.append(slot)
+        model.waiting.append(future)
+        if model not in self._wanted and model is not self._loading:
+            self._wanted.append(model)
         self._changed.set()
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._leave(slot, answered=False)
-            elif future in slot.waiting:
-                slot.waiting.remove(future)
+                self._leave(model, answered=False)
+            elif future in model.waiting:
+                model.waiting.remove(future)
                 # A load that waits for room is not begun for nobody.
                 self._changed.set()
             raise
 
-    def _hold(self, slot: _Slot) -> None:
-        slot.users += 1
-        if slot.held is not None:
-            slot.held = slot.held.busy()
+    def _hold(self, model: _PooledModel) -> None:
+        model.users += 1
+        if model.held is not None:
+            model.held = model.held.busy()
 
-    def _leave(self, slot: _Slot, *, answered: bool) -> None:
-        slot.users -= 1
-        if not slot.users and slot.held is not None:
-            held = replace(slot.held, keep_alive_s=slot.idle_time_s)
-            slot.held = held.idle(time.monotonic(), answered=answered)
+    def _leave(self, model: _PooledModel, *, answered: bool) -> None:
+        model.users -= 1
+        if not model.users and model.held is not None:
+            held = replace(model.held, keep_alive_s=model.idle_time_s)
+            model.held = held.idle(time.monotonic(), answered=answered)
         self._changed.set()
 
-    def _admit(self, slot: _Slot) -> None:
+    def _admit(self, model: _PooledModel) -> None:
         """Let all requests that wait for this model go on, now that it is loaded."""
-        for future in slot.waiting:
+        for future in model.waiting:
             if not future.done():
                 # Counted here, since the waiting task runs later: the model must not be unloaded in between.
-                self._hold(slot)
+                self._hold(model)
                 future.set_result(None)
-        slot.waiting.clear()
+        model.waiting.clear()
 
-    def _refuse(self, slot: _Slot, error: ApiError) -> None:
-        for future in slot.waiting:
+    def _refuse(self, model: _PooledModel, error: ApiError) -> None:
+        for future in model.waiting:
             if not future.done():
                 future.set_exception(error)
-        slot.waiting.clear()
+        model.waiting.clear()
 
     # ------------------------------------------------------------------ loading and unloading
 
@@ -343,22 +345,22 @@ class ModelPool:
         while True:
             await self._unload_idle()
             if self._wanted:
-                slot = self._wanted.pop(0)
-                if not slot.waiting:
+                model = self._wanted.pop(0)
+                if not model.waiting:
                     continue  # Its clients have gone away.
-                self._loading = slot
+                self._loading = model
                 try:
-                    await self._load(slot)
+                    await self._load(model)
                 except ApiError as error:
-                    self._refuse(slot, error)
+                    self._refuse(model, error)
                 except EngineError as error:
-                    self._refuse(slot, _refusal(error))
+                    self._refuse(model, _refusal(error))
                 except Exception:
                     _log.exception("a load failed")
-                    self._refuse(slot, ApiError(500, "A bug in Layerdeck; the log says more.", code="internal"))
+                    self._refuse(model, ApiError(500, "A bug in Layerdeck; the log says more.", code="internal"))
                 finally:
                     self._loading = None
-                    for each in self._slots.values():
+                    for each in self._models.values():
                         each.is_leaving = False
                         if each.is_ready:
                             # Its memory was not needed after all, or it came back meanwhile.
@@ -374,18 +376,18 @@ class ModelPool:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    def _held(self, but: _Slot | None = None) -> list[HeldModel]:
-        return [each.held for each in self._slots.values() if each.held is not None and each is not but]
+    def _held(self, but: _PooledModel | None = None) -> list[HeldModel]:
+        return [each.held for each in self._models.values() if each.held is not None and each is not but]
 
     async def _unload_idle(self) -> None:
         over = {held.key for held in expired(self._held(), time.monotonic())}
-        for slot in list(self._slots.values()):
-            if slot.held is not None and slot.held.key in over and not slot.users:
-                await self._unload(slot)
+        for model in list(self._models.values()):
+            if model.held is not None and model.held.key in over and not model.users:
+                await self._unload(model)
 
-    async def _unload(self, slot: _Slot) -> None:
+    async def _unload(self, model: _PooledModel) -> None:
         """End the model's child process; return when its memory is free."""
-        session, slot.session, slot.held = slot.session, None, None
+        session, model.session, model.held = model.session, None, None
         if session is not None:
             # `close` of the pool may end this task while the child ends; it then waits for the child.
             closing = asyncio.ensure_future(asyncio.to_thread(session.close))
@@ -396,33 +398,33 @@ class ModelPool:
             while session.snapshot.holds_child:
                 await asyncio.sleep(_END_POLL_S)
 
-    async def _load(self, slot: _Slot) -> None:
+    async def _load(self, model: _PooledModel) -> None:
         """Load a model, after unloading others if necessary, and admit the requests that wait for it.
 
         Raises:
             ApiError, EngineError: the model cannot be loaded.
         """
-        if slot.snapshot.loaded is not None:
-            self._admit(slot)
+        if model.snapshot.loaded is not None:
+            self._admit(model)
             return
-        if slot.lent is not None:
+        if model.lent is not None:
             return  # Its owner moves it to another layout; `lend` or `take_back` follows.
         if self._parts.load is not None:
-            await self._load_outside(slot, self._parts.load(slot.entry))
+            await self._load_outside(model, self._parts.load(model.entry))
             return
-        await self._unload(slot)  # of a session whose model was lost
-        order = await self._make_room(slot)
+        await self._unload(model)  # of a session whose model was lost
+        order = await self._make_room(model)
         if order is None:
             return
         session = ModelSession(
-            partial(self._on_update, asyncio.get_running_loop(), slot),
+            partial(self._on_update, asyncio.get_running_loop(), model),
             # Shared by all sessions, so that a model that comes back is known.
             cache=self._probes,
             holders=self._parts.holders,
         )
-        slot.session = session
+        model.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
-        slot.ended = ended
+        model.ended = ended
         session.load(order)
         try:
             ending = await ended
@@ -430,13 +432,13 @@ class ModelPool:
             await asyncio.to_thread(session.close)
             raise
         if not isinstance(ending, Loaded):
-            await self._unload(slot)
+            await self._unload(model)
             raise error_of(ending)
-        slot.load_s = sum(ending.seconds.values())
-        self._note_held(slot)
-        self._admit(slot)
+        model.load_s = sum(ending.seconds.values())
+        self._note_held(model)
+        self._admit(model)
 
-    async def _load_outside(self, slot: _Slot, load: Awaitable[None]) -> None:
+    async def _load_outside(self, model: _PooledModel, load: Awaitable[None]) -> None:
         """Await `load` (see `PoolParts.load`), which loads a model outside the pool.
 
         If no request waits for the model any more, `load` is cancelled.
@@ -447,27 +449,27 @@ class ModelPool:
         loading = asyncio.ensure_future(load)
         loading.add_done_callback(lambda _loading: self._changed.set())
         try:
-            while slot.waiting and not loading.done():
+            while model.waiting and not loading.done():
                 await self._wait(None)
         finally:
             loading.cancel()
         if loading.done():
             loading.result()
-        if slot.waiting and slot.lent is None and slot not in self._wanted:
-            raise _lost(slot.entry)
+        if model.waiting and model.lent is None and model not in self._wanted:
+            raise _lost(model.entry)
 
-    def _note_held(self, slot: _Slot) -> None:
-        info = slot.snapshot.loaded
+    def _note_held(self, model: _PooledModel) -> None:
+        info = model.snapshot.loaded
         if info is None:
             return  # Lost a moment later; the next request loads it again.
         plan = info.order.plan
         loaded = LoadedLayout(plan.edit, info.measured, info.forecast, info.context, info.flash_attention)
         key = identify(plan.model.paths)
-        held = HeldModel(key, slot.entry.id, keep_alive_s=slot.idle_time_s)
+        held = HeldModel(key, model.entry.id, keep_alive_s=model.idle_time_s)
         held = held.holding(held_bytes(loaded), frozenset(plan.used_endpoints))
-        slot.held = held.idle(time.monotonic(), answered=False)
+        model.held = held.idle(time.monotonic(), answered=False)
 
-    async def _make_room(self, slot: _Slot) -> LoadOrder | None:
+    async def _make_room(self, model: _PooledModel) -> LoadOrder | None:
         """Unload the models whose memory a load needs, and return the `LoadOrder` of that load.
 
         The load is planned as if all idle models were unloaded. If a model that must be unloaded is answering, wait
@@ -479,15 +481,15 @@ class ModelPool:
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
             rig = await asyncio.to_thread(self._parts.rig)
-            beside = self.holdings(slot)
-            order, unloads = await asyncio.to_thread(self._planned, slot.entry, rig, beside)
-            if not slot.waiting:
+            beside = self.holdings(model)
+            order, unloads = await asyncio.to_thread(self._planned, model.entry, rig, beside)
+            if not model.waiting:
                 return None
             # A forecast alone refuses nothing: with nothing else loaded the load is tried, and says what it measured.
             if beside.own and unloads.still_short:
-                raise does_not_fit(slot.entry, unloads)
+                raise does_not_fit(model.entry, unloads)
             victims = {held.key for held in unloads.victims}
-            leaving = [each for each in self._slots.values() if each.held is not None and each.held.key in victims]
+            leaving = [each for each in self._models.values() if each.held is not None and each.held.key in victims]
             busy = [each for each in leaving if each.users]
             # All of them, before the first wait: a request must not enter a model that is about to be unloaded.
             for each in leaving:
@@ -496,7 +498,7 @@ class ModelPool:
                 for each in leaving:
                     await self._unload(each)
                 return order
-            while any(each.users for each in busy) and slot.waiting:
+            while any(each.users for each in busy) and model.waiting:
                 await self._wait(None)
 
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, UnloadPlan]:
@@ -511,7 +513,7 @@ class ModelPool:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in plan.violations))
         return order, plan_unloads(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
-    def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
+    def _on_update(self, loop: asyncio.AbstractEventLoop, model: _PooledModel, update: SessionUpdate) -> None:
         """Handle a session's report: an ended load, a lost model, or a `ComputingNeed` (memory for computing).
 
         Called in the session's thread.
@@ -521,21 +523,21 @@ class ModelPool:
             return
         with suppress(RuntimeError):  # the loop has ended
             if isinstance(update, LoadEnding):
-                loop.call_soon_threadsafe(self._on_ending, slot, update)
+                loop.call_soon_threadsafe(self._on_ending, model, update)
             elif isinstance(update, Snapshot) and update.loaded is None:
-                loop.call_soon_threadsafe(self._on_unloaded, slot)
+                loop.call_soon_threadsafe(self._on_unloaded, model)
 
-    def _on_ending(self, slot: _Slot, ending: LoadEnding) -> None:
-        if slot.ended is not None and not slot.ended.done():
-            slot.ended.set_result(ending)
+    def _on_ending(self, model: _PooledModel, ending: LoadEnding) -> None:
+        if model.ended is not None and not model.ended.done():
+            model.ended.set_result(ending)
         elif isinstance(ending, OutOfMemory | Failed | Crashed):
             kind = "out_of_memory" if isinstance(ending, OutOfMemory) else ending.kind
-            _log.warning("%s was lost: %s", escape(slot.entry.id), kind)
+            _log.warning("%s was lost: %s", escape(model.entry.id), kind)
 
-    def _on_unloaded(self, slot: _Slot) -> None:
+    def _on_unloaded(self, model: _PooledModel) -> None:
         """Forget the memory of a model whose child process was lost. The next request for the model loads it again."""
-        if slot.snapshot.loaded is None and slot.held is not None:
-            slot.held = None
+        if model.snapshot.loaded is None and model.held is not None:
+            model.held = None
             self._changed.set()
 
     # ------------------------------------------------------------------ what is told
@@ -548,35 +550,35 @@ class ModelPool:
     @property
     def is_busy(self) -> bool:
         """Whether a model answers or is being loaded."""
-        return self._loading is not None or any(slot.users for slot in self._slots.values())
+        return self._loading is not None or any(model.users for model in self._models.values())
 
-    def holdings(self, but: _Slot | None = None) -> Holdings:
+    def holdings(self, but: _PooledModel | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
         Models that the caller has loaded (`lend`) are in `Holdings.lent`, because the pool must not unload them. If
         `PoolParts.load` is set, they are in `Holdings.own`: then the program behind `load` unloads idle models if
         another load needs their memory.
         """
-        lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
+        lent = tuple(each.lent for each in self._models.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))
         return Holdings(own, lent) if self._parts.load is None else Holdings((*own, *lent), ())
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each loaded or requested model as JSON fields, by the model's id."""
-        return {slot.entry.id: self._state(slot) for slot in self._slots.values()}
+        return {model.entry.id: self._state(model) for model in self._models.values()}
 
-    def _state(self, slot: _Slot) -> dict[str, Any]:
-        info = slot.snapshot.loaded
-        is_loading = slot is self._loading or slot in self._wanted
+    def _state(self, model: _PooledModel) -> dict[str, Any]:
+        info = model.snapshot.loaded
+        is_loading = model is self._loading or model in self._wanted
         state: dict[str, Any] = {
             "state": "loaded" if info is not None else "loading" if is_loading else "unloaded",
-            "requests": slot.users,
-            "lent": slot.lent is not None,
-            "waiting": len(slot.waiting),
+            "requests": model.users,
+            "lent": model.lent is not None,
+            "waiting": len(model.waiting),
         }
         if info is not None:
             plan = info.order.plan
-            held = slot.held
+            held = model.held
             expires_s = None if held is None or held.expires_s == UNTIL_UNLOADED_S else held.expires_s
             state |= {
                 "n_ctx": info.n_ctx,
@@ -587,8 +589,8 @@ class ModelPool:
                 "forecast": info.forecast,
                 "unload_in_s": None if expires_s is None else max(0.0, expires_s - time.monotonic()),
             }
-        elif slot.snapshot.stage is not None:
-            state["stage"] = slot.snapshot.stage
+        elif model.snapshot.stage is not None:
+            state["stage"] = model.snapshot.stage
         return state
 
 

@@ -128,7 +128,7 @@ def test_a_client_that_goes_away_ends_its_answer(server: RunningServer) -> None:
     assert server.server.journal.ended[-1].status == 499
 
     def generates() -> bool:
-        snapshots = [slot.snapshot for slot in pool._slots.values()]
+        snapshots = [model.snapshot for model in pool._models.values()]
         return any(isinstance(run.request, Generate) for each in snapshots for run in each.requests)
 
     wait_until(lambda: not generates())

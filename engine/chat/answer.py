@@ -203,7 +203,7 @@ class AnswerRun:
         self.message = message
         self.path = tree.path_to(message.parent)
         """The messages before the answer; the question is the last of them."""
-        self.goes_on = False
+        self.will_be_continued = False
         """Whether the model is being stopped only to end its thought (`answer_now`).
 
         A second `AnswerRun` then lets the model write the answer from the text `continuation`.
@@ -255,7 +255,7 @@ class AnswerRun:
 
         None if `answer_now` was not called, or if the model has not stopped yet.
         """
-        if not self.goes_on or self.message.state != "stopped":
+        if not self.will_be_continued or self.message.state != "stopped":
             return None
         return begun_answer(self.message.reasoning, "", self.marks)
 
@@ -410,7 +410,7 @@ class AnswerRun:
                 return ()
             case _Step.WRITING:
                 # A person's stop wins over `answer_now`.
-                self.goes_on = False  # Otherwise the answer would begin after the stopped thought.
+                self.will_be_continued = False  # Otherwise the answer would begin after the stopped thought.
                 return (StopAnswer(),)
             case _Step.ASKING_PERSON:
                 return self.answer_overflow(False)
@@ -421,9 +421,9 @@ class AnswerRun:
 
         A second `AnswerRun` then continues from the text `continuation`.
         """
-        if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
+        if not self.is_thinking or self.will_be_continued or self._step is not _Step.WRITING:
             return ()
-        self.goes_on = True
+        self.will_be_continued = True
         return (StopAnswer(),)
 
     # ------------------------------------------------------------------ the end

@@ -469,7 +469,9 @@ class _Batch:
             return
         speeds, n_tokens = self._speeds, self._n_tokens
         is_one = n_tokens == 1
-        attention_s = attention_seconds(cost.device, used.seen, used.cells, used.spread, one=is_one, speeds=speeds)
+        attention_s = attention_seconds(
+            cost.device, used.seen, used.cells, used.cells_log2_heads, one=is_one, speeds=speeds
+        )
         read_s = used.bytes_read / bandwidth(cost.device, speeds)
         # Without a measurement of attention: a single token takes the time to read the cache. In a batch the products
         # may take longer; they are assumed to be as fast as products with F16 weights.

@@ -200,7 +200,7 @@ measured has the speed of the kernel without the suffix.
 """
 _HEAD_WIDTHS = (64, 128, 256)
 """Head sizes, in elements, for which attention kernels are measured."""
-_MOST_SPREAD = 3.0
+_MOST_LOG2_HEADS = 3.0
 """log2 of 8, the largest number of KV heads with which attention is measured.
 
 Attention is also measured with one KV head (kernels with suffix ".alone"). For other numbers of heads the time is
@@ -257,13 +257,13 @@ def _reached(device: Device) -> float:
 
 
 def attention_seconds(
-    device: Device, products: float, cells: float, spread: float, *, one: bool, speeds: Speeds
+    device: Device, products: float, cells: float, cells_log2_heads: float, *, one: bool, speeds: Speeds
 ) -> float | None:
     """Return the seconds of attention to `cells` cells of the KV cache; None if attention was not measured.
 
     `products`: number of multiply-adds with keys and values.
     `cells`: number of cells, counted once for each head and token.
-    `spread`: `cells` times log2 of the number of KV heads (its mean, if layers differ).
+    `cells_log2_heads`: `cells` times log2 of the number of KV heads (its mean, if layers differ).
     `one`: whether the batch is a single token, for which other kernels are used.
     """
     known = speeds.products.get(device.id, {})
@@ -274,7 +274,7 @@ def attention_seconds(
         return None if together is None else cells * together / _reached(device)
     alone = _cell_seconds(known, ".1.alone", width)
     # Interpolated in log2 of the number of KV heads, between the measurements with one and with several heads.
-    share = min(1.0, spread / cells / _MOST_SPREAD) if cells else 1.0
+    share = min(1.0, cells_log2_heads / cells / _MOST_LOG2_HEADS) if cells else 1.0
     return cells * (together if alone is None else alone + (together - alone) * share)
 
 

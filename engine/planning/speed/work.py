@@ -57,7 +57,7 @@ class StateCost(NamedTuple):
     `products`: multiply-adds with the keys and values of all used cells, also of those that the mask hides.
     `cells`: number of cells that the mask does not hide, such as those in a sliding window; counted once for each head.
     `seen`: multiply-adds with the keys and values of cells that the mask does not hide.
-    `spread`: `cells` times log2 of the number of KV heads.
+    `cells_log2_heads`: `cells` times log2 of the number of KV heads.
     `recurrent_bytes`: bytes of recurrent state.
     `scanned`: elements of llama.cpp's `s` state, which a scan computes for each token.
     `convolved`: elements of llama.cpp's `r` state, which a convolution computes for each token.
@@ -67,7 +67,7 @@ class StateCost(NamedTuple):
     products: float = 0.0
     cells: float = 0.0
     seen: float = 0.0
-    spread: float = 0.0
+    cells_log2_heads: float = 0.0
     recurrent_bytes: float = 0.0
     scanned: float = 0.0
     convolved: float = 0.0

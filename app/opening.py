@@ -33,7 +33,7 @@ class StartOptions(Struct, frozen=True):
 class Opening(QObject):
     """Constructs the window and its objects in the event loop, then shows it.
 
-    If the window is closed before it is shown, nothing is shown.
+    If the window is closed before it is shown, nothing is shown. If it is closed right after that, nothing is started.
     """
 
     opened = Signal(object)  # WindowParts: the window is shown, and has begun to look for devices
@@ -43,7 +43,7 @@ class Opening(QObject):
         self.picture = make_first_picture(settings, theme)
         super().__init__(self.picture.main)
         self._settings, self._theme, self._options = settings, theme, options
-        self._is_over = False
+        self._is_closed = False
         self.picture.main.closing.connect(self._on_closing)
 
     def show(self) -> None:
@@ -52,12 +52,11 @@ class Opening(QObject):
         QTimer.singleShot(0, self, self._open)
 
     def _on_closing(self) -> None:
-        self._is_over = True
+        self._is_closed = True
 
     def _open(self) -> None:
-        if self._is_over:
+        if self._is_closed:
             return
-        self._is_over = True
         from app.wiring import make_window
 
         window = make_window(self._settings, self._theme, self.picture)
@@ -66,5 +65,7 @@ class Opening(QObject):
         QTimer.singleShot(0, self, partial(self._start, window))
 
     def _start(self, window: WindowParts) -> None:
+        if self._is_closed:
+            return
         window.start(files=self._options.files, rig=self._options.rig)
         self.opened.emit(window)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QMainWindow
 from pytestqt.qtbot import QtBot
 
 from app import paths
@@ -27,7 +27,16 @@ from app.wiring import WindowParts
 from tests.support.patience import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_BEFORE_THE_PICTURE = ("cryptography", "httpx", "llama_cpp", "numpy", "pyqtgraph", "ziamath")
+NOT_BEFORE_THE_PICTURE = (
+    "asyncio",
+    "cryptography",
+    "http.client",
+    "httpx",
+    "llama_cpp",
+    "numpy",
+    "pyqtgraph",
+    "ziamath",
+)
 """Packages that take long to import, and that nothing in the first picture needs."""
 SECOND = (
     "import sys; from pathlib import Path; from PySide6.QtCore import QCoreApplication;"
@@ -97,6 +106,28 @@ def test_a_start_that_is_ended_early_shows_nothing(qtbot: QtBot, qapp: QApplicat
         opening.picture.main.close()
         qapp.processEvents()
     assert not opening.picture.main.isVisible()
+
+
+class _CloserWhenShown(QObject):
+    """Closes the window in the first pass of the event loop after it is shown."""
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Show and isinstance(watched, QMainWindow):
+            QTimer.singleShot(0, watched.close)
+        return False
+
+
+def test_a_window_that_is_closed_right_after_it_was_shown_starts_nothing(
+    qtbot: QtBot, qapp: QApplication, tmp_path: Path
+) -> None:
+    opening = open_window(qapp, tmp_path, StartOptions())
+    main = opening.picture.main
+    qtbot.addWidget(main)
+    main.installEventFilter(_CloserWhenShown(main))
+    with qtbot.assertNotEmitted(opening.opened):
+        with qtbot.waitSignal(main.closing):
+            opening.show()
+        qapp.processEvents()
 
 
 def test_pyside_reads_no_sources_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:

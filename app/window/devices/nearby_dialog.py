@@ -12,7 +12,6 @@ from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.machines.tunnel.identity import shown_fingerprint
-from engine.machines.tunnel.pairing import read_code
 from engine.machines.tunnel.pairings import Pairing
 from widgets.common.dialog import StatusDialog
 from widgets.common.roles import plain_label
@@ -157,6 +156,9 @@ def _state(row: Found) -> str:
 
 
 def _is_code(text: str) -> bool:
+    # Imported here: the window opens without asyncio.
+    from engine.machines.tunnel.pairing import read_code
+
     try:
         read_code(text)
     except ValueError:

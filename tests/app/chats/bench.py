@@ -82,6 +82,12 @@ class Bench:
     def wait(self, condition: Callable[[], bool]) -> None:
         self._qtbot.waitUntil(condition)
 
+    def wait_until_open(self) -> None:
+        """Wait until the database of conversations is open; it may be open already."""
+        opened: list[None] = []
+        self.desk.archive.work("Waiting for the database", lambda _store: None, opened.append)
+        self.wait(lambda: bool(opened))
+
     # ------------------------------------------------------------------ loading
 
     def start_lab(self) -> None:

@@ -577,8 +577,7 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
 
 def test_what_the_command_line_began_is_listed_when_the_window_is_looked_at_again(bench: Bench, qtbot: QtBot) -> None:
     archive = bench.desk.archive
-    with qtbot.waitSignal(archive.is_open_now):
-        pass
+    bench.wait_until_open()
     window = QWidget()
     qtbot.addWidget(window)
     list_view, pane = ConversationList(window), ChatPane(Typesetter(lambda work: work(), lambda work: work()), window)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Thumbnails
 from app.models.context_counter import ContextCounter
@@ -88,11 +87,10 @@ def test_images_that_are_too_many_leave_out_old_turns(bench: Bench) -> None:
     assert bench.conversation.left_out
 
 
-def test_a_picture_of_a_kept_image_comes_back(bench: Bench, qtbot: QtBot) -> None:
+def test_a_picture_of_a_kept_image_comes_back(bench: Bench) -> None:
     gallery = Gallery()
     thumbnails = Thumbnails(gallery, bench.desk.archive, bench.desk.background)
-    with qtbot.waitSignal(bench.desk.archive.is_open_now):
-        pass
+    bench.wait_until_open()
     data = picture(1, (400, 200))
     bench.desk.archive.keep_file(data)
     bench.attacher.add_image(data)

@@ -277,7 +277,7 @@ def test_one_backend_mixes_no_devices(model: Path, tmp_path: Path, capsys: pytes
     assert "CUDA0" in {run["device"] for run in mixed["layout"]["runs"]}
     document = plan(capsys, model, "--rig", rig, "--auto", "fewest", "--one-backend")
     assert {run["device"] for run in document["layout"]["runs"]} == {"Vulkan0", "Vulkan1"}
-    assert "Only Vulkan is used: it takes" in document["explanation"]
+    assert "Only Vulkan is used: its devices hold" in document["explanation"]
     assert len(document["devices"]) == 4, "all devices have their rows"
 
 

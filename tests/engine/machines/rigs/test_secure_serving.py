@@ -262,7 +262,7 @@ def test_a_machine_that_vanishes_in_the_middle_of_a_load_is_named(
         lost = log.wait_for_endings(1)[0]
         assert isinstance(lost, Failed), lost
         assert lost.kind == "unreachable"
-        assert lost.message.startswith("attic-CPU")
+        assert "attic-CPU" in lost.message
         assert relay.endpoint in lost.message
         relay.heal()
         log.session.load(order_of(model, rig, LAYOUT, CONTEXT))

@@ -154,7 +154,8 @@ def test_a_question_that_cannot_fit_is_refused_before_anything_is_computed(files
         refused = ask(child, 1, LARGE)
     assert isinstance(refused, Failure)
     assert (refused.kind, "the context holds 256" in refused.message) == ("argument", True)
-    assert not [each for each in child.heard if isinstance(each, Reading)]
+    # On a busy machine the child tells while the image is prepared that no token is computed yet.
+    assert not [each for each in child.heard if isinstance(each, Reading) and each.read_tokens]
 
 
 def test_a_limit_below_the_minimum_is_refused_with_both_numbers(files: Files) -> None:

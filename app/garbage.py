@@ -21,8 +21,8 @@ _ROUNDS = 10
 class GarbageCollector(QObject):
     """Runs Python's garbage collector in the thread of this object only; automatic collections are turned off.
 
-    Construct it before the window. Collections start with `begin`: during the construction of the window they would
-    find nothing to delete, but took 8 % of the processor time until the first paint.
+    Construct it before the window. Collections start with `begin`: while the window is constructed, they find nothing
+    to delete, but would take 8 % of the processor time until the first paint.
     """
 
     def __init__(self, parent: QObject) -> None:
@@ -33,7 +33,7 @@ class GarbageCollector(QObject):
         self._timer.timeout.connect(self.collect)
 
     def begin(self) -> None:
-        """Start the timer of the collections, and exempt all objects that exist now from them (`gc.freeze`).
+        """Start the timer of the collections. Objects that exist now are never collected (`gc.freeze`).
 
         Call it when the window is complete.
         """

@@ -90,7 +90,7 @@ def _kind(ending: BadEnding) -> str:
 
 
 def _error(ending: BadEnding) -> dict[str, object]:
-    """Return the failure `ending` as fields of the JSON error document, with the values that an event would have."""
+    """Return the fields of the JSON error document: kind and message, and numbers and proposals if memory ran out."""
     if isinstance(ending, Cancelled):
         return {"kind": _kind(ending), "message": "Cancelled before the texts were embedded."}
     fields: dict[str, object] = {"kind": _kind(ending), "message": ending.message}

@@ -1,4 +1,4 @@
-"""Connects the window to the download queue, which is not loaded before there is a download."""
+"""Connects the window to the download queue, which is imported and made when it is first needed."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class _Request(Struct, frozen=True):
     """A file to open.
 
     `read`: reads the file, in a background thread.
-    `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
+    `beside`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
     `opened`: called when the model of this file is shown, but not if opening fails.
     `then`: called after `opened`, or after opening has failed.
     If another file is requested meanwhile, neither callback is called.
@@ -126,7 +126,7 @@ class ModelOpener(QObject):
     ) -> None:
         """Open the file `path` with an initial layout; if it is open already, show its model.
 
-        `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
+        `beside`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
         `opened`: called when the model is shown. `then`: called after `opened`, or after opening has failed.
         If another file is requested before this one is shown, neither callback is called.
         """
@@ -137,7 +137,7 @@ class ModelOpener(QObject):
     def open_all(self, paths: Sequence[Path], *, beside: bool = False) -> None:
         """Open all files in `paths`, one after another, and show the last one.
 
-        `beside`: whether the current model stays open even if it is not loaded and its chat is empty.
+        `beside`: True keeps the current model open; False replaces it if it is not loaded and its chat is empty.
         """
         if paths:
             first, *rest = paths
@@ -347,7 +347,7 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
     """Compute the first preview of the model `opened` on `rig`.
 
-    Return the edit of this preview, and the tables (values that all previews of the model share).
+    Return its layout and settings (an `Edit`), and the tables (values that all previews of the model share).
 
     `edit`: the edit to show; None to find an initial layout, for which `speeds` predicts tokens per second.
     The call takes time: not for the GUI thread. After the return, only the GUI thread may use the tables.

@@ -200,7 +200,7 @@ class SpeedRepository(QObject):
         self._show()
 
     def _show(self) -> None:
-        """Pass the known speeds to the document, and emit `known_changed`."""
+        """Pass the known speeds to the layout document, which predicts with them, and emit `known_changed`."""
         self._speeds = self.book.speeds(self._live.rig, self._card_links)
         self._document.set_speeds(self._speeds, self._answered)
         self.known_changed.emit(self._speeds)

@@ -40,9 +40,9 @@ class DeviceList(Struct, frozen=True):
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list in which the devices in `found` replace the local ones.
+        """Return the list in which the devices in `found` replace the local devices.
 
-        Workers stay in the list. Devices keep the user's memory limits.
+        RPC workers stay in the list. The memory limits that the user has set are applied to the found devices.
         `found`: devices that a search of this machine found, with the faults (broken features) from the engine checks.
         `limits`: stored caps and margins. `checks`: results of the checks, for the workers.
         """

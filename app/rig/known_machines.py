@@ -251,7 +251,7 @@ def _write(path: Path, before: Sequence[Device], rig: Rig) -> None:
 
 
 def _stored_fields(devices: Sequence[Device]) -> list[object]:
-    """Return the values of `devices` that are compared, to write the file only if one of them has changed.
+    """Return the values of `devices` that decide about writing: the file is written if one of them has changed.
 
     Free memory is left out, because it changes often.
     """

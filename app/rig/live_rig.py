@@ -163,8 +163,8 @@ class LiveMemory:
     def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
         """Return `rig` with the memory that will be free after the models in `leaving` were unloaded.
 
-        `from_file`: whether the free memory in `rig` is from a rig file. Then the loaded models are still to be
-        subtracted from it.
+        `from_file`: whether the free memory in `rig` is from a rig file. If so, the memory of models that stay loaded
+        is subtracted here; otherwise the device readings exclude it already.
         """
         # Samples never update the memory of a rig file, so all of what stays loaded has to be subtracted here.
         if from_file:
@@ -193,8 +193,8 @@ class LiveMemory:
     def reported(self, rig: Rig, *, from_file: bool) -> Rig:
         """Return `rig` with the free memory that devices report, which excludes the memory of all loaded models.
 
-        `from_file`: whether the free memory in `rig` is from a rig file. Then the loaded models are still to be
-        subtracted from it.
+        `from_file`: whether the free memory in `rig` is from a rig file. If so, the memory of the loaded models is
+        subtracted here; otherwise the device readings exclude it already.
         """
         return with_less_free(rig, _with_shared(rig, _held_bytes(self._models))) if from_file else rig
 
@@ -326,7 +326,10 @@ class LiveRig(QObject):
             self._then.append(do)
 
     def end_search(self) -> None:
-        """Call the callbacks that wait for the first search. Called after `set_devices`, also if the search failed."""
+        """Call the callbacks of `when_searched`, since the first search for devices has ended, successfully or not.
+
+        Called after `set_devices`.
+        """
         self._was_searched = True
         waiting, self._then = self._then, []
         for do in waiting:

@@ -1,4 +1,4 @@
-"""The presenter of dialogs before an action: files to open or save, caps of a lab rig, a worker's address."""
+"""The presenter of dialogs that ask for a file, for the memory caps of a lab rig, or for a worker's address."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RigParts(Struct, frozen=True):
         self.packs.check_new()
 
     def close(self) -> None:
-        """Stop sampling, and end the workers of the lab rig and the tunnels to other machines."""
+        """Stop sampling, and end the lab rig (RPC workers on this computer) and the tunnels to other machines."""
         # First: it reads lab workers by their process ids, which end below.
         self.sampling.close()
         self.packs.close()

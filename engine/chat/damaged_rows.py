@@ -183,10 +183,12 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool
 
 
 def _add_message(connection: sqlite3.Connection, row: Row) -> int:
-    """Add a message, or update it to the later state in `row`; return the number of changed rows.
+    """Add a message to the undamaged database, or update it to the later state in `row`.
 
-    `row`: from the damaged database. The stored text of a message only grows, because an edit makes a new message. So
-    if the text in `row` does not begin with the text in the undamaged copy, it is damaged, and nothing is changed.
+    Return the number of changed rows. The stored text of a message only grows, because an edit makes a new message. So
+    if the text in `row` does not begin with the text in the undamaged database, `row` is damaged and is ignored.
+
+    `connection`: the undamaged database. `row`: the message in the damaged database.
     """
     is_message = row["role"] in ROLES and row["state"] in get_args(MessageState)
     if not is_message or not _can_read(details_of, row["details"]):

@@ -19,7 +19,7 @@ _ORDER = {"devices": 0, "split": 1, "cpu": 1, "disk": 2, "unknown": 3, "no": 4}
 
 
 class Listed(Struct, frozen=True, gc=False):
-    """A row of the library's list: an entry with its notes, and a forecast and a measured speed for each quantisation.
+    """A row of the library's list: a model (`entry`) with notes, forecasts and measured speeds of its quantisations.
 
     `notes`: the notes of the quantisation that was used last.
     `fits`: the forecast of each quantisation of `entry`, None if there is none yet.
@@ -72,7 +72,7 @@ def fingerprints_of(entry: Entry) -> tuple[str, ...]:
 
 
 def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) -> Listed:
-    """Return the row of the list for an entry.
+    """Return the row of the library's list for the model `entry`.
 
     `notes`, `fits`: the saved notes and forecasts, by fingerprint.
     """

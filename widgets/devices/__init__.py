@@ -1,1 +1,1 @@
-"""Widgets of the devices: panels with live memory graphs, details, limits, and plans with other graphics cards."""
+"""Widgets of the devices: panels with live memory graphs, details, limits, comparison with other graphics cards."""

@@ -435,10 +435,10 @@ class Interaction(QObject):
 
 
 def _follow_lanes(drag: LaneDrag, before: PreviewGeometry, geometry: PreviewGeometry) -> None:
-    """Adapt `drag` to the lanes of a new preview so that the drag continues.
+    """Adapt `drag` to the lanes (rows, one for each device) of a new preview so that the drag continues.
 
     The drag itself can remove lanes. If it takes the last layer from a device that the rig lacks, the lane of that
-    device disappears. With fewer lanes, the head lanes of machines may disappear too.
+    device disappears. If few lanes are left, the head lanes (one for each machine) disappear too.
     """
     names, others = ([content.device.id for content in each.contents] for each in (before, geometry))
     if names != others:

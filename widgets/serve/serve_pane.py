@@ -130,7 +130,7 @@ class ServePane(QWidget):
         self.key_box.setChecked(settings.needs_key)
         self.plain_box = QCheckBox(tr("Allow unencrypted requests"))
         self.plain_box.setChecked(settings.allows_plain)
-        self.start_box = QCheckBox(tr("Start with the window"))
+        self.start_box = QCheckBox(tr("Start the server with the window"))
         self.start_box.setChecked(settings.starts_with_window)
         self.key_edit = QLineEdit()
         self.key_edit.setReadOnly(True)

@@ -163,7 +163,7 @@ class Journal:
         return Record(self, entry)
 
     def put(self, entry: RequestEntry) -> None:
-        """Store a new state of a request's entry. If the request has ended, add it to the totals."""
+        """Replace the stored entry of a request by `entry`. If the request has ended, add it to the totals."""
         with self._lock:
             if entry.is_under_way:
                 self._under_way[entry.number] = entry

@@ -1,4 +1,4 @@
-"""Makes the entries of the models that a server offers, from one file or from the library."""
+"""Makes the list of models that an API server offers (`ModelEntry`), from one file or from the library."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def entry_of_model(model: ModelFile) -> ModelEntry:
 
 
 def _entries_of(entry: Entry, index: LibraryIndex) -> list[ModelEntry]:
-    """Return one entry for each quantisation of a library model that can be opened.
+    """Return one `ModelEntry` for each quantisation of the library model `entry` that can be opened.
 
     `index`: contains the saved layouts of the models.
     """

@@ -148,7 +148,7 @@ def _projector_sentence(projector: HubFile | None) -> str:
 
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
-    """Return `model` with its quantised tensors scaled so that the sizes add up to the files of `quantisation`."""
+    """Return `model` with its quantised tensors scaled so that its size is that of the files of `quantisation`."""
     # File size = overhead (header, alignment) + unscaled tensors + quantised tensors. Only the last part is scaled.
     fixed = sum(tensor.size_bytes for tensor in model.tensors if tensor.type_name in _UNSCALED)
     quantised = sum(tensor.size_bytes for tensor in model.tensors) - fixed

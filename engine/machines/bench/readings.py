@@ -33,7 +33,7 @@ class Window(Struct, frozen=True):
 
     `samples`: the readings.
     `seconds`: length of the span.
-    `slept_s`: seconds that the machine slept, 0 if it did not.
+    `slept_s`: seconds that this computer slept, 0 if it did not.
     `other_load`: share of the processors, 0 to 1, that other programs used; None if unknown.
     """
 
@@ -63,7 +63,7 @@ class _Begun(Struct):
 
 
 class Clocks(Protocol):
-    """The two clocks of the machine, in seconds.
+    """The wall clock and the monotonic clock of a computer, in seconds.
 
     `wall` continues during sleep; `monotonic` stops (Linux, macOS) or continues (Windows).
     """
@@ -74,7 +74,7 @@ class Clocks(Protocol):
 
 
 class SystemClocks:
-    """The wall clock and the monotonic clock of this machine."""
+    """The wall clock and the monotonic clock of this computer."""
 
     def wall(self) -> float:
         return time.time()
@@ -87,7 +87,7 @@ class DeviceWatch:
     """Reads the state of a rig's devices in a thread of its own; a context manager that starts and stops the thread.
 
     `workers`: processes of workers that this program started, by endpoint.
-    `clocks`: clocks for tests, None for those of the machine.
+    `clocks`: clocks for tests, None for those of this computer.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Runs an examination of a machine step by step, and writes the report file that users send.
 
-If a step fails, only its own results are missing. After a cancel, the results of earlier steps are kept.
+If a step fails, only its own results are missing. If the examination is cancelled, the results so far are kept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Progress(Struct, frozen=True):
 def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
     """Run the steps of an examination in the calling thread, and return the results.
 
-    After a cancel, the report has the results of the steps until the cancel.
+    If `cancel` is set, the examination ends early, and the report has the results so far.
 
     `tell`: called with the progress before each step and after each check.
     """

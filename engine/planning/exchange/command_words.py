@@ -55,9 +55,9 @@ def split_words(text: str) -> list[str]:
 
 
 def _parts(word: str) -> tuple[str, ...]:
-    """Split a word of a command that contains two words; return any other word alone.
+    """Split `;` or `&&` from the end of a word, and `--env=NAME=VALUE` into `-e` and `NAME=VALUE`.
 
-    Words that are split end in `;` or `&&`, or join a container's option and a variable (`--env=NAME=VALUE`).
+    Any other word is returned unchanged, as the only part.
     """
     for end in (";", "&&"):
         if word.endswith(end) and word != end:

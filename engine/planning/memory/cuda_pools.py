@@ -60,7 +60,7 @@ _REDUCED_BYTES = 32 * MIB
 
 
 class PoolBytes(Struct, frozen=True):
-    """Bytes that one device allocates during generation, in addition to llama.cpp's buffers.
+    """Bytes that CUDA's pool and workspace take on one device, in addition to llama.cpp's buffers.
 
     `late_bytes`: part of `total_bytes` that is allocated only while the context fills.
     """
@@ -97,7 +97,7 @@ class CudaPools:
     def of(
         self, placement: Placement, members: MemberTables | None = None, *, flash: bool, n_outputs: int = 0
     ) -> dict[str, PoolBytes]:
-        """Return the bytes that devices allocate during generation, by device id.
+        """Return the bytes of CUDA's pools and workspaces on each device during generation, by device id.
 
         Devices whose pools cannot be computed are left out.
 

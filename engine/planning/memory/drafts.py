@@ -94,7 +94,7 @@ def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> 
 
 
 def draft_file(draft: Draft | None) -> DraftEntry | None:
-    """Return the entry of a layout file for a draft; None if there is no draft."""
+    """Return `draft` in the form that a layout file stores; None if there is no draft."""
     if draft is None:
         return None
     path = "" if draft.path is None else str(draft.path.absolute())

@@ -80,9 +80,9 @@ def heads_of(hyper: HyperParameters, n_heads: int) -> HyperParameters:
 
 
 def last_layers(placement: Placement, n_heads: int) -> Placement:
-    """Return the placement of the last `n_heads` layers alone, counted from 0.
+    """Return the placement of the last `n_heads` layers (the MTP heads) alone, with layer numbers from 0.
 
-    Their context has the same device list as the whole model, so the result has it as well.
+    The list of devices stays that of the whole model, as in llama.cpp's context of the MTP heads.
     """
     before = placement.n_layers - n_heads
     runs = tuple(
@@ -102,10 +102,10 @@ class MtpMemory:
 
     Only one thread may use an object at a time.
 
-    `state`: hyper-parameters and architecture record of the model.
+    `state`: hyper-parameters of the model, and the description of its architecture.
 
     Raises:
-        MissingNumberError: the memory of these heads cannot be computed. The message says why.
+        MissingNumberError: the memory of these MTP heads cannot be computed. The message says why.
     """
 
     def __init__(self, model: ModelFile, state: tuple[HyperParameters, Architecture]) -> None:
@@ -126,7 +126,7 @@ class MtpMemory:
         self._tables: dict[ContextSettings, ContextMemory] = {}
 
     def estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
-        """Return the state and the buffers of the heads' context on every device of `rig`."""
+        """Return the memory of the MTP heads' context on every device of `rig`: KV cache and buffers."""
         placement = last_layers(place(layout, rig, context), self._n_heads)
         tables = self._for_context(context)
         kv, _ = tables.state_bytes(placement)

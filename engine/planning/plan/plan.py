@@ -62,7 +62,10 @@ class Plan(Struct, frozen=True, dict=True):
     # ------------------------------------------------------------------ other plans
 
     def with_edit(self, edit: Edit) -> Plan:
-        """Return a plan for the same model and devices with another layout, settings and side files, not probed yet."""
+        """Return a plan for the same model and devices with another layout, settings and side files.
+
+        Its memory forecast is an estimate until `with_probed` adds llama.cpp's numbers.
+        """
         return Plan(self.memory, self.rig, edit)
 
     def with_layout(self, layout: Layout) -> Plan:
@@ -81,7 +84,10 @@ class Plan(Struct, frozen=True, dict=True):
         return found
 
     def with_own_tables(self) -> Plan:
-        """Return this plan with tables of its own for estimates, so that another thread can use it."""
+        """Return this plan with new, empty tables (`ModelMemory`) for its estimates.
+
+        Tables belong to one thread. With new tables another thread can use the plan.
+        """
         # Few tables are kept for a search with one context length: the allocator does not give a peak back.
         most = MOST_TABLES if self.edit.context.n_ctx == AUTO_CONTEXT else FEW_TABLES
         return replace(self, memory=ModelMemory(self.model, most))
@@ -130,9 +136,10 @@ class Plan(Struct, frozen=True, dict=True):
         return replace(device, overhead_bytes=least_bytes)
 
     def computing(self, device: Device) -> ComputingNeed:
-        """Return what the overhead of a load on `device` depends on, such as model, context length and micro batch.
+        """Return the properties of this load that determine its overhead (memory beyond llama.cpp's buffers).
 
-        It is compared with earlier loads to find a measured overhead. Its own `overhead_bytes` is 0.
+        These are, for instance, device, model, context length and micro batch. Measured overheads of earlier loads are
+        looked up by them. The field `overhead_bytes` of the result is 0.
         """
         model, context = self.model, self.settings
         return ComputingNeed(
@@ -224,7 +231,7 @@ class Plan(Struct, frozen=True, dict=True):
         """The layout as llama.cpp parameters for the child process that loads the model.
 
         Raises:
-            RuleViolationError: with every rule that the edit breaks.
+            RuleViolationError: layout, settings or side files break rules of llama.cpp; the error names all of them.
             LayoutError: the layout cannot be translated.
         """
         if self.violations:
@@ -264,8 +271,8 @@ class Plan(Struct, frozen=True, dict=True):
         """Everything that the result of a probe depends on: size and mtime of files, parameters, settings, devices.
 
         A probe is a load without allocation in a child process, in which llama.cpp reports its memory. Free memory and
-        threads are not part of the key. None if nothing can be probed, because the edit breaks a rule or a file is
-        missing.
+        threads are not part of the key. None if nothing can be probed, because the settings or the layout break a rule
+        of llama.cpp, or a file is missing.
         """
         try:
             parameters = self.parameters

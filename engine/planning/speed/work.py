@@ -90,7 +90,7 @@ class StateWork(Struct, frozen=True):
 class Moved(Struct, frozen=True):
     """Weights that overrides move to `device`, stored as prefix sums over the layers of the model.
 
-    A kernel is named by the tensor type that it multiplies with, with a suffix for experts.
+    A kernel is named by the tensor type that it multiplies with, and the suffix `speeds.EXPERTS` for experts.
 
     `weights`: bytes that one token reads, by kernel.
     `whole`: bytes with all experts, by kernel.
@@ -105,7 +105,7 @@ class Moved(Struct, frozen=True):
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
         """Yield (kernel, bytes that one token reads) of the weights that are moved out of layers `first` to `last`.
 
-        The name of a kernel is a tensor type, with a suffix for experts.
+        The name of a kernel is a tensor type, with the suffix `speeds.EXPERTS` for the weights of experts.
         """
         return _between(self.weights, first, last)
 
@@ -113,7 +113,7 @@ class Moved(Struct, frozen=True):
         """Return the bytes of weights of one type that are moved out of layers `first` to `last`.
 
         All experts are counted, not only those that one token uses.
-        `type_name`: tensor type, with a suffix for experts.
+        `type_name`: tensor type; with the suffix `speeds.EXPERTS` for the weights of experts.
         """
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
@@ -176,14 +176,14 @@ class Work:
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
         """Yield (kernel, bytes) of the weights in layers `first` to `last` that one token reads.
 
-        The name of a kernel is a tensor type, with a suffix for experts.
+        The name of a kernel is a tensor type, with the suffix `speeds.EXPERTS` for the weights of experts.
         """
         return _between(self._weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
         """Return the bytes of weights of one type in layers `first` to `last`, with all experts.
 
-        `type_name`: tensor type, with a suffix for experts.
+        `type_name`: tensor type; with the suffix `speeds.EXPERTS` for the weights of experts.
         """
         sums = self._whole[type_name]
         return sums[last + 1] - sums[first]
@@ -310,7 +310,7 @@ def _all_sums(rows: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]
 
 
 def _kernel_of(tensor: TensorInfo) -> str:
-    """Return the name of the kernel that multiplies with the tensor: the tensor's type, with a suffix for experts."""
+    """Return the name of the kernel that multiplies with the tensor: its type, and `speeds.EXPERTS` for experts."""
     return tensor.type_name + (EXPERTS if part_of_tensor(tensor.name) == "experts" else "")
 
 
@@ -350,7 +350,7 @@ def _output_tensor(model: ModelFile) -> TensorInfo | None:
 
 
 def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
-    """Return (device id, share of a layer) for modes tensor and row; shares sum to 1. Empty in other modes."""
+    """Return (device id, share of each layer) for split modes tensor and row; shares sum to 1. Empty in other modes."""
     if layout.split_mode not in ("tensor", "row"):
         return ()
     total = sum(share for _, share in layout.tensor_split)

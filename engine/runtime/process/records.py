@@ -39,7 +39,7 @@ def log_start(name: str, pid: int | None, engine: str, environment: Mapping[str,
     """Log the start of a child.
 
     `engine`: name and version of the software in the child, from its first message (`Hello`).
-    `environment`: variables of the child besides our own.
+    `environment`: variables that the child gets in addition to those of this process.
     `request`: first request to the child. A `Load` or `Probe` names its devices.
     """
     refs = request.devices if isinstance(request, Load | Probe) else ()

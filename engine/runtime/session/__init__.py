@@ -1,1 +1,4 @@
-"""One open model: a pure state machine, a driver that carries out its effects, and a snapshot for all readers."""
+"""The session of one open model: its loads, its requests and its child process.
+
+A pure state machine decides, a driver carries out its effects (actions), and a snapshot has the state for all readers.
+"""

@@ -75,10 +75,10 @@ class WorkRunner(Struct, frozen=True):
     """Executes the effects that take time (`effects.Work`). The driver calls `do` for each of them in a separate
     thread.
 
-    `cache`: results of earlier probes (loads without memory).
+    `cache`: results of earlier probes (loads without allocation).
     `holders`: returns the processes that hold a device's memory.
     `proposal_limit_s`: time limit of the search for proposals, in seconds.
-    `argv`: command of the child; None for that of the model child.
+    `argv`: command that starts the child process; None for `python -m engine.runtime.child`.
     `sequences`: folder in which children may save KV states; None: children may not save any.
     """
 
@@ -133,7 +133,7 @@ class WorkRunner(Struct, frozen=True):
         return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
 
     def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
-        """Return `plan` with the memory that a probe (a load without memory) reports.
+        """Return `plan` with the memory that a probe (a load without allocation) reports.
 
         If the probe fails, return the plan unchanged; the load will report why.
         """
@@ -168,7 +168,7 @@ class DriverOptions(Struct, frozen=True):
 
     `stall_limit_s`: longest silence of the child, in seconds.
     `stop_timeout_s`: longest time from a stop request to the end of a child that has to be killed, in seconds.
-    `argv`: command of the child; None for that of the model child.
+    `argv`: command that starts the child process; None for `python -m engine.runtime.child`.
     """
 
     stall_limit_s: float = DEFAULT_STALL_LIMIT_S
@@ -190,10 +190,10 @@ class _Result(Struct, frozen=True):
 
 
 class Driver:
-    """Runs the state machine of one session, and executes its effects (actions that the machine returns).
+    """Runs the state machine of one session, and executes its effects (actions that it returns).
 
-    `take`, `ask` and `close` pass an input to the machine, which runs under a lock in the caller's thread. The thread
-    of the session executes the effects, and owns the child process, timers and worker threads. It also calls the
+    `take`, `ask` and `close` pass an input to the state machine, which runs under a lock in the caller's thread. The
+    thread of the session executes the effects, and owns the child process, timers and worker threads. It also calls the
     receiver, the callback for the session's events.
     """
 
@@ -222,7 +222,7 @@ class Driver:
         """Pass an input to the state machine, and return the new state.
 
         Raises:
-            ArgumentError: the machine refuses the command.
+            ArgumentError: the state machine refuses the command, for example because no model is loaded.
         """
         with self._lock:
             return self._advance(event)

@@ -67,8 +67,8 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 class Prepared(Struct, frozen=True):
     """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
-    `plan`: the plan with a computed forecast. It has caches of its own, so only one thread uses them
-    (`Plan.with_own_tables`).
+    `plan`: the plan with a computed forecast. Its tables for estimates are not shared with other plans, because only
+    one thread may use them (`Plan.with_own_tables`).
     `request`: the request for the child.
     """
 
@@ -87,7 +87,8 @@ class Refused(Struct, frozen=True):
 class Forecasted(Struct, frozen=True):
     """Result of `Forecast`.
 
-    `plan`: the plan with a probed forecast, or with an estimated one if it could not be probed.
+    `plan`: the plan with the memory that a probe (a load without allocation) reported, or with an estimate if there was
+    no probe.
     `fits`: whether the forecast fits on every device.
     """
 

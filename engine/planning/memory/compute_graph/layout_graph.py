@@ -57,23 +57,22 @@ class Scheduling(Struct, frozen=True):
 
 
 class _PlacedSections(Struct):
-    """Cached sections of the graph (consecutive nodes, mostly one layer's) for all layouts with the same overrides.
+    """Cache of graph sections (consecutive nodes, mostly one layer's) for all layouts with the same overrides.
 
-    A variant is a number for layers with equal graphs and equal overrides (`GraphTables.variants`).
+    Layers with equal graphs and equal overrides have the same variant, a number (`GraphTables.variants`).
 
-    `outer`: variant of the weights outside of blocks.
-    `named`: for each layer, the buffer types to which overrides move its weights. The last entry is for the weights
+    `outer`: variant number of the overrides of weights outside of blocks.
+    `named`: for each layer, the buffer types to which overrides move its weights. The last item is for the weights
     outside of blocks.
-    `alike`: variant of each layer, by rule. A rule (`Sizes`) says which weights must have equal sizes in one variant.
+    `alike`: variant of each layer, by the rule (`Sizes`) that says which weights of a variant must have equal sizes.
     `uniform`: sections of all layers if the whole model is on one device, by device.
     `mixed`: section at a boundary between devices, by the section's number and the devices of its layers.
-    `groups`: cached section groups (the sections of one device).
-    `ends`: section of the output layer, by devices of the last layers and the output layer.
-    `renamed`: copies of this cache that name each device of the overrides by its position in a section group, not by
-    its id. So a copy is valid for all devices of the same kinds. The keys have the group's devices, with "" for those
-    that no override names.
-    `plain`: in such a copy, the cache from which it was made; else None.
-    `names`: in such a copy, the name of each device of the overrides, by device id; else empty.
+    `groups`: groups of sections; a group is the sections of one device.
+    `ends`: section of the output layer, by the devices of the last layers and of the output layer.
+    `renamed`: copies of this cache, in which overrides name a device by its position in the group's list of devices.
+    A copy is valid for all devices of the same kinds. Its key is that list, with "" for devices that no override names.
+    `plain`: if this is such a copy, the cache from which it was made; else None.
+    `names`: if this is such a copy, the name of each device of the overrides, by device id; else empty.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -90,9 +89,9 @@ class _PlacedSections(Struct):
 
 
 class _GroupBackends(Struct, frozen=True, eq=False):
-    """The list of backends for the sections of one device. Objects are compared by identity.
+    """The scheduler's backends for the part of the graph on one device. Objects are compared by identity.
 
-    `cache`: cached results of passes with these backends.
+    `cache`: cached results of the simulated scheduler and allocator with these backends.
     `bufts`: buffer type of each backend.
     `places`: properties of each device, by device id.
     """
@@ -131,8 +130,8 @@ class LayoutGraph:
         """Return the size of each compute buffer, by buffer type.
 
         Raises:
-            DistantReadError: the graph cannot be built section by section, because a layer reads a tensor of a layer
-            that is not its neighbour.
+            DistantReadError: the graph cannot be built layer by layer, because a layer reads a tensor of a layer that
+            is not its neighbour.
         """
         return self._simulation(placement).sizes()
 
@@ -140,8 +139,8 @@ class LayoutGraph:
         """Return the names of fused operations that have a node on another device than their layer.
 
         Raises:
-            DistantReadError: the graph cannot be built section by section, because a layer reads a tensor of a layer
-            that is not its neighbour.
+            DistantReadError: the graph cannot be built layer by layer, because a layer reads a tensor of a layer that
+            is not its neighbour.
         """
         return self._simulation(placement).moved()
 
@@ -170,7 +169,7 @@ class LayoutGraph:
     # ------------------------------------------------------------------ section groups
 
     def _whole_group(self, placement: Placement) -> SectionGroup:
-        """Return all sections as one group, for models whose layers read tensors of layers that are not their
+        """Return the whole graph as one group, for models whose layers read tensors of layers that are not their
         neighbours.
         """
         devices = backend_devices(placement)
@@ -189,9 +188,9 @@ class LayoutGraph:
         return SectionGroup(backends.cache, backends.bufts, (None, *placed_sections, None))
 
     def _groups(self, placement: Placement) -> Iterator[SectionGroup]:
-        """Yield the graph's sections in groups, one for each device.
+        """Yield the graph in groups: a group is the nodes of all layers on one device.
 
-        If llama.cpp's device list contains a device more than once, all sections are one group.
+        If llama.cpp's device list contains a device more than once, the whole graph is one group.
         """
         devices = backend_devices(placement)
         parts = self._parts(placement)
@@ -230,8 +229,9 @@ class LayoutGraph:
             start = end
 
     def _layers_around(self, start: int, end: int) -> range:
-        """Return the range of layers in the sections `start` to `end` - 1 of the graph and in the neighbouring
-        sections.
+        """Return the layers of the sections `start` to `end` - 1 of the graph and of the sections next to them.
+
+        A section is consecutive nodes of the graph, mostly those of one layer.
         """
         last = self._lasts[end] if end < len(self._section_layers) else self._tables.n_trunk - 1
         # Two sections back: the name of the section before the group contains the layers of the one before it.
@@ -293,9 +293,10 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> SectionGroup:
-        """Return the sections `start` to `end` - 1 of the graph as a group with its own list of backends.
+        """Return the part of the graph on one device, the sections `start` to `end` - 1, from the cache if possible.
 
-        Groups are cached, because most of them do not change when the user moves a boundary between devices.
+        A section is consecutive nodes, mostly those of one layer. Most groups of sections stay in the cache when the
+        user moves a boundary between devices.
 
         `parts`: layers of each device.
         `output`: device id of the output layer.
@@ -322,9 +323,9 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> SectionGroup:
-        """Return a new group of the sections `start` to `end` - 1 of the graph.
+        """Make the group of the sections `start` to `end` - 1 of the graph (the nodes of all layers on one device).
 
-        A group begins and ends at a boundary between devices, or at an end of the graph.
+        A section is consecutive nodes, mostly those of one layer.
 
         `parts`: layers of each device in the group and next to it.
         `output`: device id of the output layer.
@@ -353,9 +354,9 @@ class LayoutGraph:
     # ------------------------------------------------------------------ placed sections
 
     def _known_sections(self, placement: Placement) -> _PlacedSections:
-        """Return the cache of graph sections for layouts with the same overrides as `placement`; empty at first.
+        """Return the cache of graph sections for the overrides of `placement`; make an empty one if there is none.
 
-        `placement`: devices of the layers and the overrides.
+        A section is consecutive nodes, mostly those of one layer. All layouts with the same overrides use one cache.
         """
         found = self._sections_of.get(placement.overrides)
         if found is None:
@@ -369,13 +370,14 @@ class LayoutGraph:
         return found
 
     def _renamed(self, known: _PlacedSections, devices: tuple[str, ...], named: frozenset[str]) -> _PlacedSections:
-        """Return a copy of the cache `known` that names the overrides' devices by their position in `devices`.
+        """Return a copy of the cache `known` in which overrides name devices by their position in `devices`.
 
-        Its results are valid for all devices of the same kinds. Return `known` itself if no device is named.
+        The copy can also be used for other devices of the same kinds. If `named` has none of `devices`, `known` itself
+        is returned.
 
-        `known`: cache of sections in which devices have their ids.
-        `devices`: devices whose backends a section group (the sections of one device) can use.
-        `named`: ids of the devices that the overrides of the group's layers name.
+        `known`: cache in which overrides name devices by their ids.
+        `devices`: ids of the devices that can compute a part of the graph (the nodes of all layers on one device).
+        `named`: ids of the devices to which overrides move weights of these layers.
         """
         used = tuple([device if device in named else "" for device in devices])
         if not any(used):
@@ -390,9 +392,9 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _GroupBackends, number: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section of the graph with the index `number`, which is at a boundary between devices.
+        """Return the section with the index `number` (nodes of one layer or a few), at a boundary between devices.
 
-        Such a section has layers on several devices, or is on another device than the section before it.
+        At a boundary, a section has layers on several devices, or the section before it is on another device.
 
         `parts`: layers of each device.
         """
@@ -435,9 +437,9 @@ class LayoutGraph:
         return self._lasts[number] == self._tables.n_trunk - 1
 
     def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
-        """Return the `PlacedSection` with these arguments; equal arguments return the same object.
+        """Return the `PlacedSection` with these arguments.
 
-        So it can be compared by identity, which is faster.
+        Equal arguments return the same object, so that objects can be compared by identity, which is faster.
         """
         return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
 
@@ -460,9 +462,9 @@ class LayoutGraph:
         return tuple(self._variants_at(known, place)[start + number] for number, place in enumerate(places))
 
     def _variants_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
-        """Return the number of each layer's variant, for layers on the device `place`.
+        """Return the variant number of every layer of the model, if the layer is on the device `place`.
 
-        A variant is layers with equal graphs and equal overrides (`GraphTables.variants`).
+        Layers with equal graphs and equal overrides have the same number (`GraphTables.variants`).
         """
         sizes = self._section_maker.sizes_matter(place.buft, place.kernel_class)
         found = known.alike.get(sizes)
@@ -479,7 +481,7 @@ class LayoutGraph:
 def _name(devices: Sequence[str], device: str) -> str:
     """Return a name for a device by its first position in `devices`, such as "#0"; the CPU keeps its id.
 
-    So devices at equal positions have equal names in the section groups of all layouts.
+    Results that are cached under such names can be used for other devices at the same positions.
     """
     return device if device == CPU_ID else f"#{devices.index(device)}"
 

@@ -74,7 +74,7 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
         return tr("Set explicitly: the CPU computes its layers for prompts too.")
     if not used.op_offload:
         return tr(
-            "{device} could speed up long prompts, but has no room for copies of the CPU's weights.",
+            "{device} could compute long prompts faster, but has no room for copies of the weights in host memory.",
             device=device,
         )
     if device is None:
@@ -101,7 +101,7 @@ def _why_nothing(layout: Layout) -> str:
             if behind
             else tr("no layer's weights are in host memory")
         )
-    return tr("no device here can compute with weights that are in host memory")
+    return tr("no device of the layout can compute with weights that are in host memory")
 
 
 def _weights_on_host(layout: Layout) -> bool:

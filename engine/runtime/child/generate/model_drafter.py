@@ -75,10 +75,9 @@ class ModelDrafter(Drafter):
         return [draft for draft, _ in begun]
 
     def _cut_to(self, wanted: Wanted) -> tuple[Draft, list[int]]:
-        """Remove the tokens of the draft model's sequence from the first one on that differs from the slot's tokens.
+        """Cut the draft model's sequence to the tokens at its start that are equal to the slot's tokens.
 
-        Return a draft without tokens so far, and the tokens of the slot that the draft model has to compute before
-        drafting.
+        Return a draft that has no tokens yet, and the tokens of the slot that the draft model must compute first.
         """
         tokens = wanted.tokens
         # Images, and tokens that only the model has, are left out.

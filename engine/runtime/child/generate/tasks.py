@@ -81,7 +81,7 @@ class SequenceTask(Task, ABC):
 
     @property
     def readable(self) -> int:
-        """Number of tokens to compute before the next image or sound; all missing tokens if none follows."""
+        """Number of tokens to compute before the next image or sound; if none follows, before the end of `tokens`."""
         if self.slot is None or not self.media.prompt.parts:
             return self.missing
         held = len(self.slot.tokens)
@@ -133,7 +133,7 @@ class StandaloneTask(Task, ABC):
 
     @abstractmethod
     def run_part(self, slots: Slots) -> FinalMessage | None:
-        """Do the next part of the work: compute a batch of texts to embed, or go on with a saved KV state.
+        """Do the next part of the work: compute a batch of texts to embed, or continue to save or restore a KV state.
 
         Return the final message of the request after the last part, else None.
 

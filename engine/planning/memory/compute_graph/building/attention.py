@@ -216,11 +216,11 @@ def build_attn_mla(
 def build_attn_no_cache(
     ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output"
 ) -> Tensor:
-    """Return the output of attention within the batch times the matrix `out`, for models with no KV cache.
+    """Return attention among the tokens of the batch, multiplied by the matrix `out`; for models with no KV cache.
 
     Mirrors `build_attn` with `llm_graph_input_attn_no_cache`.
 
-    `out`: short name of the output matrix; None for no multiplication.
+    `out`: short name of the output matrix. Nothing is multiplied if it is None or the layer lacks the matrix.
     """
     for part in (q, k, v):
         ctx.graph.build_forward_expand(part)
@@ -258,7 +258,7 @@ def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
 
 
 def _merged(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return a reshape of the cache as one matrix, with the rows of all sequences' streams one after another."""
+    """Return the cache reshaped to one matrix with a row for each cell: all streams (`n_stream`) one after another."""
     if cache.ne[2] == 1:
         return cache
     return ctx.graph.reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])

@@ -1,7 +1,7 @@
 """Computes the sizes of compute buffers by running scheduler and allocator over the graph of a layout, without data.
 
 The graph is a list of sections: consecutive nodes, mostly those of one layer (`sections.py`). `Simulation` runs these
-passes over the list: assign backends, divide by splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA),
+passes over the list: assign backends, divide into splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA),
 collect backwards which tensors later sections read, and allocate.
 
 `PassCache` (`pass_cache.py`) caches the result of each pass for each section, so that similar layouts are fast.
@@ -104,8 +104,9 @@ class Simulation:
         All tensors are allocated again. The cache is not used, because its results are for buffers without a limit.
 
         `largest`: largest possible buffer in bytes, by buffer type.
-        `assigned`, `split_sections`, `live_outs`: results of earlier passes for each group of sections: the backends of
-        nodes, the sections divided by splits, and the tensors that later sections read.
+        `assigned`: backends of the nodes, for each group (the part of the graph on one device).
+        `split_sections`: sections (nodes of one layer or a few) divided at the scheduler's splits, for each group.
+        `live_outs`: numbers of the sets of tensors that later sections read, for each group.
         """
         buffers = {buft: ChunkedTallocr(largest[buft]) if buft in largest else DynTallocr() for buft in sizes}
         leafs = tuple(self._groups[0].cache.placed_leafs([each for of_group in assigned for each in of_group]))
@@ -139,12 +140,12 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Translate the state of a pass to the backends of another group of sections.
+        """Translate the result so far of a pass from the group `place` - 1 to the backends of the group `place`.
 
-        A pass goes through the graph section by section; its state is the result so far. A group is the sections on one
-        device. Return the number of the translated state in the cache of the group `place`.
+        A pass, such as the assignment of backends, goes through the groups (parts of the graph on one device) in order.
+        Each group numbers backends differently. Return the number of the translated result in the cache of `place`.
 
-        `state`: number of the state in the cache of the group before.
+        `state`: number of the result in the cache of the group `place` - 1.
         """
         origin = self._groups[place - 1].cache
         return self._groups[place].cache.translated(origin, self._backend_maps[place - 1], state)
@@ -180,9 +181,12 @@ class Simulation:
         return found
 
     def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the sections of the graph that follow the group `place` (the sections on one device).
+        """Yield the nodes after the group `place` in sections (nodes of one layer or a few).
 
-        `split_sections`: sections of each group, divided by splits.
+        A group is the part of the graph on one device. The first section of each group comes with the map from the
+        group's backends to those of the group before; other sections come with None.
+
+        `split_sections`: sections of each group, divided at the scheduler's splits.
         """
         for before, group in enumerate(self._groups[place + 1 :], place):
             first, *others = split_sections[before + 1]

@@ -277,7 +277,7 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
         ("Vulkan", 8, False, {}, True, "D0 computes the CPU's layers"),
         ("CUDA", 0, False, {}, True, "no layer's weights are in host memory"),
         ("CUDA", 8, True, {}, True, "placed after a GPU cannot use op offload"),
-        ("RPC", 8, False, {}, True, "no device here can compute"),
+        ("RPC", 8, False, {}, True, "no device of the layout can compute"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),
         ("CUDA", 8, False, {"op_offload": False}, False, "Set explicitly"),

@@ -275,7 +275,7 @@ class State(Struct, frozen=True):
     `stop_timer`: id of the running stop timer; None if none runs.
     `loss`: a lost child, while the cause of its loss is searched for; else None.
     `lost`: event that reports the loss of the loaded model, if that happened while a new load was being prepared. It
-    is sent when the new load is cancelled; if the new load succeeds or fails, it is dropped.
+    is sent when the new load is cancelled and no other load waits; if a load succeeds or fails, it is dropped.
     `exhausted`: the layout of the last model, if it ran out of memory in an answer. If the same layout is requested
     again and other layouts may be tried, the load begins with another layout.
     `last`: result of the last load.

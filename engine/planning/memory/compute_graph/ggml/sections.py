@@ -192,8 +192,8 @@ class Section(Struct, frozen=True, eq=False):
     def form(self) -> Section:
         """The section as it is without overrides, which move weights to other buffer types.
 
-        If overrides move none of its weights, this is the section itself. Results that do not depend on the buffer
-        types of weights are cached by this form.
+        If overrides move none of its weights, this is the section itself. It is the cache key of results that do not
+        depend on the buffer types of weights.
         """
         return self.plain or self
 

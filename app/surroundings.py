@@ -46,7 +46,13 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
             if folder:
                 wrong.append(f"{name}={_quoted(folder)}")
     names = ", ".join(wrong)
-    return tr("Ignored these paths, because they are relative or too long: {names}.", names=names) if wrong else ""
+    if not wrong:
+        return ""
+    return tr(
+        "These environment variables were ignored, because their paths are relative or too long: {names}. Correct or "
+        "unset them.",
+        names=names,
+    )
 
 
 def _quoted(folder: str) -> str:

@@ -82,7 +82,7 @@ class StateStorage:
     def asked(self, chat: str, request: int) -> None:
         """Record that the model begins an answer in conversation `chat`.
 
-        The answer changes the sequence of the conversation, so an earlier KV state of it can no longer be saved.
+        The answer adds tokens to the conversation's KV cache, so the KV state before the answer can no longer be saved.
         """
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
@@ -136,7 +136,7 @@ class Answering(QObject):
     # ------------------------------------------------------------------ what people do
 
     def begin(self, run: AnswerRun) -> None:
-        """Make `run` the current answer, and carry out its first effects, such as sending a request."""
+        """Make `run` the current answer and start it, for example by sending its request to the model."""
         self.answer, self.request, self._count = run, None, None
         self.begun.emit()
         self._do(run, run.begin())
@@ -203,9 +203,9 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Emit `piece`, a text of the answer `run`, because it has been stored.
+        """Emit `written` with `piece`, a text of the answer `run`. Called when the text has been stored.
 
-        If the answer has ended meanwhile, nothing is emitted: the complete answer is shown then.
+        If the answer has ended meanwhile, nothing is emitted, because the complete answer is shown.
         """
         if run is self.answer and not run.has_ended:
             run.written(piece)
@@ -260,9 +260,9 @@ class Answering(QObject):
             self._do(run, run.done(event))
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        """Fail the answer if the model was unloaded before any request for it was sent.
+        """End the answer with an error if the model was unloaded before a request was sent.
 
-        Once a request has been sent, `Loading.answer_lost` reports its failure.
+        After a request was sent, the signal `Loading.answer_lost` reports the loss instead.
         """
         run = self.answer
         # An answer that waits for a restored state or a count of tokens has no event that would end it.

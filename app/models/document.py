@@ -123,9 +123,9 @@ class LayoutDocument(QObject):
 
     @property
     def layouts_for_mode_layer(self) -> tuple[Layout | None, Layout | None]:
-        """(Last layout in split mode `layer`, layout made by the last change to another mode).
+        """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
 
-        If the user chooses mode `layer` again, the first one is restored, unless the second one was edited since. Both
+        If the user chooses mode `layer` again and has not edited the second layout, the first one is restored. Both
         are None before the user has chosen another mode.
         """
         return (None, None) if self._state is None else self._state.layouts_for_mode_layer
@@ -167,10 +167,11 @@ class LayoutDocument(QObject):
             do()
 
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
-        """Replace the current edit state by a new one for a model, with `edit` and an empty undo stack.
+        """Make `model` the current model, with the layout and settings `edit` and an empty undo stack.
 
+        The layout and the undo stack of the previous model are lost, unless `put_aside` was called before.
         `model`: the model, or its preview tables (values that all its previews share) if they exist already.
-        `pace`: durations of earlier forecasts with these tables.
+        `pace`: durations of earlier forecasts for this model; None if there are none.
         """
         old = self.put_aside()
         if old is not None:

@@ -231,7 +231,7 @@ class MainWindow(QMainWindow):
             self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
 
     def fit_report(self) -> None:
-        """Make the load report as high as its table, or, if the table is hidden, as high as a few sentences."""
+        """Give the load report its normal height: that of its table, or of a few sentences if the table is hidden."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
 
     def settle_report(self, needed_height: int) -> None:

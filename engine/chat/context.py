@@ -96,7 +96,7 @@ class Fit(Struct, frozen=True):
 
 
 def left_out_sentence() -> str:
-    """Return the sentence that is shown when turns are left out for the first time."""
+    """Return the sentence for the user when a prompt leaves out turns that earlier prompts contained."""
     return tr("The context is full. The model no longer sees the oldest messages.")
 
 
@@ -269,8 +269,8 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
     """Return the stored cut (turns left out of the prompt) that applies to an answer before a new decision is made.
 
-    It is the cut of the answer, else that of its newest version with a cut, else that of the previous answer. Cuts for
-    a context shorter than `n_ctx` are ignored.
+    The cut is taken from the answer; else from the other versions of the answer, the newest first; else from the
+    previous answer. Cuts for a context shorter than `n_ctx` are ignored.
     """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),

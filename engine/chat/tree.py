@@ -184,7 +184,7 @@ def changed(tree: MessageTree, message: Message) -> MessageTree:
 
 
 def branched(tree: MessageTree, message: str) -> MessageTree:
-    """Return the path to a message as a tree with new ids, for another conversation."""
+    """Return a tree for another conversation: copies, with new ids, of the messages from the root to `message`."""
     copies: list[Message] = []
     path = tree.path_to(message)
     ids = {old.id: new_id() for old in path}

@@ -96,7 +96,7 @@ class Writer:
         return self._enqueue(_QueuedJob(job, done, is_repeated_later, is_upkeep))
 
     def settled(self) -> Future[None]:
-        """Return a future that is done when each earlier job is on disk, waits in memory, or has failed."""
+        """Return a future that is done when each earlier job was tried: it is stored, failed, or waits for a retry."""
         return self._enqueue(_QueuedJob(None, Future(), is_repeated_later=True))
 
     def data_version(self) -> int:
@@ -210,8 +210,10 @@ class Writer:
     def _write(self, jobs: list[_QueuedJob]) -> None:
         """Run jobs in one transaction. After a temporary error, keep them in `_behind` for a later attempt.
 
-        After any other error, run each job in a transaction of its own. `_behind` changes only at the end: while it
-        has jobs from an earlier attempt, reads of `ChatStore` use `with_all`, which waits for the end of this attempt.
+        After any other error, run each job in a transaction of its own.
+
+        Jobs of an earlier attempt stay in `_behind` until the end of this one. Meanwhile `ChatStore` reads through
+        `with_all`, which waits for that end.
         """
         fault = self._attempt(jobs)
         if fault is None:
@@ -234,8 +236,9 @@ class Writer:
         self._behind = []
 
     def _put_off(self, waiting: list[_QueuedJob], jobs: list[_QueuedJob], error: Exception) -> None:
-        """Keep `jobs` in memory for a later attempt, after those in `waiting`; end the futures of `jobs` with `error`.
+        """Keep `jobs` in memory for a later attempt, and end their futures with `error`.
 
+        `waiting`: jobs that already wait; they run before `jobs`.
         Jobs that only clean up (`is_upkeep`) are dropped. If too many jobs wait (`MAX_BEHIND`), jobs whose data a later
         job writes again are dropped too.
         """

@@ -295,11 +295,11 @@ class _Handshake:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """Return a generator that performs one handshake, with the requests and the order of llama.cpp's RPC client.
+        """Return a generator that makes the requests of a handshake, in the order of llama.cpp's RPC client.
 
-        It yields each request with the size of the expected answer in bytes. The caller passes the answer to `send`.
-        The generator returns the status, and the words that follow the endpoint in a sentence for the user, such as
-        "answers".
+        It yields each request with the length of the answer in bytes. The caller passes the answer to the generator's
+        method `send`. At the end the generator returns the status, and the rest of a sentence for the user that begins
+        with the endpoint, such as "answers".
         """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.
@@ -327,7 +327,9 @@ class _Handshake:
                 wanted = tr("a power of two up to {max_alignment_bytes:,}", max_alignment_bytes=MAX_ALIGNMENT_BYTES)
                 return _absurd(
                     tr(
-                        "an alignment of {alignment:,} bytes for device {index}", alignment=alignment_bytes, index=index
+                        "a buffer alignment of {alignment:,} bytes for device {index}",
+                        alignment=alignment_bytes,
+                        index=index,
                     ),
                     wanted,
                 )

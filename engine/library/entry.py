@@ -99,7 +99,11 @@ class Quantisation(Struct, frozen=True, gc=False):
         if self.copy.missing:
             count = self.copy.first.parsed.count
             numbers = ", ".join(map(str, self.copy.missing[:3]))
-            return tr("is incomplete: part {numbers} of {count} is missing", numbers=numbers, count=count)
+            return tr(
+                "is incomplete: part {numbers} of {count} is missing; download the model again",
+                numbers=numbers,
+                count=count,
+            )
         return "" if self.facts is None else self.facts.error
 
 

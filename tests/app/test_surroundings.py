@@ -47,6 +47,7 @@ def test_a_user_whom_nobody_knows_has_no_home(monkeypatch: pytest.MonkeyPatch) -
     environment = {"XDG_DATA_HOME": "", "XDG_CACHE_HOME": "rel\x1b"}
     assert (
         settle_places(environment)
-        == 'Ignored these paths, because they are relative or too long: XDG_CACHE_HOME="rel\\x1b".'
+        == "These environment variables were ignored, because their paths are relative or too long: "
+        'XDG_CACHE_HOME="rel\\x1b". Correct or unset them.'
     )
     assert environment == {"HOME": "/"}

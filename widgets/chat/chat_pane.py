@@ -344,7 +344,7 @@ class ChatPane(QWidget):
         self._report_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
-        """Send a sample question. If the model is not ready, put the question into the input if the input is empty."""
+        """Send a sample question. If the model is not ready, put the question into the input, unless that has text."""
         if self._can_send():
             self._send(question)
         elif not self.prompt_edit.toPlainText().strip():

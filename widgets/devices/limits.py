@@ -30,7 +30,7 @@ def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> Device
 
     `device`: id of the device.
     `cap`, `margin`: the typed texts.
-    `total_bytes`: memory of the device, of which the margin must leave something; 0 if unknown.
+    `total_bytes`: memory of the device, which must be larger than the margin; 0 if unknown.
 
     Raises:
         ValueError: with a sentence that names the field and the accepted form.

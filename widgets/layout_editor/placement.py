@@ -238,16 +238,15 @@ def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, 
 
 
 def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:
-    """Return the bytes of weights that the layout places on the device of `content`, by the sizes of the tensors.
+    """Return the bytes of all weights, and of experts, that the layout places on the device of `content`.
+
+    They are sums of tensor sizes, except in two cases:
+    - In split modes tensor and row, the bytes of experts are estimated: the device's weights times the share of experts
+      in the model. The experts on the host (CPU) are summed in these modes too.
+    - In these modes, or if an override has a pattern that matches no known part of layers, the bytes of all weights are
+      None. For the host they are the weights of the whole model less those of the other devices.
 
     `row`: memory that the layout needs on the device; None if it is unknown.
-
-    In split modes tensor and row, the experts on a device are estimated: the device's weights times the share of
-    experts in the model. In these modes, and if the pattern of an override matches no known part of layers, the total
-    of a device is None.
-
-    The host (CPU) differs: its experts are always counted. Where the total of another device is None, that of the host
-    is the weights of the whole model less those of the other devices.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")

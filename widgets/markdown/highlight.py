@@ -84,7 +84,7 @@ def highlight(lines: Sequence[str], language: str, used: TimeUsed) -> Iterator[t
     Code is highlighted if its language is one of `LANGUAGES` and the code is within the limits of length and time. Each
     span of highlighted code has a kind of token, such as "keyword".
 
-    `used`: time of the message's code so far; the time of this code is added.
+    `used`: processor time that highlighting the message has taken so far. This call adds the time that it takes.
     """
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for segment in _segments(lines):

@@ -80,7 +80,9 @@ def parse_caps(text: str) -> tuple[int, ...]:
 
 def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
     """Ask for the memory caps of a lab rig (RPC workers on this computer), and call `then` with them, in bytes."""
-    dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
+    dialog = LineDialog(
+        parent, tr("Start a lab rig (workers on this computer)"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps
+    )
     dialog.entered.connect(lambda text: then(parse_caps(text)))
     dialog.open()
 

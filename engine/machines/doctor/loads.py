@@ -37,7 +37,7 @@ _TOKENS = 24
 
 
 class LoadCheck:
-    """Loads a model on one device after another, and compares its memory with the forecast.
+    """Loads a model on one device after another, and compares the measured memory with the forecast.
 
     `calibration`: memory overheads of the devices. The caller may set it before a load; a load on a card updates it.
     """
@@ -51,7 +51,7 @@ class LoadCheck:
         """Adds what the last load showed to a calibration; None before the first load that showed something."""
 
     def on(self, device: Device) -> Iterable[Check]:
-        """Load all layers of the model on `device`, let it answer a prompt, and yield a check for each result.
+        """Load all layers of the model on `device`, let the model answer a prompt, and yield a check for each result.
 
         The checks are of the memory, the answer and, on a card, the memory overhead.
 

@@ -279,7 +279,8 @@ PLAIN_GRAPH = GraphRecord()
 class Window(Struct, frozen=True):
     """Sliding-window attention of an architecture: which layers have a window, and its length.
 
-    If the file lists the layers with a window, or has a period, `period` is not used.
+    `period` is only a default, except if it is 1: the file may have another period, or a list of the layers with a
+    window (`attention.sliding_window_pattern`).
     """
 
     period: int = 0
@@ -342,7 +343,10 @@ class Recurrence(Struct, frozen=True):
 
 
 class Indexer(Struct, frozen=True):
-    """A second KV cache with one key head, for layers in which an indexer selects the tokens that attention reads."""
+    """The indexer of an architecture: which layers have one, and its cache.
+
+    An indexer selects the tokens that attention reads. It has a second KV cache with one key head.
+    """
 
     layers: Literal["all", "listed", "after_dense"] = "all"
     """Layers with an indexer: all, those in the file's list, or all after the leading dense layers."""

@@ -67,7 +67,7 @@ def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_by
             raise ModelFileError(
                 path,
                 tr(
-                    "is not part {index} of {count} according to its header; the file name is wrong",
+                    "is not part {index} of {count} according to its header; restore the original file name",
                     index=index + 1,
                     count=len(paths),
                 ),
@@ -84,7 +84,10 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
         if tensor.name in names:
             raise ModelFileError(
                 paths[tensor.file_index],
-                tr("contains the tensor {name}, which is also in an earlier part", name=quote(tensor.name)),
+                tr(
+                    "contains the tensor {name}, which is also in an earlier part; download all parts again",
+                    name=quote(tensor.name),
+                ),
             )
         names.add(tensor.name)
     # Written by llama-gguf-split.
@@ -94,7 +97,7 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
             paths[0],
             tr(
                 "says that all parts of the model together have {stated} tensors, but the parts have {count} tensors; "
-                "one part is from another model",
+                "one part is from another model, so download all parts again",
                 stated=clean(str(expected)),
                 count=len(tensors),
             ),
@@ -136,7 +139,7 @@ def _refuse_other_kinds(path: Path, metadata: Mapping[str, MetadataValue], archi
     if kind == "adapter":
         raise ModelFileError(path, tr("is a LoRA adapter, not a model; open the model that the adapter belongs to"))
     if kind == "imatrix" or architecture == "imatrix":
-        raise ModelFileError(path, tr("is an importance matrix for quantising, not a model"))
+        raise ModelFileError(path, tr("is an importance matrix for quantising, not a model; open a model file"))
 
 
 def _block_count(

@@ -262,11 +262,12 @@ class Recovery(Struct, frozen=True):
 def begin_recovery(
     rig: Rig, free_bytes: Mapping[str, int], held_bytes: Mapping[str, int], now_s: float
 ) -> Recovery | None:
-    """Begin the wait until a model that is about to be unloaded has freed its memory; None if no device needs a wait.
+    """Return a `Recovery`, which tells when drivers have freed a model's memory; None if no device needs a wait.
 
-    The CPU, integrated devices and Metal use the host's memory, which is free as soon as the process has ended.
+    Call this just before the model is unloaded. The CPU, integrated devices and Metal need no wait: they use the host's
+    memory, which is free as soon as the process has ended.
 
-    `free_bytes`: free bytes by device id as reported now. Devices that do not report it are not waited for.
+    `free_bytes`: present free bytes by device id. There is no wait for devices that do not report them.
     `held_bytes`: bytes that the model holds, by device id.
     """
     before = {

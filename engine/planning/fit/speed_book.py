@@ -154,7 +154,7 @@ class SpeedBook(Struct, frozen=True):
     ) -> SpeedBook:
         """Return the book with the measured speed of one more answer; unchanged if the answer was too short.
 
-        `layout_class`: class of the layout (`speeds.layout_class`).
+        `layout_class`: key of the corrections that are learnt for layouts of this kind (`speeds.layout_class`).
         `predicted`: prediction for the answer's layout, without learnt corrections.
         `tokens`: number of tokens of the answer.
         """
@@ -166,7 +166,7 @@ class SpeedBook(Struct, frozen=True):
     def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
         """Return the book with the measured speed of one more prompt; unchanged if the prompt was too short.
 
-        `layout_class`: class of the layout (`speeds.layout_class`).
+        `layout_class`: key of the corrections that are learnt for layouts of this kind (`speeds.layout_class`).
         `predicted`: prediction for the prompt's layout, without learnt corrections.
         """
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
@@ -213,7 +213,7 @@ def _answer(
 ) -> Answer:
     """Return the `Answer` to save: the measured seconds per token, and the predicted seconds of each device.
 
-    `layout_class`: class of the layout (`speeds.layout_class`).
+    `layout_class`: key of the corrections that are learnt for layouts of this kind (`speeds.layout_class`).
     `times`, `token_s`: predicted seconds per token on each device, and in all.
     `tokens_per_second`: measured speed.
     """

@@ -252,10 +252,10 @@ class _Planner:
     def leave_out(self, wanted: Sequence[Wanted], found: Together) -> LeaveOut | None:
         """Return the model that should be left out, with what the other models gain; None if no other model gains.
 
-        Each model is left out in turn, the least important one first, and the others are planned again. The first model
-        without which all others fit and use no CPU is returned. If there is none, the best choice helps the most other
-        models: they fit without the CPU, or they fit and did not fit before. Of equal choices, the one with the fewest
-        layers on the CPU is best.
+        Each model is left out in turn, the least important one first, and the others are planned again. As soon as all
+        others fit and use no CPU, the model that is left out is returned. If that never happens, the model is returned
+        that helps the most others: they fit without the CPU, or they fit and did not fit before. If several models help
+        equally many, the others must have the fewest layers on the CPU.
         """
         best: tuple[tuple[int, int], LeaveOut] | None = None
         small = small_models(wanted)
@@ -322,11 +322,13 @@ class _Planner:
 
 
 def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
-    """Yield orders in which the models are planned; a model gets the memory that earlier ones in the order leave.
+    """Yield orders in which the models are planned; a model gets the memory that earlier ones in the order leave free.
 
     The orders are: large models by importance, then small models; small models, then large models by importance; large
     models by file size, then small models. Models that are too large for all devices together come last in each order:
     they would take memory from the others and still be slow.
+
+    `small`: names of the small models (`small_models`); all other models count as large.
     """
     too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]

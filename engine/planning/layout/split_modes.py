@@ -152,9 +152,9 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
 def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
     """Yield a violation if a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
 
-    llama.cpp rounds shares to whole heads, beginning with another device in each layer. If a share is not a whole
-    number of heads, Q heads of such a layer are on other devices than the K heads that they read in an earlier layer,
-    and llama.cpp aborts (ggml-backend-meta.cpp: "Assert that ratio is consistent").
+    llama.cpp rounds shares to whole heads, and starts the rounding at another device in each layer. If a share is not a
+    whole number of heads, the last layers have Q heads on other devices than the K heads of the earlier layer that they
+    read. Then llama.cpp aborts (ggml-backend-meta.cpp: "Assert that ratio is consistent").
     """
     shares_kv = architecture_rules(model.architecture).shares_kv
     if not shares_kv or not model.hyper_parameter("attention.shared_kv_layers"):

@@ -24,7 +24,7 @@ _LOGIT_BYTES = 4
 
 
 class ContextMemory:
-    """Memory of state, output buffer and compute buffers, for one model with one set of context settings.
+    """Memory of KV cache, recurrent state, output buffer and compute buffers, for one model and its context settings.
 
     `hyper`: hyper-parameters of the model.
     `shape`: sizes that llama.cpp computes from the settings.

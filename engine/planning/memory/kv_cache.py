@@ -115,9 +115,9 @@ def layer_states(
 ) -> tuple[LayerState, ...]:
     """Return the KV cache and the recurrent tensors of each block of the file.
 
-    Blocks for multi-token prediction have none. The last block also gets the KV caches that belong to no block. These
-    are the caches of further passes if all layers run several times, or the cache of the layer that selects a LoRA
-    adapter for each token.
+    Blocks for multi-token prediction have none. Some models have KV caches for layers that are not in the file: for the
+    repetitions of all layers, or for a layer that selects a LoRA adapter for each token. These caches are added to the
+    last block.
     """
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers

@@ -72,7 +72,8 @@ class Preview(Struct, frozen=True):
     model has given an answer, the prediction is scaled by the measured speed of that answer (`anchored`), and is for
     the same number of tokens in the context. So it agrees with the speed that the user has just seen.
     `answered_per_second`: tokens per second of the last answer with this edit; None before the first one.
-    `usual_speed`: predicted speed with the usual number of tokens in the context; None if `speed` is for that number.
+    `usual_speed`: predicted speed for the default number of tokens in the context (`usual_fill`); None if `speed` is
+    for that number.
     `sendings`: bytes of weights that a load sends to each RPC worker; only for workers whose link was measured.
     `embedding_moves`: whether the token embedding can be put on a device; it cannot if the output layer uses it too.
     `slices`: parts of each layer on the devices of modes tensor and row; None in other modes.
@@ -159,10 +160,11 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of an answer that was given with another layout or other settings than `plan` has.
+        """Return the predicted speed for the layout and settings with which the answer `answered` was given.
 
-        None if that layout cannot be loaded on the devices of `plan`, or if its memory cannot be computed. The last
-        result is cached, because it does not change while layers are dragged in the editor.
+        The caller compares this prediction with the measured speed of the answer. None if that layout cannot be loaded
+        on the devices of `plan`, or if its memory cannot be computed. The last result is cached, because it does not
+        change while layers are dragged in the editor.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
@@ -213,8 +215,8 @@ def plan_speed(
     """Return the predicted speed of answers; None if `plan` breaks a rule or its memory cannot be computed.
 
     `work`: bytes read and operations computed for one token, by layer of the plan's model.
-    `fill_tokens`: number of tokens in the context; None for the usual number.
-    `prompt_tokens`: length in tokens of a prompt whose speed is predicted as well; 0: `fill_tokens`.
+    `fill_tokens`: number of tokens in the context; None for the default (`usual_fill`).
+    `prompt_tokens`: length in tokens of a prompt whose speed is predicted as well; 0: as long as `fill_tokens`.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.answer(plan.edit.layout, fill_tokens, prompt_tokens)
@@ -275,8 +277,8 @@ def _anchored_speeds(
 ) -> tuple[SpeedForecast, SpeedForecast]:
     """Return two predictions for `plan`, both scaled by the measured speed of the answer `answered`.
 
-    The first is `usual`, which is for the usual number of tokens in the context. The second is for as many tokens in
-    the context as the answer had.
+    The first is `usual`, a prediction for the default number of tokens in the context (`usual_fill`). The second is for
+    as many tokens in the context as the answer had.
     """
     answer = answered.answer
     fill_tokens = min(answer.fill_tokens, plan.settings.n_ctx_each)

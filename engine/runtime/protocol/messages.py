@@ -366,7 +366,7 @@ class DraftStatistics(Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Mean number of tokens of a step; None if there was no step."""
+        """Mean number of tokens that a step added to the answer; None if there was no step."""
         return (self.steps + self.accepted_tokens) / self.steps if self.steps else None
 
 

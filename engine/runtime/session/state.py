@@ -79,7 +79,8 @@ class LoadProgress(Struct, frozen=True):
 class LoadedInfo(Struct, frozen=True):
     """The loaded model.
 
-    `order`: the order of the load, with the plan that was loaded. After retries it can differ from the ordered plan.
+    `order`: the request for the load, with the plan that was loaded. After retries this can be another plan than the
+    requested one.
     `n_ctx`: context of all slots together in tokens, as rounded by llama.cpp.
     `n_ctx_seq`: context of one request in tokens.
     `slots`: number of requests that are computed at the same time.
@@ -88,7 +89,7 @@ class LoadedInfo(Struct, frozen=True):
     `layer_devices`: device id of each layer, the output layer last.
     `kv_devices`: index and device id of each layer with a KV cache.
     `context`: context settings that were used.
-    `measured`, `forecast`: memory, a row for each device.
+    `measured`, `forecast`: memory on each device, after the load and as forecast before it.
     `elsewhere`: layers and caches that are on another device than the layout asks for.
     """
 
@@ -148,16 +149,16 @@ class Step(Enum):
 
 
 class LoadRun(Struct, frozen=True):
-    """The running load in the state machine.
+    """The load that is under way, as the session's state machine stores it.
 
-    `asked`: the order of the load.
+    `asked`: what to load, and whether other layouts may be tried.
     `plan`: the plan that is being tried.
-    `base`: the ordered plan, with caches that no other thread uses; None until the plan is prepared.
+    `base`: the requested plan, with caches that no other thread uses; None until the plan is prepared.
     `step`: the present step, which names what the load waits for.
-    `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
-    `request`: request for the child; None until the plan is prepared.
+    `ticket`: number of the background work for which the load waits; None if it waits for a child process.
+    `request`: load request for the child process; None until the plan is prepared.
     `is_real`: whether the load of `plan` has begun; False while its memory is only forecast.
-    `unchecked`: endpoints in use by the previous child. Whether they answer is checked after that child has ended.
+    `unchecked`: RPC endpoints that the previous child process used. They are contacted after that process has ended.
     `backoff_tenths`: how many tenths of its capacity stay unused on each device with a failed allocation
     (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
@@ -273,10 +274,10 @@ class State(Struct, frozen=True):
     `waiting`: load that was ordered while another load or a request was running; it begins when those have ended.
     `stop_timer`: id of the running stop timer; None if none runs.
     `loss`: a lost child, while the cause of its loss is searched for; else None.
-    `lost`: event for the loss of the loaded model during the preparation of a new load. It is reported only if that
-    load and all loads that waited for it are cancelled.
-    `exhausted`: the layout of the last model, if it ran out of memory in an answer. If it is ordered again and other
-    layouts may be tried, the load begins with another layout.
+    `lost`: event that reports the loss of the loaded model, if that happened while a new load was being prepared. It
+    is sent when the new load is cancelled and no other load waits; if a load succeeds or fails, it is dropped.
+    `exhausted`: the layout of the last model, if it ran out of memory in an answer. If the same layout is requested
+    again and other layouts may be tried, the load begins with another layout.
     `last`: result of the last load.
     `has_failed`: whether the last load failed, or its child was lost.
     `unload_wanted`: whether the child must end as soon as no load and no request runs.

@@ -126,9 +126,9 @@ def test_half_an_answer_ends_at_the_limit() -> None:
     [
         (15, struct.pack("<I", 4_000_000_000), "4,000,000,000 devices"),
         (15, struct.pack("<I", 0), "0 devices"),
-        (1, struct.pack("<Q", 0), "an alignment of 0 bytes"),
-        (1, struct.pack("<Q", 48), "an alignment of 48 bytes"),
-        (1, struct.pack("<Q", 1 << 63), "an alignment of 9,223,372,036,854,775,808 bytes"),
+        (1, struct.pack("<Q", 0), "a buffer alignment of 0 bytes"),
+        (1, struct.pack("<Q", 48), "a buffer alignment of 48 bytes"),
+        (1, struct.pack("<Q", 1 << 63), "a buffer alignment of 9,223,372,036,854,775,808 bytes"),
         (2, struct.pack("<Q", 0), "a largest buffer of 0 bytes"),
         (11, struct.pack("<QQ", (1 << 64) - 1, 1 << 30), "18,446,744,073,709,551,615 bytes of memory for device 0"),
         (11, struct.pack("<QQ", 0, 1 << 60), "1,152,921,504,606,846,976 bytes of memory for device 0"),

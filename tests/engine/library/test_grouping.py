@@ -68,7 +68,7 @@ def test_parts_are_one_file_and_missing_ones_are_named() -> None:
     assert [path.name[9:14] for path in ada.quantisations[0].copy.paths] == ["00001", "00002", "00003"]
     assert ada.quantisations[0].size_bytes == 300
     assert ada.quantisations[0].fault == ""
-    assert bob.quantisations[0].fault == "is incomplete: part 2 of 3 is missing"
+    assert bob.quantisations[0].fault == "is incomplete: part 2 of 3 is missing; download the model again"
 
 
 def test_deleted_parts_and_side_files_are_not_there() -> None:
@@ -77,7 +77,7 @@ def test_deleted_parts_and_side_files_are_not_there() -> None:
     gone = [replace(part, is_missing=True) for part in parts]
     (torn,) = group([parts[0], gone[1], parts[2], projector], {})
     assert torn.quantisations[0].copy.paths == (parts[0].path, parts[2].path)
-    assert torn.quantisations[0].fault == "is incomplete: part 2 of 3 is missing"
+    assert torn.quantisations[0].fault == "is incomplete: part 2 of 3 is missing; download the model again"
     assert torn.side_files == ()
     (missing,) = group(gone, {})
     assert missing.quantisations[0].copy.paths == tuple(part.path for part in gone)

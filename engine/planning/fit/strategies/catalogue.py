@@ -1,4 +1,4 @@
-"""The table of strategies by name, and the functions that run one of them."""
+"""The table of strategies (searches for an automatic layout) by name, and the functions that run one of them."""
 
 from __future__ import annotations
 

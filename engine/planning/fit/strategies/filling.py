@@ -48,8 +48,8 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
     """Yield layouts in which devices are filled one after another with whole layers, in several orders of devices.
 
-    They are the measure for strategies: the result of a strategy has at least as many bytes on devices other than the
-    CPU as any of these layouts that fits.
+    No strategy returns a worse layout: its result has at least as many bytes on devices other than the CPU as any of
+    these layouts that fits.
     """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
@@ -88,12 +88,12 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a layout that has no CPU layers, but room for the buffers of pipeline parallelism; None if none fits.
+    """Return a layout without layers on the CPU; None if no such layout fits.
 
-    llama.cpp enables pipeline parallelism if no layer is on the CPU, and then allocates larger buffers. So some layers
-    of `layout` are also moved between devices.
+    Without layers on the CPU, llama.cpp enables pipeline parallelism and allocates larger buffers. So the devices are
+    filled again, with some memory kept free for these buffers.
 
-    `passes`: limits with which the devices of `layout` were filled. `ids`: devices in the order of their layers.
+    `passes`: the pass that filled `layout`. `ids`: devices in the order of their layers.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -188,10 +188,10 @@ class _Pass(Struct, frozen=True):
         return count
 
     def _layers_fit(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether these layers fit: no device exceeds its memory.
+        """Return whether the devices have enough memory for their layers.
 
-        Two kinds of devices are skipped unless they are `filled`: the device `front` of the class, and devices that are
-        too small for the layers that the user pinned to them.
+        The device `filled` is always checked. Of the others, two kinds are not: `front`, which the caller checks at the
+        end, and devices that are too small for the layers that the user pinned to them.
 
         `places`: device id of each layer.
         `output`: device id of the output layer; None for the device of the last layer.

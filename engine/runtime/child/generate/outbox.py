@@ -62,7 +62,7 @@ class Outbox:
     def send_reading(self, readings: Callable[[], Iterable[Reading | Saving]]) -> None:
         """Send the progress messages that `readings` returns. May be called in any thread.
 
-        No other message is sent between the call of `readings` and the end of sending.
+        `readings` is called while other threads cannot send, so its progress is up to date when it is sent.
         """
         with self._lock:
             self._send(readings())

@@ -37,9 +37,10 @@ def check_heads(engine: Bindings, model: int, name: str) -> None:
 
 
 def keep_hidden(loaded: LoadedContext) -> None:
-    """Make a context return hidden states for MTP heads.
+    """Make a context return hidden states, which MTP heads read.
 
-    The model's context returns the states of all tokens, the heads' context only those of output rows.
+    The model's main context returns the hidden states of all tokens. The context of the MTP heads returns only those of
+    output rows (tokens for which logits were requested).
     """
     loaded.engine.set_nextn(loaded.context, True, loaded.is_mtp)
     loaded.hidden_rows = loaded.n_sequences if loaded.is_mtp else loaded.batch_tokens

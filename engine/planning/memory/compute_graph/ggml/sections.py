@@ -73,10 +73,10 @@ def pin_at(place: int) -> int:
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name that the next section uses for the tensor that this section calls `key`.
+    """Translate `key`, the name of a tensor in one section (the nodes of one layer), to its name in the next section.
 
-    None if the next section has no name for the tensor. A section has names only for its own tensors, those of the
-    section before it, and the output of the section before that.
+    None if the next section has no name for the tensor. A section can name its own tensors, those of the section before
+    it, and the output of the section two before it.
     """
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
@@ -96,14 +96,14 @@ def is_shared(key: Key) -> bool:
 
 
 def is_early(key: Key) -> bool:
-    """Return whether `key` names a tensor of a later section that Vulkan computes before that section."""
+    """Return whether `key` names a tensor that Vulkan computes early: before the section (layer) that it belongs to."""
     return key[1] == EARLY
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name that the previous section uses for the tensor that this section calls `key`.
+    """Translate `key`, the name of a tensor in one section (the nodes of one layer), to its name in the section before.
 
-    None if this section makes the tensor.
+    None if the section itself makes the tensor, so that the section before has no name for it.
     """
     if key[0] == "copy":
         original = _name_before(key[1])  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def _is_weight(key: object) -> bool:
 
 
 class DistantReadError(Exception):
-    """A layer reads a tensor of a layer that is not its neighbour, so the graph cannot be built section by section."""
+    """A layer reads a tensor of a layer that is not its neighbour, so the graph cannot be built layer by layer."""
 
 
 class Node(NamedTuple):
@@ -160,7 +160,7 @@ class Section(Struct, frozen=True, eq=False):
     `read_counts`: number of times that nodes have each tensor as a source.
     `ops`: operation of each node.
     `fused`: (tensor, buffer type of its layer's device) of fused operations (`Graph.fused`).
-    `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
+    `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
     `shape`, `shape_before`: operation, type and shape of the tensors that this layer makes, and that the layer before
     makes. A section's `shape_before` must be the `shape` of the section before it.
     `earlier`, `later`: names of tensors that earlier and later sections also use; None if the graph was built section
@@ -190,10 +190,10 @@ class Section(Struct, frozen=True, eq=False):
 
     @property
     def form(self) -> Section:
-        """This section without the effect of overrides, which move weights to other buffer types.
+        """The section as it is without overrides, which move weights to other buffer types.
 
-        It is `plain`, or the section itself if overrides move none of its weights. It is the cache key
-        of results that do not depend on the buffer types of weights.
+        If overrides move none of its weights, this is the section itself. It is the cache key of results that do not
+        depend on the buffer types of weights.
         """
         return self.plain or self
 
@@ -206,25 +206,25 @@ class Section(Struct, frozen=True, eq=False):
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name that the next section of the graph uses for the tensor that this section calls `key`.
+        """Translate `key`, the name of a tensor in this section, to the tensor's name in the next section of the graph.
 
         None if the next section has no name for the tensor.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name that the previous section of the graph uses for the tensor that this section calls `key`.
+        """Translate `key`, the name of a tensor in this section, to the tensor's name in the section before.
 
-        None if the previous section has no name for the tensor.
+        None if the section before has no name for the tensor.
         """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
     def is_known_after(self, key: Key) -> bool:
-        """Return whether later sections of the graph may read the tensor that this section calls `key`."""
+        """Return whether nodes of later layers may read the tensor that this section names `key`."""
         return self.later is None or (original := _original(key)) in self.later or _is_weight(original)
 
     def is_known_before(self, key: Key) -> bool:
-        """Return whether earlier sections of the graph may make or read the tensor that this section calls `key`."""
+        """Return whether nodes of earlier layers may make or read the tensor that this section names `key`."""
         if self.earlier is None or is_early(key):
             return True
         return (original := _original(key)) in self.earlier or _is_weight(original)
@@ -248,7 +248,7 @@ class LayerStart(Struct, frozen=True):
     def handed(self) -> frozenset[Tensor]:
         """Tensors that the nodes in `waiting` read, and the `view_src` of each that is a view.
 
-        Those of them that the previous layer made are passed on to this layer, in addition to that layer's output.
+        The previous layer made some of these tensors. This layer reads them in addition to the previous layer's output.
         """
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
@@ -280,19 +280,19 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the section with the embeddings and the first layer: all nodes before the second recorded layer.
+        """Return the first section of the graph: all nodes from the embeddings to the start of the second section.
 
         `shared`: name of each tensor that has the same name in all sections, such as an input.
-        `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
+        `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
         """
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
-        """Return the section of the last layer.
+        """Return the section with the nodes of the last layer.
 
         `shared`: name of each tensor that has the same name in all sections, such as an input.
-        `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
-        `open_end`: whether nodes after the layer, such as the output matrix, are left out.
+        `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
+        `open_end`: whether to leave out the nodes after the layer, such as the output matrix.
         """
         place = len(self.found) - 2 if open_end else len(self.found) - 1
         end = self.found[-1].n_nodes if open_end else len(self.graph.nodes)
@@ -301,9 +301,9 @@ class LayerRecorder:
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return the nodes `start` to `end` - 1 of the graph as a section.
 
-        `place`: index of the section's first layer in `found`, the list of the recorded layers.
+        `place`: index of the section in `found`, the list of the places where sections begin.
         `shared`: name of each tensor that has the same name in all sections, such as an input.
-        `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
+        `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
         """
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
@@ -345,12 +345,13 @@ def number_tensors(
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
-    """Return a section of these nodes and leaf tensors, with the tensors replaced by indices.
+    """Return the section that consists of `nodes` and `leafs`, with the tensors replaced by indices.
 
+    A section is consecutive nodes of the graph, mostly those of one layer.
     `keys`: name of each tensor that other sections use.
     `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
     `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
-    `layers`: numbers of the layers for whose devices the section has placeholders (`buft_at`).
+    `layers`: numbers of the layers whose devices have placeholders in the section (`buft_at`).
     `others`: further fields of the `Section`, by name.
     """
     known_before, known_after = tuple(known_before), tuple(known_after)
@@ -461,12 +462,12 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer makes, in the order of the graph.
+    """Return the nodes that the builder creates for a layer, in the order of the graph.
 
-    Nodes that are not in the graph yet when the next layer starts (`LayerStart.waiting`) are the last ones.
+    Nodes that are added to the graph only with the next layer (`LayerStart.waiting`) come last.
 
-    `before`: start of the layer; None for the first one.
-    `mark`: start of the next layer.
+    `before`: the graph at the start of the layer; None for the nodes before the first layer.
+    `mark`: the graph at the start of the next layer.
     """
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
@@ -569,9 +570,10 @@ def partition_graph(
 
 
 def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (number of nodes, number of leaf tensors) at the start of each section, and at the end of the graph.
+    """Return (number of nodes, number of leaf tensors) in the graph before each section, and in the whole graph.
 
-    A section that reads no weights is joined with a neighbour, because its backend would depend on the neighbours.
+    A section is mostly the nodes of one layer. Nodes that read no weights are joined with a neighbouring section,
+    because the scheduler chooses their backend by their neighbours.
     """
     found = [(0, 0)]
     end = (len(graph.nodes), len(graph.leafs))
@@ -582,9 +584,9 @@ def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> dict[Tensor, Key]:
-    """Return the names by which the sections of a whole graph refer to tensors.
+    """Return a name (`Key`) for each tensor that several sections (the nodes of one layer each) use.
 
-    All leaf tensors, the tensors that several sections use, and the views of both have names.
+    Leaf tensors, and views of all these tensors, also get names.
 
     `first`, `last`: numbers of the first and last section that use a tensor.
     """
@@ -597,7 +599,7 @@ def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> di
 
 
 def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -> tuple[int, ...]:
-    """Return the numbers of the layers for whose devices a section has placeholders (`buft_at`, `pin_at`)."""
+    """Return the numbers of the layers whose devices have placeholders in `nodes` and `leafs` (`buft_at`, `pin_at`)."""
     here = set(nodes)
     bufts = {leaf.buft for leaf in leafs} | {buft for node, buft in graph.fused if node in here}
     places = {place_of(buft) for buft in bufts if buft is not None and stands_for_place(buft)}

@@ -90,7 +90,8 @@ class Order(Struct, frozen=True):
     """The order in which a backend computes the nodes of a split.
 
     `places`: former indices of the nodes, in the new order.
-    `kept`: (former index of a node, sources that stay allocated until it is computed) (`add_alloc_dep`).
+    `kept`: pairs of a node's former index and the sources that stay allocated until the node is computed
+    (`add_alloc_dep`).
     """
 
     places: tuple[int, ...]
@@ -205,7 +206,10 @@ class _Reordering:
     # ------------------------------------------------------------------ what is taken along
 
     def _current_set(self) -> list[int]:
-        """Return the indices of the first unscheduled node, of nodes to run with it, and of views (`current_set`)."""
+        """Return the indices of the nodes to compute next (`current_set`).
+
+        These are the first unscheduled node, nodes that can run at the same time, nodes fused with these, and views.
+        """
         first, end = self._first_unused, min(self._first_unused + _NUM_TO_CHECK, len(self._nodes))
         taken = [first]
         for place in range(first + 1, end):
@@ -341,7 +345,7 @@ def _has_src0(node: SeenNode, source: SeenNode) -> bool:
 def _is_src_of(node: SeenNode, before: SeenNode) -> bool:
     """Return whether `node` must be computed after `before` (`is_src_of`).
 
-    It must if it reads `before` or a view of it, or writes to memory that `before` reads.
+    That is so if `node` reads the result of `before` or a view of it, or writes to memory that `before` reads.
     """
     if before.number in node.sources or node.base == before.base:
         return True

@@ -44,9 +44,10 @@ The translation is None if both have the same backends.
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the sections at the start of `following` from which Vulkan may move nodes to before them.
+    """Return the sections (the nodes of one layer each) from which Vulkan may move nodes to an earlier section.
 
-    These are the sections that continue the current split, but no more than are needed for `_REACH` nodes.
+    These are the first ones in `following`: those that continue the current split of the scheduler, until they have
+    `_REACH` nodes together.
     """
     found: list[FollowingSection] = []
     n_nodes = 0
@@ -64,13 +65,13 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return the section with its nodes in Vulkan's order, and the places of later nodes that were moved forward.
+    """Return the section with its nodes in Vulkan's order, and the nodes that were moved out of later sections.
 
-    A section is consecutive nodes, mostly one layer's. The places (`NodePlace`) are those of nodes of later sections
-    that Vulkan moved into this section or an earlier one. They are counted from the next section, whose number is 0.
+    A section is consecutive nodes, mostly one layer's. Vulkan moves nodes of later sections into this one or into
+    earlier ones. The result names these nodes by `NodePlace`, in which the next section has the number 0.
 
     `ahead`: the later sections that continue the last split of this section (`following_sections`).
-    `used`: places of the nodes that were moved from this and later sections into earlier ones.
+    `used`: nodes that were already moved out of this and later sections; here this section has the number 0.
     """
     return _Ordering(((split_section, None), *ahead), used).run(backends)
 
@@ -115,9 +116,9 @@ class _Ordering:
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
-        """Subtract from the use counts what nodes read that were moved from this section to an earlier one.
+        """Remove from the use counts the reads of the nodes that Vulkan moved from this section to an earlier one.
 
-        Return the tensor indices of these nodes' results.
+        Return the tensor indices of the results of these nodes.
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
@@ -132,8 +133,9 @@ class _Ordering:
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield the place (section, index) of each node of a split, in this section and then in the following ones.
+        """Yield (section number, node index) for each node of a scheduler split; this section has the number 0.
 
+        The last split of the section continues in the following sections.
         `part`: the nodes of the split in this section. `start`: index of the first of these nodes in this section.
         """
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
@@ -165,10 +167,10 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number for a tensor that is the same, whichever section of a split refers to the tensor.
+        """Return a number that identifies a tensor in all sections (the nodes of one layer each) of a split.
 
-        It is made of the first section that refers to the tensor, and the tensor's index there. The low `_BITS` bits
-        are the index. The higher bits are the number of sections from this one to that section.
+        The low `_BITS` bits are the tensor's index in the first section that refers to it. The higher bits are the
+        number of sections from this one to that section.
 
         `number`: index of the tensor in a later section.
         `distance`: number of sections from this one to the later one.
@@ -209,12 +211,12 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return the `NodeAlloc` of a node of a later section, with the tensor indices of this section.
+        """Return the `NodeAlloc` of a node that Vulkan moves from a later section (layer) into this one.
 
-        The tensors that the node reads get a higher use count in this section.
+        It has the tensor indices of this section. The use counts of the tensors that it reads are raised.
 
-        `distance`: number of sections from this one to the later one; 0: the node is in this section and not changed.
-        `place`: index of the node in the later section.
+        `distance`: number of sections from this one to the node's section. If it is 0, nothing is changed.
+        `place`: index of the node in its section.
         """
         index, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
         if not distance:
@@ -228,10 +230,10 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _index(self, distance: int, index: int) -> int | None:
-        """Return the index in this section of a tensor that has the index `index` in a later section.
+        """Translate `index`, a tensor's index in a later section (the nodes of one layer), to one in this section.
 
-        None for weights and caches, which the allocator does not place. Also None for tensors to which this section
-        cannot refer (`Key`).
+        None for weights and caches, which the allocator does not place. Also None for tensors that have no name (`Key`)
+        in this section.
 
         `distance`: number of sections from this one to the later one.
         `index`: index of the tensor in the later section.
@@ -249,9 +251,9 @@ class _Ordering:
         return self._named(distance, key)
 
     def _named(self, distance: int, key: Key) -> int | None:
-        """Return the index in this section of the tensor to which a later section refers by the name `key`.
+        """Return the index in this section of the tensor that a later section (layer) calls `key`.
 
-        If the tensor has no index here yet, it gets the next free one. None if this section cannot refer to it (`Key`).
+        If the tensor has no index here yet, it gets the next free one. None if it has no name in this section (`Key`).
 
         `distance`: number of sections from this one to the later one.
         """
@@ -271,10 +273,10 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name for a tensor in the section before a later section; None if that section has no name for it.
+        """Translate `key`, a tensor's name in a later section (the nodes of one layer), to one in the section before.
 
+        None if the section before has no name for the tensor.
         `distance`: number of sections from this one to the later one.
-        `key`: name by which the later section refers to the tensor.
         """
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
@@ -283,7 +285,7 @@ class _Ordering:
 
 
 def _names(split_section: SplitSection) -> dict[int, list[Key]]:
-    """Return for each tensor index of a section the names (`Key`) by which other sections refer to the tensor."""
+    """Return the names (`Key`) of a section's tensors in other sections (layers), by the index of the tensor."""
     found: dict[int, list[Key]] = {}
     for name, index in split_section.indices.items():
         found.setdefault(index, []).append(name)

@@ -163,7 +163,10 @@ def _single_tokens(
 
 
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the output of attention for all groups of heads in one node; groups and sequences are one dimension."""
+    """Return the output of attention, computed in one graph node for all groups of heads of all sequences.
+
+    Groups and sequences share one dimension of the tensors.
+    """
     graph, (head, heads, n_tokens, _), channels = ctx.graph, q.ne, k.ne[3]
     each = heads // ctx.layer.hparams.n_head_kv
     q = graph.reshape(q, head, each, channels, heads * n_tokens // (each * channels))

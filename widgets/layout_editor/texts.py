@@ -1,4 +1,4 @@
-"""Texts of the editor: lane labels, state, tooltips, and the summary for screen readers."""
+"""Texts of the layout editor: lane labels, whether the layout is loaded, tooltips, summary for screen readers."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def summary_text(preview: Preview, selection: Selection) -> str:
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
-        return tr("{layers} with KV cache: {size}", layers=layers_text(first, last), size=format_bytes(size))
+        return tr("{layers}: {size} including KV cache", layers=layers_text(first, last), size=format_bytes(size))
     weights = sum(layer.weights_bytes for layer in preview.layers)
     weights += preview.token_embedding_bytes + preview.output_weights_bytes
     return tr("{count} layers · {weights}", count=len(preview.layers), weights=format_bytes(weights))

@@ -102,7 +102,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers for whose connections the system counts bytes."""
+        """The workers with a connection whose bytes the operating system counts."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:

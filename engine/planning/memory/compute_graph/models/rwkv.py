@@ -89,7 +89,7 @@ def _build_token_shift_store(states: RecurrentStates, ctx: GraphContext, kept: T
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens of all sequences in one dimension; in the last layer only those whose logits are needed."""
+    """Return `source` with shape (width, tokens of all sequences); in the last layer only tokens with logits."""
     found = ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
     return ctx.graph.get_rows(found, ctx.inputs.inp_out_ids) if ctx.layer.is_last else found
 

@@ -398,8 +398,7 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
     """Return whether the layout needs more memory on a device than is available; False if it needs none there.
 
     `row`: memory that the layout needs on the device.
-    `room`: the same with the latest reading of the device, from which free memory and cap are taken; if None, they are
-    taken from `row`.
+    `room`: a newer row of the same device, whose free memory and cap apply; None: those of `row` apply.
     """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 

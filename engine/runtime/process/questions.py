@@ -416,7 +416,7 @@ def error_with_endpoints(
     All endpoints answered a check before the request. If the child crashes or stalls after that, one of them has
     probably given llama.cpp a wrong answer or none.
 
-    `routes`: local address of the tunnel for each endpoint that is reached through one.
+    `routes`: tunnels to paired machines: the local address of each tunnel, by the endpoint that it leads to.
     """
     asked = tuple(endpoints)
     if isinstance(error, UnreachableError):

@@ -103,7 +103,7 @@ class Choose(Struct, frozen=True):
 class Greet(Struct, frozen=True):
     """Effect: check whether RPC workers answer (greet them); the result is `Greeted`.
 
-    `routes`: local address of the tunnel for each endpoint that is reached through one.
+    `routes`: tunnels to paired machines: the local address of each tunnel, by the endpoint that it leads to.
     """
 
     ticket: int

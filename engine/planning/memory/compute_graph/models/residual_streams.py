@@ -136,7 +136,7 @@ def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
     """Add `current`, the output of attention or feed-forward, to the residual streams, and return the streams
     (`build_hc_post`).
 
-    `read`: the input of attention or feed-forward, with the streams and the factors for `current`.
+    `read`: result of `_build_hc_pre`: the streams, the factors for `current`, and the matrix that mixes the streams.
     """
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)

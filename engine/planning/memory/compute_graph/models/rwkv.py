@@ -222,7 +222,7 @@ def _low_rank(ctx: GraphContext, name: str, source: Tensor, *, squashed: bool = 
 def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Tensor:
     """Return the layer's values mixed with those of the first layer.
 
-    `source`: input from which the shares of the mixture are computed.
+    `source`: input from which the weights of this mixture are computed.
     """
     graph = ctx.graph
     first = ctx.shared.once(_FirstValues, lambda: _FirstValues(values)).values
